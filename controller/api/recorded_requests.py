@@ -186,8 +186,10 @@ def _as_events_say(
     for event in events:
         if event.kind in _STATES:
             found["state"] = _STATES[event.kind]
-        if event.kind in ("dispatched", "admitted", "migrated", "replayed"):
+        if event.kind in ("dispatched", "admitted", "migrated", "replayed", "request_found"):
             found["instance_id"], found["held"] = event.instance_id, None
+        if event.kind == "request_lost":
+            found["instance_id"] = None
         if event.kind in _ENDS:
             found["held"] = None
             figures = ("num_prompt_tokens", "num_output_tokens", "ttft_s", "num_evictions")
@@ -203,6 +205,8 @@ _STATES = {
     "dispatched": RequestState.WAITING,
     "admitted": RequestState.RUNNING,
     "evicted": RequestState.EVICTED,
+    "request_lost": RequestState.DISPATCHING,
+    "request_found": RequestState.RUNNING,
     **{kind: RequestState(kind) for kind in _ENDS},
 }
 

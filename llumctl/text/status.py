@@ -5,6 +5,7 @@ from collections.abc import Callable
 from controller.api.settings.console import ConsoleTable
 from controller.api.text import autoscale as autoscale_words
 from controller.api.text import held as words
+from controller.api.text import replays as replay_words
 from controller.api.text import rolling as rolling_words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.levels import ranked
@@ -23,9 +24,10 @@ def render(
     status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
 ) -> str:
     """A line about the cluster, one about its levels, one about what the controller holds, one
-    about auto-scaling, one about what it refused lately, one for each alarm, and its instances. How
+    about auto-scaling, one about what it refused lately, one about requests that were lost with an
+    instance lately, one about how requests were saved, one for each alarm, and its instances. How
     far drains are, and for whom instances are kept, is shown while there are any. If wide:
-    frontends, levels, drains, queue heads and moves too."""
+    frontends, levels, drains, queue heads, moves and replays too."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
         columns = (*columns[:2], ("KEPT-FOR", _kept_for), *columns[2:])
@@ -40,6 +42,7 @@ def render(
                 *_autoscale(status),
                 *_refused(status),
                 *_rolling(status),
+                *_replays(status),
                 *_alarms(alarms(status, limits), colours=colours),
             ]
         ),
@@ -76,6 +79,7 @@ def _summary(status: ClusterStatus) -> str:
         f"held {status.num_held_reqs}",
         f"moving {len(status.moves)}",
         *([f"queued {len(status.queued_moves)}"] if status.queued_moves else []),
+        *([f"replaying {status.replays.num_replaying}"] if status.replays.num_replaying else []),
         f"revision {status.revision}",
         f"up {duration(status.cluster_uptime_s)}",
         f"controller up {duration(status.uptime_s)}",
@@ -141,6 +145,14 @@ def _rolling(status: ClusterStatus) -> list[str]:
     if found is None or found.state not in ("going", "failed"):
         return []
     return [rolling_words.progress(found)]
+
+
+def _replays(status: ClusterStatus) -> list[str]:
+    """Those of the last minute, and how requests were saved since the controller started."""
+    replays = status.replays
+    lately = [f"replays: {replay_words.lately(replays)}"] if replays.lately else []
+    saved = replay_words.saved(replays)
+    return [*lately, *([f"saved since the controller started: {saved}"] if saved else [])]
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:

@@ -1,12 +1,14 @@
 """What `llumctl status -o wide` shows below its instances: levels, drains, what the controller
-holds, queue heads, moves."""
+holds, queue heads, moves, replays."""
 
 from collections.abc import Iterator, Sequence
 
+from controller.api.text import replays as words
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency
 from controller.api.text.queue_heads import free_blocks, head_wait_s
-from controller.api.wire.models import ClusterStatus, MoveStatus
+from controller.api.wire.models import ClusterStatus, DrainStatus, MoveStatus
+from controller.api.wire.replays import EndedReplayStatus, ReplayStatus
 from llumctl.text import output
 
 MAX_ROWS = 10
@@ -25,6 +27,7 @@ def tables(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
         (("KEPT-FOR", "INSTANCE", "LEVEL", "WAITED", "NEEDS", "LACKS"), _kept(status)),
         (("QUEUE-HEAD", "INSTANCE", "LEVEL", "WAITED", "NEEDS", "FREE", "WHY"), _heads(status)),
         (("MOVE", "FROM>TO", "STAGE", "BLOCKS", "AGE", "REASON"), _moves(status)),
+        (("REPLAY", "FROM>TO", "STAGE", "TOKENS", "PAUSE", "AGE", "REASON"), _replays(status)),
     ):
         if rows:
             text = output.table(header, rows[:MAX_ROWS], colours=colours, ids=header[:1])
@@ -56,11 +59,17 @@ def _drains(status: ClusterStatus) -> Rows:
             "nothing" if drain.safe_to_delete else str(drain.num_requests_left),
             str(drain.num_moved),
             "-" if drain.deadline_s is None else _deadline(drain.deadline_s - status.time_s),
-            "removed" if drain.removes else "restarted" if drain.restarts else "-",
+            _then(drain),
         )
         for item in status.instances
         if (drain := item.drain) is not None
     ]
+
+
+def _then(drain: DrainStatus) -> str:
+    if drain.evacuates:
+        return "gone"
+    return "removed" if drain.removes else "restarted" if drain.restarts else "-"
 
 
 def _deadline(left_s: float) -> str:
@@ -137,6 +146,31 @@ def _move(move: MoveStatus, stage: str) -> tuple[str, ...]:
         f"{move.num_blocks_copied}/{move.num_blocks}",
         duration(move.age_s),
         move.reason,
+    )
+
+
+def _replays(status: ClusterStatus) -> Rows:
+    """Those under way, the longest pause first, then the last that ended."""
+    return [
+        *(_replay(each, each.pause_s, "-") for each in status.replays.under_way),
+        *(
+            _replay(each, each.pause_s, duration(max(0.0, status.time_s - each.ended_s)))
+            for each in status.replays.ended
+        ),
+    ]
+
+
+def _replay(
+    replay: ReplayStatus | EndedReplayStatus, pause_s: float | None, age: str
+) -> tuple[str, ...]:
+    return (
+        replay.request_id,
+        words.way(replay),
+        words.stage(replay),
+        str(replay.num_tokens),
+        latency(pause_s),
+        age,
+        words.why(replay),
     )
 
 

@@ -18,6 +18,12 @@ from controller.api.wire.models import (
     QueueHeadStatus,
 )
 from controller.api.wire.overload import RefusedStatus
+from controller.api.wire.replays import (
+    EndedReplayStatus,
+    ReplaysStatus,
+    ReplayStatus,
+    SavedStatus,
+)
 from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, instance, remember
 
@@ -168,6 +174,74 @@ def test_json_has_the_held_head(capsys: Captured) -> None:
         None,
         "cmpl-r1",
     ]
+
+
+def saved_status() -> ClusterStatus:
+    replays = ReplaysStatus(
+        under_way=(
+            ReplayStatus(
+                request_id="r-7",
+                from_instance_id="i-3",
+                state="placing",
+                reason="fenced",
+                num_tokens=140,
+                pause_s=0.75,
+            ),
+        ),
+        ended=(
+            EndedReplayStatus(
+                request_id="r-6",
+                from_instance_id="i-3",
+                outcome="failed",
+                code="too_often",
+                reason="death",
+                num_tokens=90,
+                ended_s=1_700_000_000.0,
+            ),
+        ),
+        num_replaying=1,
+        num_replayed_last_minute=12,
+        num_not_replayed_last_minute=1,
+        saved=(
+            SavedStatus(way="replayed", reason="death", num_saved=12),
+            SavedStatus(way="moved", reason="scale_in", num_saved=4),
+            SavedStatus(way="moved", reason="drain", num_saved=3),
+            SavedStatus(way="failed", reason="death", num_saved=1),
+        ),
+    )
+    status = cluster(instance())
+    return status.model_copy(update={"replays": replays, "time_s": 1_700_000_009.0})
+
+
+def test_replays_stand_beside_moves(capsys: Captured) -> None:
+    _, out, _ = shown(cluster(instance()), capsys)
+    assert "repla" not in out
+    assert "saved" not in out
+    _, out, _ = shown(saved_status(), capsys)
+    first, *lines = out.split("\n\n")[0].splitlines()
+    assert "  replaying 1  " in first
+    assert lines[:2] == [
+        "replays: 1 under way, 12 went on and 1 failed in the last minute",
+        "saved since the controller started: moved 7 (scale in 4, drain 3), replayed 12 (death 12),"
+        " failed 1 (death 1)",
+    ]
+
+
+def test_wide_lists_replays(capsys: Captured) -> None:
+    _, out, _ = shown(saved_status(), capsys, "-o", "wide")
+    table = next(part for part in out.split("\n\n") if part.startswith("REPLAY"))
+    assert [line.split() for line in table.splitlines()] == [
+        ["REPLAY", "FROM>TO", "STAGE", "TOKENS", "PAUSE", "AGE", "REASON"],
+        ["r-7", "i-3>?", "placing", "140", "750ms", "-", "fenced"],
+        ["r-6", "i-3", "failed", "90", "-", "9.0s", "death:", "too", "often"],
+    ]
+
+
+def test_json_has_what_was_saved(capsys: Captured) -> None:
+    _, out, _ = shown(saved_status(), capsys, "-o", "json")
+    found = json.loads(out)["replays"]
+    assert (found["num_replaying"], found["num_replayed_last_minute"]) == (1, 12)
+    assert {(each["way"], each["num_saved"]) for each in found["saved"]} >= {("moved", 4)}
 
 
 def test_alarms_stand_below_the_cluster(capsys: Captured) -> None:

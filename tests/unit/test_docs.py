@@ -23,6 +23,12 @@ from controller.api.wire.models import (
     QueueHeadStatus,
 )
 from controller.api.wire.overload import KeyStatus, RefusedStatus
+from controller.api.wire.replays import (
+    EndedReplayStatus,
+    ReplaysStatus,
+    ReplayStatus,
+    SavedStatus,
+)
 from llumctl.app import app
 from tui.actions.key_names import shown
 from tui.actions.registry import ACTIONS
@@ -144,6 +150,10 @@ def test_metrics_name_each_field_once() -> None:
         KeptForStatus,
         RefusedStatus,
         KeyStatus,
+        ReplaysStatus,
+        ReplayStatus,
+        EndedReplayStatus,
+        SavedStatus,
     )
     fields = {field for model in models for field in model.model_fields}
     assert counts == dict.fromkeys(fields, 1)

@@ -35,7 +35,7 @@ _ENDS = frozenset(str(state) for state in ENDED_STATES)
 
 
 class Phase(StrEnum):
-    """`held`: no instance has the request yet. `moving`: the pause of a move."""
+    """`held`: no instance has the request yet, or any more. `moving`: the pause of a move."""
 
     HELD = "held"
     QUEUED = "queued"
@@ -52,6 +52,19 @@ _TONES: Mapping[Phase, Tone] = {
     Phase.DECODE: Tone.GOOD,
     Phase.MOVING: Tone.PLAIN,
     Phase.EVICTED: Tone.BAD,
+}
+_PHASES: Mapping[str, Phase] = {
+    "evicted": Phase.EVICTED,
+    "request_lost": Phase.HELD,
+    "request_found": Phase.DECODE,
+}
+"""What other events begin."""
+_EVENT_TONES: Mapping[str, Tone] = {
+    "evicted": Tone.WARN,
+    "request_lost": Tone.BAD,
+    "replayed": Tone.STRONG,
+    "aborted": Tone.WARN,
+    "failed": Tone.BAD,
 }
 _LETTERS: Mapping[Phase, str] = {phase: phase[0].upper() for phase in Phase}
 
@@ -136,7 +149,7 @@ def _phase(step: Step, *, had_token: bool) -> Phase | None:
         return None
     if step.what == "admitted":
         return Phase.DECODE if had_token else Phase.PREFILL
-    return Phase.EVICTED if step.what == "evicted" else None
+    return _PHASES.get(step.what)
 
 
 def _where(step: Step) -> str:
@@ -153,9 +166,7 @@ def _tone(step: Step) -> Tone:
     if isinstance(step, MoveStep):
         return Tone.STRONG if step.kind == "migrated" else Tone.WARN
     if isinstance(step, OtherStep):
-        return {"evicted": Tone.WARN, "aborted": Tone.WARN, "failed": Tone.BAD}.get(
-            step.what, Tone.PLAIN
-        )
+        return _EVENT_TONES.get(step.what, Tone.PLAIN)
     return Tone.DIM if isinstance(step, NotMovedStep) else Tone.PLAIN
 
 

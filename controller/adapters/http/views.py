@@ -10,6 +10,7 @@ from controller.adapters.http import overload_views
 from controller.adapters.http.autoscale_view import autoscale_status
 from controller.adapters.http.held_views import held_now
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
+from controller.adapters.http.replay_views import replays_now, with_replays
 from controller.adapters.http.rolling_view import rolling_report
 from controller.api.wire.holding import HeldPlaceStatus, KeptForStatus
 from controller.api.wire.models import (
@@ -96,10 +97,11 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         moves=moves_under_way(controller),
         queued_moves=queued_moves(controller),
         ended_moves=ended_moves(controller),
+        replays=replays_now(controller),
         rolling=None if controller.rolling.order is None else rolling_report(controller),
         num_migrated_last_minute=num_migrated,
         num_failed_moves_last_minute=num_failed,
-        instances=instances,
+        instances=with_replays(controller, instances),
         frontends=frontends,
     )
 
@@ -263,6 +265,7 @@ def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
         safe_to_delete=progress.safe_to_delete,
         removes=order.removes,
         restarts=bool(order.restarts),
+        evacuates=order.evacuates,
     )
 
 

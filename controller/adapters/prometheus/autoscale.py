@@ -1,5 +1,6 @@
 """Metrics of auto-scaling: how many instances are wanted, and what was decided."""
 
+import math
 from collections.abc import Iterator
 from typing import get_args
 
@@ -14,7 +15,7 @@ HELD = "held"
 
 
 def autoscale_metrics(status: ClusterStatus) -> Iterator[Metric]:
-    """Before the first look as many are wanted as there are."""
+    """Before the first look as many are wanted as there are, and F_scale has no sample."""
     found = status.autoscale
     state = GaugeMetricFamily(
         "llumctl_autoscale_state", "1 for the state that it is in, 0 for others", labels=["state"]
@@ -22,7 +23,12 @@ def autoscale_metrics(status: ClusterStatus) -> Iterator[Metric]:
     checks = CounterMetricFamily(
         "llumctl_autoscale_checks", "Looks at the load, by what came of them", labels=["reason"]
     )
+    steps = GaugeMetricFamily(
+        "llumctl_autoscale_freeness_steps", "F_scale of the instances that serve, at the last look"
+    )
     if found is not None:
+        if found.last is not None and math.isfinite(found.last.freeness_steps):
+            steps.add_metric([], found.last.freeness_steps)
         present = found.mode if found.held is None else HELD
         for each in (*get_args(AutoscaleMode), HELD):
             state.add_metric([each], present == each)
@@ -34,5 +40,6 @@ def autoscale_metrics(status: ClusterStatus) -> Iterator[Metric]:
             ("planned_instances", "Instances that are there or start", found.num_instances),
         ):
             yield GaugeMetricFamily(f"llumctl_autoscale_{name}", text, value)
+    yield steps
     yield state
     yield checks

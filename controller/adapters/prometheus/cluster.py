@@ -24,6 +24,7 @@ from controller.adapters.prometheus.member_metrics import (
 )
 from controller.adapters.prometheus.moves import move_metrics
 from controller.adapters.prometheus.overload import overload_metrics
+from controller.adapters.prometheus.replays import replay_metrics
 from controller.api.version import own_version
 from controller.api.wire.models import (
     ClusterState,
@@ -64,6 +65,7 @@ class _Families(Collector):
         yield from overload_metrics(status)
         yield _events(self._event_counts)
         yield from move_metrics(len(status.moves), self._move_log)
+        yield from replay_metrics(status.replays)
         for kind, members, gauges, counters in (
             ("instance", status.instances, INSTANCE_GAUGES, INSTANCE_COUNTERS),
             ("frontend", status.frontends, FRONTEND_GAUGES, FRONTEND_COUNTERS),

@@ -38,6 +38,8 @@ INSTANCE_GAUGES = (
     Figure("unreported_requests", "num_unreported_reqs", "Dispatched, but in no status yet"),
     Figure("migrations_in_requests", "num_moves_in", "Requests that are being moved to it"),
     Figure("migrations_out_requests", "num_moves_out", "Requests that are being moved from it"),
+    Figure("replays_in_requests", "num_replays_in", "Lost with others, and to go on there"),
+    Figure("replays_out_requests", "num_replays_out", "Lost with it, without a token since"),
     Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
     Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
     *_MEMBER_GAUGES,

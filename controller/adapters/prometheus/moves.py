@@ -11,20 +11,23 @@ from prometheus_client.metrics_core import (
 )
 
 from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MoveLog
+from controller.core.operations.leaving import MOVE_REASONS
 
 
 def move_metrics(num_moves: int, log: MoveLog) -> Iterator[Metric]:
-    """Every outcome has a sample from the start on: a rate needs the 0 before the first move."""
+    """Every outcome and every reason has a sample from the start on: a rate needs the 0 before the
+    first move."""
     yield GaugeMetricFamily(
         "llumctl_migrations_in_flight_requests", "Requests that are being moved", num_moves
     )
     ended = CounterMetricFamily(
         "llumctl_migrations_ended",
         "Moves that ended since this controller began",
-        labels=["outcome"],
+        labels=["outcome", "reason"],
     )
-    for outcome, num in log.num_by_outcome.items():
-        ended.add_metric([outcome], num)
+    for outcome in log.num_by_outcome:
+        for reason in MOVE_REASONS:
+            ended.add_metric([outcome, reason], log.num_by_reason[outcome, reason])
     yield ended
     yield CounterMetricFamily(
         "llumctl_migrations_copied_bytes",

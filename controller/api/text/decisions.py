@@ -87,6 +87,13 @@ def _other(step: OtherStep) -> str:
         return f"{step.instance_id} was kept for it: {step.reason}"
     if step.what == "room_not_made":
         return f"no room was made {step.reason}"
+    if step.what == "request_lost":
+        return f"lost with {step.instance_id}: {step.reason}"
+    if step.what == "replayed":
+        saved = "went on, sent again as it had no token yet"
+        if step.figures.get("downtime_s") is not None:
+            saved = "went on as a replay"
+        return f"{saved}, {step.reason}"
     where = f" on {step.instance_id}" if step.instance_id else ""
     return f"{step.what}{where}" + (f": {step.reason}" if step.reason else "")
 

@@ -20,6 +20,8 @@ KINDS = (
     "evicted",
     "migrated",
     "migration_failed",
+    "request_lost",
+    "request_found",
     "replayed",
     "held",
     "held_ended",
@@ -86,6 +88,8 @@ _SEVERITIES: Mapping[str, Severity] = {
     "autoscale_held": Severity.NOTED,
     "autoscale_released": Severity.NOTED,
     "migrated": Severity.NOTED,
+    "request_lost": Severity.WARN,
+    "request_found": Severity.GOOD,
     "replayed": Severity.NOTED,
     "priority_changed": Severity.NOTED,
     "drain_started": Severity.NOTED,
@@ -126,6 +130,8 @@ _ROUTINE = frozenset(
         "migration_failed",
         "not_moved",
         "room_not_made",
+        "request_lost",
+        "request_found",
     }
 )
 

@@ -12,6 +12,7 @@ from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
+from controller.api.wire.replays import ReplaysStatus
 from controller.api.wire.rolling import RollingReport
 
 
@@ -104,6 +105,8 @@ class DrainStatus(WireModel):
     safe_to_delete: bool = False
     removes: bool = False
     restarts: bool = False
+    evacuates: bool = False
+    """The instance is removed at the deadline, whatever is left there."""
 
 
 class InstanceStatus(WireModel):
@@ -137,6 +140,10 @@ class InstanceStatus(WireModel):
     num_evictions: int | None = None
     num_moves_in: int | None = None
     num_moves_out: int | None = None
+    num_replays_in: int = 0
+    """Requests that were lost with other instances, and go on here."""
+    num_replays_out: int = 0
+    """Requests that were lost with this instance, and have no token since."""
     step_time_s: float | None = None
     num_steps: int | None = None
     busy_s: float | None = None
@@ -216,6 +223,9 @@ class ClusterStatus(WireModel):
     """Moves by hand that wait until the source and the destination may begin another."""
     ended_moves: tuple[EndedMoveStatus, ...] = ()
     """The last moves that ended, the newest first."""
+    replays: ReplaysStatus = ReplaysStatus()
+    """Requests that were lost with an instance, and how requests were saved; empty in recordings of
+    older versions."""
     rolling: RollingReport | None = None
     """The last rolling restart, also when it is over; null if there was none."""
     num_migrated_last_minute: int = 0

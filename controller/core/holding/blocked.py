@@ -12,7 +12,6 @@ an admission leaves: what runs goes before what is new.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import StrEnum
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Key
@@ -20,15 +19,6 @@ from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.value import value
-
-
-class HelpReason(StrEnum):
-    """Why requests leave."""
-
-    BLOCKED_HEAD = "blocked head"
-    BEHIND_HEAD = "behind a blocked head"
-    ROOM = "room"
-    BEFORE_EVICTION = "before eviction"
 
 
 @value

@@ -28,6 +28,8 @@ class MoveLog:
         self.recent: deque[EndedMove] = deque(maxlen=MAX_RECENT)
         """The last moves that ended, the newest last."""
         self.num_by_outcome: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.num_by_reason: Counter[tuple[str, str]] = Counter()
+        """By (outcome, reason)."""
         self.num_bytes = 0
         """Bytes copied by all moves, also by those that came to nothing."""
         self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
@@ -39,10 +41,12 @@ class MoveLog:
         self._ends: deque[tuple[float, str]] = deque()
         """(when, outcome) of the last minute."""
 
-    def ended(self, record: MoveRecord, now_s: float) -> None:
+    def ended(self, record: MoveRecord, now_s: float, reason: str) -> None:
+        """`reason`: one of `leaving.MOVE_REASONS`."""
         downtime_s, excess_s = self._timed.pop(record.migration_id, (None, None))
         self.recent.append(EndedMove(record, now_s, downtime_s, excess_s))
         self.num_by_outcome[record.outcome] += 1
+        self.num_by_reason[record.outcome, reason] += 1
         self.num_bytes += record.num_bytes
         self._ends.append((now_s, record.outcome))
         self._forget(now_s)

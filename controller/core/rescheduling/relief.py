@@ -14,7 +14,6 @@ as arrived at the destination, so a source stops by itself as soon as it is none
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from enum import StrEnum
 from functools import cached_property
 
 from controller.core.load.freeness import finite, freeness
@@ -26,6 +25,7 @@ from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.choose_destination import lacks
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.evacuation import Evacuation, evacuation
+from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
@@ -33,14 +33,6 @@ from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait,
 from controller.core.value import value
 
 MINUTE_S = 60.0
-
-
-class MoveReason(StrEnum):
-    DRAIN = "drain"
-    EVACUATE = "evacuate"
-    HEADROOM = "headroom"
-    QUEUE_HEAD = "queue head"
-    BALANCE = "balance"
 
 
 @value

@@ -13,7 +13,10 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from controller.core.operations.leaving import LeaveReason, move_reason, why_emptied
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     Dispatch,
@@ -135,7 +138,8 @@ class Controller:
             config.rescheduling,
             blocked_help,
         )
-        self.journal.on_migrated = self.operator_moves.migrated
+        self.replays = ReplayLog()
+        self.journal.on_event = self._on_event
         self.directories = Directories(
             self.roster, self.scheduler, self._send_to_all, lambda: self.now_s(), epoch
         )
@@ -190,6 +194,8 @@ class Controller:
         member = self.roster.forget(instance_id)
         if member is None:
             return
+        reason = why_emptied(self.keeper.spec, instance_id) or LeaveReason.DEATH
+        self.replays.died(instance_id, member.incarnation, reason)
         self.handle(InstanceRemoved(instance_id))
         self.statuses.pop(instance_id, None)
         self.journal.forget(instance_id)
@@ -305,9 +311,18 @@ class Controller:
         }
 
     def _on_move_answer(self, answer: MoveAnswered) -> None:
-        self.operator_moves.answered(answer)
-        if answer.record is not None:
-            self.drains.move_ended(answer.record)
+        record, reason = answer.record, ""
+        if record is not None:
+            reason = move_reason(self.keeper.spec, record.source_id, record.reason)
+        self.operator_moves.answered(answer, reason)
+        if record is not None:
+            self.drains.move_ended(record)
+
+    def _on_event(self, event: LoggedEvent) -> None:
+        if event.kind is EventKind.MIGRATED:
+            self.operator_moves.migrated(event)
+        elif self.replays.is_about(event.kind):
+            self.replays.noted(event, self.now_s())
 
     def _on_dispatch_asked(self, ask: DispatchAsked) -> None:
         if ask.asked.frontend_id not in self.roster.members:
@@ -375,6 +390,7 @@ class Controller:
         incarnation = member.incarnation
         log.warning("%s (incarnation %d) is %s", member.member_id, incarnation, why)
         self.roster.fence(member.member_id, why)
+        self.replays.died(member.member_id, incarnation, LeaveReason.FENCED)
         self._announce_death(member, incarnation, why)
 
     def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
@@ -384,6 +400,7 @@ class Controller:
             why = "an operator restarts it"
         self.journal.member(member, incarnation, "died", why)
         if member.kind == "instance":
+            self.replays.died(member.member_id, incarnation, self._why_it_died(member))
             self.handle(InstanceDied(member.member_id, incarnation))
             self._instance_gone(member.member_id, incarnation)
             if (lost := self.roster.lost_with(member)) and not self.stopping:
@@ -392,6 +409,13 @@ class Controller:
             self.handle(FrontendDied(member.member_id))
             self.traffic.frontend_died(member.member_id)
             self.queries.member_died(member.member_id)
+
+    def _why_it_died(self, member: Member) -> LeaveReason:
+        """A process that is told to end for good is an evacuation's, though it ends by itself."""
+        emptied = why_emptied(self.keeper.spec, member.member_id)
+        ordered = self.drains.is_replacing(member.member_id)
+        is_told = emptied is not None and (ordered or emptied is LeaveReason.EVACUATION)
+        return emptied if is_told and emptied is not None else LeaveReason.DEATH
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
         """The instance died, or was removed."""

@@ -40,8 +40,8 @@ class Journal:
         """Events of each kind since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
         """By member: its incarnation, and how many events it has reported so far."""
-        self.on_migrated: Callable[[LoggedEvent], None] = lambda event: None
-        """Called with each MIGRATED event as it is logged."""
+        self.on_event: Callable[[LoggedEvent], None] = lambda event: None
+        """Called with each event as it is logged."""
         self._wall_clock = wall_clock
         self._appended = asyncio.Event()
 
@@ -54,8 +54,7 @@ class Journal:
         if self._store is not None:
             self._store.keep(position, event)
         self.counts[event.kind] += 1
-        if event.kind is EventKind.MIGRATED:
-            self.on_migrated(event)
+        self.on_event(event)
         self._appended.set()
         self._appended = asyncio.Event()
 

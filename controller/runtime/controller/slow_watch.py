@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.leaving import SLOW_DRAIN
 from controller.core.tracking.silence import Key
 from controller.core.tracking.slowness import Slow, Slowness
 from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
@@ -56,7 +57,7 @@ class SlowWatch:
             " the others'"
         )
         order = DrainOrder(
-            f"slow-{secrets.token_hex(4)}",
+            f"{SLOW_DRAIN}{secrets.token_hex(4)}",
             slow.instance_id,
             self._wall_clock(),
             actor=ACTOR,

@@ -18,7 +18,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.replay.config import ReplayConfig
 from controller.core.replay.refusals import ALWAYS, SENTENCES, ReplayRefusal, why_not
-from controller.core.replay.replay import Replay
+from controller.core.replay.replay import Replay, RequestLoss, cause_of
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
@@ -179,7 +179,8 @@ class Replays:
         self._routes.live.pop(request_id, None)
         self._book.not_replayed(request_id, refusal)
         told = f"{what}{why}; send it again"
-        self._book.ended(request_id, RequestState.FAILED, told, cause_of(owner))
+        labels = {"from": owner.instance_id, "code": str(refusal)}
+        self._book.ended(request_id, RequestState.FAILED, told, cause_of(owner), labels=labels)
         self._on_failed(request_id, told)
 
     # -- elsewhere -----------------------------------------------------------------------
@@ -187,8 +188,13 @@ class Replays:
     def _place_again(
         self, request_id: str, kept: _Kept, owner: InstanceRef, what: str, wait_s: float = 0.0
     ) -> None:
-        self._routes.live[request_id].waiting = True
-        self._book.lost(request_id, kept.num_replays)
+        route = self._routes.live[request_id]
+        route.waiting = True
+        now_s = asyncio.get_running_loop().time()
+        silent_s = None if route.token_s is None else now_s - route.token_s
+        num_tokens = kept.request.num_prompt_tokens + route.next_index
+        loss = RequestLoss(owner, what, num_tokens, silent_s, kept.num_replays)
+        self._book.lost(request_id, loss)
         placing = self._place(request_id, kept, owner, what, wait_s)
         kept.placing = asyncio.get_running_loop().create_task(placing)
 
@@ -283,7 +289,3 @@ class Replays:
     def close(self) -> None:
         for request_id, kept in self._kept.items():
             self._call_off(request_id, kept)
-
-
-def cause_of(lost: InstanceRef) -> str:
-    return f"lost-{lost.instance_id}-{lost.incarnation}"

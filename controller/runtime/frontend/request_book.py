@@ -25,7 +25,7 @@ from controller.core.record.request_record import (
     match_names,
 )
 from controller.core.replay.refusals import ReplayRefusal
-from controller.core.replay.replay import Replay
+from controller.core.replay.replay import Replay, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.book_entry import BookEntry
 from controller.runtime.messages.moves import MoveTimed
@@ -206,16 +206,22 @@ class RequestBook:
         if entry := self._live.get(request_id):
             entry.not_replayable = mark
 
-    def lost(self, request_id: str, num_replays: int) -> None:
+    def lost(self, request_id: str, loss: RequestLoss) -> None:
         """No instance has the request any more; it is to go on elsewhere."""
-        if entry := self._live.get(request_id):
-            entry.state, entry.num_replays = RequestState.DISPATCHING, num_replays
-            entry.instance_id = entry.incarnation = None
+        entry = self._live.get(request_id)
+        if entry is None:
+            return
+        entry.instance_id, entry.incarnation = loss.owner.key
+        numbers: dict[str, Number] = {"num_tokens": loss.num_tokens, "silent_s": loss.silent_s}
+        self._tell(entry, EventKind.REQUEST_LOST, loss.what, numbers, loss.cause_id)
+        entry.state, entry.num_replays = RequestState.DISPATCHING, loss.num_replays
+        entry.instance_id = entry.incarnation = None
 
     def found(self, request_id: str, num_replays: int) -> None:
         """The request was not lost; `moved` has told where it is."""
         if entry := self._live.get(request_id):
             entry.state, entry.num_replays = RequestState.RUNNING, num_replays
+            self._tell(entry, EventKind.REQUEST_FOUND, f"{entry.instance_id} has it after all", {})
 
     def replayed(self, request_id: str, replay: Replay, downtime_s: float | None) -> None:
         """The first token since the loss came, `downtime_s` after the token before it; None: there
@@ -277,6 +283,7 @@ class RequestBook:
         cause_id: str | None = None,
         actor: str | None = None,
         *,
+        labels: Mapping[str, str] = NO_LABELS,
         is_news: bool = True,
     ) -> None:
         """Notes a request's outcome; a second outcome is ignored. `is_news`: for the cluster's
@@ -289,7 +296,7 @@ class RequestBook:
         if entry.first_token_time_s is not None and entry.num_output_tokens > 1:
             took_s = entry.end_time_s - entry.first_token_time_s
             self._tpot.add(self._clock(), took_s / (entry.num_output_tokens - 1))
-        event = self._event(entry, _ENDS[state], reason, entry.outcome(), cause_id, actor)
+        event = self._event(entry, _ENDS[state], reason, entry.outcome(), cause_id, actor, labels)
         entry.remember(event)
         self._ended[request_id] = entry
         while len(self._ended) > self._max_ended:
@@ -315,6 +322,19 @@ class RequestBook:
         ]
         found.sort(key=partial(found_order, asked.matching))
         return tuple(found[: asked.max_requests]), len(found)
+
+    def _tell(
+        self,
+        entry: BookEntry,
+        kind: EventKind,
+        reason: str,
+        numbers: Mapping[str, Number],
+        cause_id: str | None = None,
+    ) -> None:
+        """An event for the request's history and for the cluster's log."""
+        event = self._event(entry, kind, reason, numbers, cause_id)
+        entry.remember(event)
+        self._on_event(event)
 
     def _event(
         self,

@@ -17,11 +17,13 @@ def test_the_last_ones_are_kept_and_all_are_counted() -> None:
     log = MoveLog()
     assert dict(log.num_by_outcome) == dict.fromkeys(OUTCOMES, 0)
     for number in range(MAX_RECENT + 3):
-        log.ended(record(number, "kept" if number % 2 else "migrated"), float(number))
+        log.ended(record(number, "kept" if number % 2 else "migrated"), float(number), "by_hand")
     assert [move.record.migration_id for move in log.recent] == [
         f"m-{number}" for number in range(3, MAX_RECENT + 3)
     ]
     assert sum(log.num_by_outcome.values()) == MAX_RECENT + 3
+    assert sum(log.num_by_reason.values()) == MAX_RECENT + 3
+    assert log.num_by_reason["kept", "by_hand"] == log.num_by_outcome["kept"]
     assert log.num_bytes == 2000 * (MAX_RECENT + 3)
 
 
@@ -29,7 +31,7 @@ def test_the_last_minute() -> None:
     log = MoveLog()
     ends = ((0, "migrated"), (1, "kept"), (2, "resumed"), (59, "migrated"), (60.5, "ended"))
     for now_s, outcome in ends:
-        log.ended(record(0, outcome), now_s)
+        log.ended(record(0, outcome), now_s, "drain")
     assert log.last_minute(60.5) == (1, 2)
     assert log.last_minute(61.0) == (1, 1)
     assert log.last_minute(62.0) == (1, 0), "a request that finished is no failure"
@@ -39,10 +41,10 @@ def test_the_last_minute() -> None:
 def test_a_downtime_may_come_before_or_after_the_end() -> None:
     log = MoveLog()
     log.timed("m-1", 0.02, 0.004)
-    log.ended(record(1), 5.0)
-    log.ended(record(2), 6.0)
+    log.ended(record(1), 5.0, "drain")
+    log.ended(record(2), 6.0, "drain")
     log.timed("m-2", 0.03, 0.008)
-    log.ended(record(3), 7.0)
+    log.ended(record(3), 7.0, "drain")
     assert [(move.downtime_s, move.excess_s) for move in log.recent] == [
         (0.02, 0.004),
         (0.03, 0.008),

@@ -10,9 +10,11 @@ from controller.adapters.prometheus.member_metrics import (
     INSTANCE_COUNTERS,
     INSTANCE_GAUGES,
 )
+from controller.api.wire.autoscale import AutoscaleCheck
 from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
+from controller.api.wire.replays import ReplaysStatus, ReplayStatus, SavedStatus
 from controller.core.migration.move_log import OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
@@ -63,10 +65,26 @@ def test_auto_scaling() -> None:
     text = rendered(status)
     assert value(text, "llumctl_autoscale_wanted_instances") == 5
     assert value(text, "llumctl_autoscale_planned_instances") == 3
+    assert value(text, "llumctl_autoscale_freeness_steps") is None, "before the first look"
     states = {name: value(text, "llumctl_autoscale_state", state=name) for name in ("on", "held")}
     assert states == {"on": 0, "held": 1}
     assert value(text, "llumctl_autoscale_checks_total", reason="low_freeness") == 7
     assert value(text, "llumctl_autoscale_checks_total", reason="no_traffic") == 0
+    look = AutoscaleCheck(
+        cause_id="autoscale-1",
+        time_s=1.0,
+        reason="in_range",
+        why=SECRET,
+        outcome="nothing",
+        num_wanted=5,
+        num_requests=7,
+        freeness_steps=31.5,
+        freeness_started_steps=31.5,
+    )
+    looked = status.autoscale.model_copy(update={"last": look})
+    after = rendered(status.model_copy(update={"autoscale": looked}))
+    assert value(after, "llumctl_autoscale_freeness_steps") == 31.5
+    assert SECRET not in after
     found = status.autoscale.model_copy(update={"held": None, "num_wanted": None})
     before = rendered(status.model_copy(update={"autoscale": found}))
     assert value(before, "llumctl_autoscale_state", state="on") == 1
@@ -108,6 +126,8 @@ def test_an_instance_without_a_report_has_only_what_the_controller_knows() -> No
         "llumctl_instance_state",
         "llumctl_instance_restarts_total",
         "llumctl_instance_unreported_requests",
+        "llumctl_instance_replays_in_requests",
+        "llumctl_instance_replays_out_requests",
     }
 
 
@@ -130,13 +150,42 @@ def test_levels_and_queue_heads_start_at_zero() -> None:
     assert value(text, "llumctl_instance_queue_head_waited_seconds", instance_id="i-1") == 0
 
 
+def test_saved_requests() -> None:
+    replays = ReplaysStatus(
+        under_way=(
+            ReplayStatus(
+                request_id="req-77",
+                from_instance_id="i-0",
+                state="placing",
+                num_tokens=5,
+                pause_s=0.1,
+            ),
+        ),
+        num_replaying=70,
+        saved=(
+            SavedStatus(way="moved", reason="slow", num_saved=4),
+            SavedStatus(way="replayed", reason="fenced", num_saved=3),
+        ),
+    )
+    to = busy(num_replays_in=70)
+    text = rendered(cluster_of(to).model_copy(update={"replays": replays}))
+    assert value(text, "llumctl_replays_in_flight_requests") == 70
+    assert value(text, "llumctl_instance_replays_in_requests", instance_id="i-0") == 70
+    assert value(text, "llumctl_instance_replays_out_requests", instance_id="i-0") == 0
+    total = "llumctl_saved_requests_total"
+    assert value(text, total, way="moved", reason="slow") == 4
+    assert value(text, total, way="replayed", reason="fenced") == 3
+    assert value(text, total, way="failed", reason="death") == 0
+    assert value(text, total, way="moved", reason="death") is None, "the dead cannot move any"
+    assert "req-77" not in text
+
+
 def test_moves() -> None:
     log = MoveLog()
     stages = (StageRecord(6, 6000, 0.01), StageRecord(1, 1000, 0.002))
     for number, (outcome, code) in enumerate((("migrated", ""), ("migrated", ""), ("kept", "x"))):
-        log.ended(
-            MoveRecord(f"m-{number}", "r", "i-0", "i-1", "", outcome, code, 9, 0, 0.1, stages), 1.0
-        )
+        moved = MoveRecord(f"m-{number}", "r", "i-0", "i-1", "", outcome, code, 9, 0, 0.1, stages)
+        log.ended(moved, 1.0, "drain" if number else "by_hand")
     log.timed("m-0", 0.004, 0.001)
     log.timed("m-1", 9.0, 8.0)
     move = MoveStatus(
@@ -153,8 +202,11 @@ def test_moves() -> None:
     status = cluster_of(busy()).model_copy(update={"moves": (move,)})
     text = rendered(status, moves=log)
     assert value(text, "llumctl_migrations_in_flight_requests") == 1
-    ended = {o: value(text, "llumctl_migrations_ended_total", outcome=o) for o in OUTCOMES}
-    assert ended == {"migrated": 2, "kept": 1, "resumed": 0, "ended": 0}
+    total = "llumctl_migrations_ended_total"
+    ended = {o: value(text, total, outcome=o, reason="drain") for o in OUTCOMES}
+    assert ended == {"migrated": 1, "kept": 1, "resumed": 0, "ended": 0}
+    assert value(text, total, outcome="migrated", reason="by_hand") == 1
+    assert value(text, total, outcome="migrated", reason="behind_a_blocked_head") == 0
     assert value(text, "llumctl_migrations_copied_bytes_total") == 21_000
     downtime = "llumctl_migration_downtime_seconds"
     assert value(text, f"{downtime}_bucket", le="0.005") == 1
@@ -221,7 +273,8 @@ def test_series_grow_with_members_only() -> None:
     # States, levels of which two are configured (one had a first token), queue head, kept, figures.
     figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
     assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + 1 + figures
-    allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome", "reason", "key"}
+    members, words = {"instance_id", "frontend_id"}, {"kind", "outcome", "reason", "way"}
+    allowed = {*members, *words, "state", "level", "key"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}
     for name, labels in labels_of(rendered(cluster_of(busy()))).items():
         assert name in infos or labels <= allowed, name

@@ -9,8 +9,9 @@ from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.migration.refusals import LASTING, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
-from controller.core.rescheduling.relief import Decision, MoveReason, ReliefView, next_move
+from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.core.rescheduling.victims import VICTIMS
 from tests.unit.rescheduling.relief_builders import (
     EASY,

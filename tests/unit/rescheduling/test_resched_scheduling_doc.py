@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.refusals import SENTENCES
-from controller.core.rescheduling.relief import MoveReason
 from controller.core.rescheduling.victims import VICTIMS
 from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
 

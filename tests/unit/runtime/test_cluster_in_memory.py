@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from controller.core.operations.leaving import LeaveReason
 from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
@@ -80,6 +81,12 @@ async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
     found = await cluster.controller.queries.requests(["f-0"])
     assert {r.request_id for r in found.requests if r.num_replays} == lost
     assert {r.num_replays for r in found.requests} == {0, 1}
+    replays = cluster.controller.replays
+    await cluster.until(lambda: replays.last_minute(cluster.controller.now_s())[0] == len(lost))
+    assert {reason for _, reason in replays.counts()} == {LeaveReason.DEATH}
+    assert {each.destination_id for each in replays.recent} <= {"i-0", "i-1"}
+    assert all(each.source_id == "i-0" for each in replays.recent)
+    assert not replays.under_way
     await dying.end()
     cluster.instances["i-0"] = Instance(cluster.network, "i-0", process=1)
     records = cluster.controller.scheduler.instances

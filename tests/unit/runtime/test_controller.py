@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.migration.limits import MoveLimits
+from controller.core.operations.leaving import LeaveReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
@@ -371,6 +372,7 @@ async def test_one_that_is_silent_for_too_long_is_fenced_and_comes_back_as_anoth
     assert "fenced: no progress" in next(
         e.reason for _, e in told if e.kind is EventKind.INSTANCE_DIED
     )
+    assert bed.controller.replays.reason("lost-i-0-1") is LeaveReason.FENCED
     await bed.reports("i-0")  # it was under way when it was fenced
     await bed.joins("i-0", incarnation=1)
     assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 2, fenced=True)

@@ -7,6 +7,7 @@ import msgspec
 
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.drain import DrainState
+from controller.core.operations.leaving import LeaveReason
 from controller.core.operations.scaling import plan_scale
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.members import InstanceLost
@@ -72,6 +73,7 @@ async def test_at_its_moment_it_goes_with_what_is_left(network: FakeNetwork) -> 
     assert ended.reason == "it had to go with what was left"
     assert (ended.numbers["num_requests_left"], ended.numbers["num_moved"]) == (2, 0)
     assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)]
+    assert bed.controller.replays.reason("lost-i-0-1") is LeaveReason.EVACUATION
     await asyncio.sleep(5)
     assert "i-0" not in bed.launcher.launched[4:], "it is not started again"
 

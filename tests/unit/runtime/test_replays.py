@@ -94,6 +94,11 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNe
     assert bed.told.failed == []
     assert bed.router.replays.num_tokens_kept == 0
     events = {event.kind: event for event in history(bed)}
+    lost = events[EventKind.REQUEST_LOST]
+    assert (lost.instance_id, lost.incarnation, lost.cause_id) == ("i-0", 1, "lost-i-0-1")
+    assert lost.numbers["num_tokens"] == 13
+    assert lost.numbers["silent_s"] is not None
+    assert "i-0 died" in lost.reason
     replayed = events[EventKind.REPLAYED]
     assert replayed.cause_id == events[EventKind.DISPATCHED].cause_id == "lost-i-0-1"
     assert replayed.reason == "from i-0 to i-1"

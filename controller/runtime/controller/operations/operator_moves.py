@@ -101,11 +101,12 @@ class OperatorMoves:
 
     # -- what is heard -------------------------------------------------------------------
 
-    def answered(self, answer: MoveAnswered) -> None:
-        """Takes the answer of a source; one that nobody waits for any more counts too."""
+    def answered(self, answer: MoveAnswered, reason: str) -> None:
+        """Takes the answer of a source; one that nobody waits for any more counts too. `reason`:
+        of the move, one of `leaving.MOVE_REASONS`."""
         record = answer.record
         if record is not None:
-            self.log.ended(record, self._now_s())
+            self.log.ended(record, self._now_s(), reason)
             if record.code == DESTINATION_DIED:
                 self.cooling.died(record.destination_id, self._now_s())
             elif record.code in DESTINATION_FAILED:

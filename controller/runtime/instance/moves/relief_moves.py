@@ -21,10 +21,10 @@ from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.core.rescheduling.relief import (
     Decision,
-    MoveReason,
     NotMoved,
     ReliefView,
     next_move,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from controller.core.holding.blocked import HelpReason, MakeRoom, MoveHead
+from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_plan, head_to_leave
 from controller.core.holding.room_plan import Leaving
 from controller.core.instance_ref import InstanceRef
@@ -21,6 +21,7 @@ from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.move_reasons import HelpReason
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.chosen_moves import ChosenMoves
 from controller.runtime.instance.moves.host import MoveHost

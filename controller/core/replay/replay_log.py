@@ -1,0 +1,192 @@
+"""The requests that were lost with an instance, as the cluster counts them: where each is placed
+now, and how it ended. Pure: times are the caller's.
+
+All of it is learned from events: the request's frontend tells of the loss and of the first token
+after it, the controller of the instance in between. A replay of which events were lost is forgotten
+with the next news about its frontend's events.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.operations.leaving import LeaveReason
+from controller.core.record.event_log import EventKind, LoggedEvent
+
+MAX_RECENT = 16
+MINUTE_S = 60.0
+MAX_DEATHS = 1024
+LOST = "lost-"
+"""How the cause of what came of a loss begins."""
+
+
+class Way(StrEnum):
+    """In which way a request was saved, or that it was not. `dispatched_again`: it had no token
+    yet, and was sent as it came."""
+
+    MOVED = "moved"
+    REPLAYED = "replayed"
+    DISPATCHED_AGAIN = "dispatched_again"
+    FAILED = "failed"
+
+
+LOST_WAYS = (Way.REPLAYED, Way.DISPATCHED_AGAIN, Way.FAILED)
+
+
+@dataclass(slots=True)
+class ReplayUnderWay:
+    """`num_tokens` are to be computed again. `since_s`: when the client's last token came, or the
+    loss if there was none before."""
+
+    request_id: str
+    frontend_id: str
+    source_id: str
+    cause_id: str
+    num_tokens: int
+    since_s: float
+    destination_id: str = ""
+    """Empty while no instance has the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedReplay:
+    """`code`: why a request that failed could not be replayed. `pause_s`: None if the request had
+    no token before the loss, or never had one again."""
+
+    request_id: str
+    source_id: str
+    destination_id: str
+    cause_id: str
+    way: Way
+    code: str
+    num_tokens: int
+    pause_s: float | None
+    ended_s: float
+
+
+class ReplayLog:
+    def __init__(self) -> None:
+        self.under_way: dict[str, ReplayUnderWay] = {}
+        """By request, the oldest loss first."""
+        self.recent: deque[EndedReplay] = deque(maxlen=MAX_RECENT)
+        """The newest last."""
+        self._num_by_cause: Counter[tuple[Way, str]] = Counter()
+        """Of instances whose end is not known yet; by (way, cause)."""
+        self._num_by_reason: Counter[tuple[Way, LeaveReason]] = Counter()
+        self._deaths: OrderedDict[str, LeaveReason] = OrderedDict()
+        self._ends: deque[tuple[float, Way]] = deque()
+        """(when, way) of the last minute."""
+        self._handlers: Mapping[EventKind, Callable[[LoggedEvent, float], None]] = {
+            EventKind.REQUEST_LOST: self._lost,
+            EventKind.REQUEST_FOUND: self._over,
+            EventKind.DISPATCHED: self._dispatched,
+            EventKind.REPLAYED: self._replayed,
+            EventKind.FAILED: self._failed,
+            EventKind.FINISHED: self._over,
+            EventKind.ABORTED: self._over,
+            EventKind.FRONTEND_DIED: self._forget_those_of,
+            EventKind.EVENTS_LOST: self._forget_those_of,
+        }
+
+    def is_about(self, kind: EventKind) -> bool:
+        return kind in self._handlers
+
+    def noted(self, event: LoggedEvent, now_s: float) -> None:
+        """Takes an event of the cluster's log."""
+        if handle := self._handlers.get(event.kind):
+            handle(event, now_s)
+
+    def died(self, instance_id: str, incarnation: int, reason: LeaveReason) -> None:
+        """Why an incarnation is gone. Frontends may have told of its requests before."""
+        cause_id = f"{LOST}{instance_id}-{incarnation}"
+        self._deaths.setdefault(cause_id, reason)
+        if len(self._deaths) > MAX_DEATHS:
+            self._deaths.popitem(last=False)
+        for way, cause in [key for key in self._num_by_cause if key[1] == cause_id]:
+            self._num_by_reason[way, reason] += self._num_by_cause.pop((way, cause))
+
+    def reason(self, cause_id: str) -> LeaveReason:
+        """Why the instance is gone; a death as long as nothing else is known."""
+        return self._deaths.get(cause_id, LeaveReason.DEATH)
+
+    def counts(self) -> Counter[tuple[Way, LeaveReason]]:
+        """The requests that were lost, since this log began."""
+        found = Counter(self._num_by_reason)
+        for (way, cause_id), number in self._num_by_cause.items():
+            found[way, self.reason(cause_id)] += number
+        return found
+
+    def last_minute(self, now_s: float) -> tuple[int, int]:
+        """How many lost requests (went on, ended in an error)."""
+        while self._ends and self._ends[0][0] <= now_s - MINUTE_S:
+            self._ends.popleft()
+        ways = Counter(way for _, way in self._ends)
+        return ways[Way.REPLAYED] + ways[Way.DISPATCHED_AGAIN], ways[Way.FAILED]
+
+    def num_by_instance(self) -> tuple[Counter[str], Counter[str]]:
+        """Replays under way by the instance (that they go to, that they were lost with)."""
+        replays: Iterable[ReplayUnderWay] = self.under_way.values()
+        to = Counter(each.destination_id for each in replays if each.destination_id)
+        return to, Counter(each.source_id for each in replays)
+
+    # -- events ----------------------------------------------------------------------------
+
+    def _lost(self, event: LoggedEvent, now_s: float) -> None:
+        """One that is lost again, before it had a token, has been silent since its first loss."""
+        request_id = event.request_id or ""
+        known = self.under_way.get(request_id)
+        since_s = now_s - (event.numbers.get("silent_s") or 0.0)
+        self.under_way[request_id] = ReplayUnderWay(
+            request_id,
+            event.frontend_id or "",
+            event.instance_id or "",
+            event.cause_id,
+            int(event.numbers.get("num_tokens") or 0),
+            since_s if known is None else min(since_s, known.since_s),
+        )
+
+    def _dispatched(self, event: LoggedEvent, _now_s: float) -> None:
+        if known := self.under_way.get(event.request_id or ""):
+            known.destination_id = event.instance_id or ""
+
+    def _replayed(self, event: LoggedEvent, now_s: float) -> None:
+        pause_s = event.numbers.get("downtime_s")
+        way = Way.DISPATCHED_AGAIN if pause_s is None else Way.REPLAYED
+        self._end(event, way, now_s, event.labels.get("to", ""), pause_s)
+
+    def _failed(self, event: LoggedEvent, now_s: float) -> None:
+        if event.cause_id.startswith(LOST) or event.request_id in self.under_way:
+            self._end(event, Way.FAILED, now_s, "", None)
+
+    def _over(self, event: LoggedEvent, _now_s: float) -> None:
+        self.under_way.pop(event.request_id or "", None)
+
+    def _forget_those_of(self, event: LoggedEvent, _now_s: float) -> None:
+        if event.frontend_id:
+            self.under_way = {
+                key: each
+                for key, each in self.under_way.items()
+                if each.frontend_id != event.frontend_id
+            }
+
+    def _end(
+        self, event: LoggedEvent, way: Way, now_s: float, to: str, pause_s: float | None
+    ) -> None:
+        request_id = event.request_id or ""
+        known = self.under_way.pop(request_id, None)
+        cause_id = known.cause_id if known is not None else event.cause_id
+        source_id = known.source_id if known is not None else event.labels.get("from", "")
+        num_tokens = event.numbers.get("num_tokens") or (known.num_tokens if known else 0)
+        code = event.labels.get("code", "")
+        self.recent.append(
+            EndedReplay(
+                request_id, source_id, to, cause_id, way, code, int(num_tokens), pause_s, now_s
+            )
+        )
+        self._ends.append((now_s, way))
+        self.last_minute(now_s)
+        if cause_id in self._deaths:
+            self._num_by_reason[way, self._deaths[cause_id]] += 1
+        else:
+            self._num_by_cause[way, cause_id] += 1
