@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -23,6 +24,7 @@ from controller.adapters.listener import listening_socket
 from controller.adapters.vllm.endpoint.error_bodies import error_type
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.grammars.process import TrialLimits
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Queue, limits_of
 from controller.core.record.request_record import RequestState
 from tests.contract.test_vllm_frontend import Bed, serving
@@ -429,6 +431,7 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
             keys,
             one_id_for_many_requests,
             a_grammar_that_gets_slow,
+            a_grammar_that_a_busy_machine_has_no_time_for,
             what_only_another_backend_knows,
             a_costly_grammar_keeps_nobody_waiting,
             a_grammar_that_takes_too_long,
@@ -594,6 +597,33 @@ async def a_grammar_that_gets_slow(bed: Bed) -> None:
         grammar_guard.MAX_CALL_S = limit_s
 
 
+async def a_grammar_that_a_busy_machine_has_no_time_for(bed: Bed) -> None:
+    """Whether its trial or its instance has none: the request is not at fault."""
+    from controller.adapters.vllm.engine import grammar_guard
+
+    wanted = {"structured_outputs": {"regex": "[a-f]{3,7}"}}
+    body = {"model": "embedded", "prompt": "one", "max_tokens": 4} | wanted
+    executor = bed.engine._core.structured_output_manager.executor
+    go_on, limit_s = threading.Event(), grammar_guard.MAX_COMPILE_S
+    async with gated(bed) as (_, http):
+        with limited_trials(bed, TrialLimits(cpu_s=10.0, wall_s=0.0001, max_bytes=1 << 28)):
+            answer = await http.post(TEXT, json=body)
+            assert_is_error(answer, 503, "too busy to compile the grammar; send it again")
+            assert answer.headers["retry-after"] == "5"
+        try:
+            grammar_guard.MAX_COMPILE_S = -1.0
+            for _ in range(executor._max_workers):
+                executor.submit(go_on.wait, 60)
+            answer = await http.post(TEXT, json=body)
+            assert_is_error(answer, 503, "too busy to compile")
+            assert answer.headers["retry-after"] == "1"
+        finally:
+            grammar_guard.MAX_COMPILE_S = limit_s
+            go_on.set()
+        assert (await http.post(TEXT, json=body)).status_code == 200
+        await until_quiet(bed)
+
+
 async def what_only_another_backend_knows(bed: Bed) -> None:
     """vLLM would let an engine take another backend for good, by its first request."""
     async with gated(bed) as (_, http):
@@ -622,7 +652,7 @@ async def a_costly_grammar_keeps_nobody_waiting(bed: Bed) -> None:
 async def a_grammar_that_takes_too_long(bed: Bed) -> None:
     """It is refused, whichever way it comes, and no engine hears of it."""
     num_sent = len(bed.router.ranks)
-    with limited_trials(bed, cpu_s=0.2):
+    with limited_trials(bed, limits_of(0.2)):
         async with gated(bed) as (_, http):
             for path, what in ((TEXT, {"prompt": "one"}), (CHAT, {"messages": USER})):
                 body = {"model": "embedded", "max_tokens": 4, "response_format": LONG_FORM} | what
@@ -646,7 +676,7 @@ async def a_client_that_leaves_a_trial(bed: Bed) -> None:
     server = Server(Config(bed.gate, log_level="critical", lifespan="off"))
     listening = listening_socket.listen("127.0.0.1", 0, write_timeout_s=10.0)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    with limited_trials(bed, cpu_s=30.0):
+    with limited_trials(bed, limits_of(30.0)):
         _, client = await asyncio.open_connection(*listening.getsockname())
         client.write(
             f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -670,11 +700,11 @@ LONG_TEXT_FORM = {"type": "json_schema", "name": "x", "schema": LONG_SCHEMA}
 
 
 @contextmanager
-def limited_trials(bed: Bed, cpu_s: float) -> Iterator[None]:
-    """No verdict is known, and so much time is left for each."""
+def limited_trials(bed: Bed, limits: TrialLimits) -> Iterator[None]:
+    """No verdict is known, and these are the limits of each."""
     client = bed.llm.engine_core
     before = client._grammars
-    client._grammars = GrammarTrials(bed.process, Queue(limits_of(cpu_s), 2, 64))
+    client._grammars = GrammarTrials(bed.process, Queue(limits, 2, 64))
     try:
         yield
     finally:

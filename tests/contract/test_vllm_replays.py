@@ -1,5 +1,8 @@
 """Requests that go on at another real engine from their outputs: their readers cannot tell."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +10,11 @@ import pytest
 from conftest import STEP_TOKENS
 from test_vllm_moves import KINDS, evict, unmoved
 
+from controller.adapters.vllm.engine import grammar_guard
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.moves import worker_state
 from controller.core.migration.refusals import SENTENCES, MoveRefusal
-from tests.contract.moving import Readers, message
+from tests.contract.moving import Readers, Told, message
 
 SEEDED = {"temperature": 1.0, "seed": 7}
 
@@ -107,3 +111,58 @@ def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) 
         engine.moves.reenter(full, [400] * (engine.max_model_len - 40), None)
     assert readers.told["r"].finish_reason is None
     readers.finish()
+
+
+LETTERS = {"regex": "[a-z]{30}"}
+
+
+@contextmanager
+def no_time_to_compile(engine: VllmEngine) -> Iterator[None]:
+    """The engine's compiler has something else to do."""
+    executor = engine._core.structured_output_manager.executor
+    go_on = threading.Event()
+    busy = [executor.submit(go_on.wait, 60) for _ in range(executor._max_workers)]
+    try:
+        yield
+    finally:
+        go_on.set()
+        for each in busy:
+            each.result(60)
+
+
+def test_an_abort_of_an_earlier_attempt_leaves_the_grammar_of_the_next_one(
+    readers: Readers, engine: VllmEngine
+) -> None:
+    """An instance drops what it has of a request that comes again, while its grammar waits for the
+    compiler. The grammar was called off with that, and the client got a 400."""
+    readers.messages["r"] = message("r", readers.model_path, max_tokens=4, guided=LETTERS)
+    readers.told["r"] = Told()
+    with no_time_to_compile(engine):
+        again = engine.prepare(readers.messages["r"], 0)
+        engine.abort(["r"])
+        engine.add(again)
+        readers.step(engine)
+    readers.finish()
+    assert readers.told["r"].finish_reason == "length"
+
+
+def test_a_grammar_that_nobody_waits_for_is_not_compiled(
+    readers: Readers, engine: VllmEngine
+) -> None:
+    with no_time_to_compile(engine):
+        readers.add("r", guided=LETTERS)
+        (compiling,) = engine._grammars._compiling
+        engine.abort(["r"])
+    assert compiling.cancelled()
+
+
+def test_an_engine_that_has_no_time_for_a_grammar_says_so(
+    readers: Readers, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_guard, "MAX_COMPILE_S", -1.0)
+    with no_time_to_compile(engine):
+        engine.add(engine.prepare(message("r", readers.model_path, guided=LETTERS), 0))
+        (told,) = engine.step()
+    (output,) = told.body.outputs
+    assert str(output.finish_reason) == "error"
+    assert output.stop_reason == grammar_guard.NOT_COMPILED

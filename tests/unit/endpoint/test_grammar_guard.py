@@ -104,25 +104,36 @@ def manager() -> Any:
     found.executor.shutdown()
 
 
+def known(*requests: Any) -> dict[str, Any]:
+    """As the engine has them."""
+    return {each.request_id: each for each in requests}
+
+
 def request(request_id: str) -> Any:
     return SimpleNamespace(
         request_id=request_id, structured_output_request=SimpleNamespace(_grammar=None)
     )
 
 
-def begin(manager: Manager, *request_ids: str) -> list[Future[Any]]:
+def begin(manager: Manager, *request_ids: str) -> list[Any]:
     found = [request(request_id) for request_id in request_ids]
     for one in found:
         manager.grammar_init(one)
-    return [one.structured_output_request._grammar for one in found]
+    return found
+
+
+def future_of(one: Any) -> Future[Any]:
+    future = one.structured_output_request._grammar
+    assert isinstance(future, Future)
+    return future
 
 
 def test_every_grammar_of_a_manager_is_watched(manager: Manager) -> None:
     guard = GrammarGuard(manager)
-    (future,) = begin(manager, "a")
+    (one,) = begin(manager, "a")
     assert len(guard._compiling) == 1
     manager.go_on.set()
-    assert isinstance(future.result(10), WatchedGrammar)
+    assert isinstance(future_of(one).result(10), WatchedGrammar)
     assert len(guard._compiling) == 0
 
 
@@ -134,38 +145,79 @@ def test_requests_without_a_grammar(manager: Manager) -> None:
 
 def test_what_no_client_waits_for_does_not_begin(manager: Manager) -> None:
     guard = GrammarGuard(manager)
+    plain = SimpleNamespace(request_id="d", structured_output_request=None)
     first, second, third = begin(manager, "a", "b", "c")
-    guard.forget(["a", "b", "unknown"])
-    assert (first.cancelled(), second.cancelled(), third.cancelled()) == (False, True, False)
+    guard.forget([first, second, plain])
+    called_off = [future_of(each).cancelled() for each in (first, second, third)]
+    assert called_off == [False, True, False]
     assert len(guard._compiling) == 2, "the first runs on, and is counted until it has ended"
     manager.go_on.set()
-    third.result(10)
+    future_of(third).result(10)
     assert manager.created == ["a", "c"]
     assert len(guard._compiling) == 0
 
 
 def test_two_of_one_name_are_told_apart(manager: Manager) -> None:
-    """A move that is tried again comes with the same id."""
+    """A move that is tried again comes with the same id, and so does a replay, while the request's
+    earlier attempt is about to be aborted."""
     guard = GrammarGuard(manager)
-    futures = begin(manager, "a", "b", "b")
-    futures[1].cancel()
+    _, earlier, later = begin(manager, "a", "b", "b")
+    guard.forget([earlier])
+    assert (future_of(earlier).cancelled(), future_of(later).cancelled()) == (True, False)
     assert len(guard._compiling) == 2
-    guard.forget(["b"])
-    assert futures[2].cancelled()
+
+
+def wait(guard: GrammarGuard, clock: list[float], seconds: float, *requests: Any) -> None:
+    """A busy engine looks once a second."""
+    for _ in range(round(seconds)):
+        clock[0] += 1.0
+        guard.give_up_overdue(known(*requests))
 
 
 def test_what_takes_too_long_is_given_up(manager: Manager) -> None:
     now_s = [0.0]
     guard = GrammarGuard(manager, lambda: now_s[0])
-    late, later = request("a"), request("b")
-    manager.grammar_init(late)
-    now_s[0] = grammar_guard.MAX_COMPILE_S
+    late, later = begin(manager, "a")[0], request("b")
+    wait(guard, now_s, grammar_guard.MAX_COMPILE_S, late)
     manager.grammar_init(later)
-    guard.give_up_overdue()
     assert isinstance(late.structured_output_request._grammar, Future)
-    now_s[0] += 0.1
-    guard.give_up_overdue()
+    wait(guard, now_s, 1.0, late, later)
     assert isinstance(late.structured_output_request._grammar, TimeoutError)
     assert isinstance(later.structured_output_request._grammar, Future)
-    guard.give_up_overdue()
+    wait(guard, now_s, 1.0, late, later)
     assert len(guard._compiling) == 2, "nobody can end the thread"
+
+
+def output(request_id: str, finish_reason: str | None = "error") -> Any:
+    return SimpleNamespace(request_id=request_id, finish_reason=finish_reason, stop_reason=None)
+
+
+def test_who_was_given_up_is_told_to_come_again(manager: Manager) -> None:
+    now_s = [0.0]
+    guard = GrammarGuard(manager, lambda: now_s[0])
+    late, left = begin(manager, "a", "b")
+    wait(guard, now_s, grammar_guard.MAX_COMPILE_S + 1, late, left)
+    guard.forget([left])
+    outputs = [output("a", None), output("a"), output("b"), output("c"), output("a")]
+    guard.mark(outputs)
+    marks = [each.stop_reason for each in outputs]
+    assert marks == [None, grammar_guard.NOT_COMPILED, None, None, None]
+
+
+def test_the_time_in_which_the_process_was_stopped_does_not_count(manager: Manager) -> None:
+    now_s = [0.0]
+    guard = GrammarGuard(manager, lambda: now_s[0])
+    (one,) = begin(manager, "a")
+    now_s[0] += 10 * grammar_guard.MAX_COMPILE_S
+    wait(guard, now_s, 1.0, one)
+    future_of(one)
+
+
+def test_what_the_engine_does_not_have_yet_is_not_given_up(manager: Manager) -> None:
+    """A replay or a move on its way in, also while an earlier attempt of it is still here."""
+    now_s = [0.0]
+    guard = GrammarGuard(manager, lambda: now_s[0])
+    comes, earlier = begin(manager, "a", "a")
+    wait(guard, now_s, grammar_guard.MAX_COMPILE_S + 1)
+    wait(guard, now_s, 1.0, earlier)
+    future_of(comes)

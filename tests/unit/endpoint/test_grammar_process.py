@@ -15,6 +15,7 @@ from controller.adapters.vllm.grammars.process import (
     Grammar,
     GrammarProcess,
     ProcessGoneError,
+    TooBusyError,
     TrialLimits,
     Verdict,
 )
@@ -82,9 +83,10 @@ async def test_cpu_time_ends_it(process: GrammarProcess) -> None:
     await until(lambda: not forks(process))
 
 
-async def test_time_ends_it(process: GrammarProcess) -> None:
+async def test_time_ends_it_and_says_nothing_of_the_grammar(process: GrammarProcess) -> None:
     limits = TrialLimits(cpu_s=20.0, wall_s=0.1, max_bytes=64 * MIB)
-    assert await trial(process, "sleep", limits) == TOO_COSTLY
+    with pytest.raises(TooBusyError):
+        await trial(process, "sleep", limits)
     await until(lambda: not forks(process))
 
 

@@ -11,6 +11,7 @@ from controller.adapters.vllm.grammars.process import (
     TOO_COSTLY,
     Grammar,
     ProcessGoneError,
+    TooBusyError,
     TrialLimits,
     Verdict,
 )
@@ -28,6 +29,8 @@ class PlayedProcess:
         self.under_way: dict[str, asyncio.Event] = {}
         self.cancelled: list[str] = []
         self.num_deaths = 0
+        self.busy_below_s = 0.0
+        """Trials with no more CPU time than this have too little time for it."""
 
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
         self.tried.append((grammar.text, limits.cpu_s))
@@ -42,6 +45,8 @@ class PlayedProcess:
             raise
         finally:
             del self.under_way[grammar.text]
+        if limits.cpu_s <= self.busy_below_s:
+            raise TooBusyError
         word, _, number = grammar.text.partition(" ")
         if word == "wrong":
             return Verdict(error="no rule a")
@@ -118,6 +123,32 @@ async def test_one_that_takes_too_long(trials: GrammarTrials, process: PlayedPro
         assert status == 400
         assert "more than 10 s of CPU time or 1 MiB" in why
     assert len(process.tried) == 2
+
+
+async def test_one_that_a_busy_machine_has_no_time_for(
+    trials: GrammarTrials, process: PlayedProcess
+) -> None:
+    process.busy_below_s = LONG.cpu_s
+    asking = check(trials, "a 0.1")
+    for _ in (SHORT, LONG):
+        await process.finish("a 0.1")
+    with pytest.raises(GrammarRefusedError, match="too busy") as found:
+        await asking
+    assert (found.value.status, found.value.retry_after_s) == (503, 5)
+    process.busy_below_s = 0.0
+    asking = check(trials, "a 0.1")  # that is not remembered
+    await process.finish("a 0.1")
+    await asking
+
+
+async def test_one_that_had_too_little_time_in_the_short_queue(
+    trials: GrammarTrials, process: PlayedProcess
+) -> None:
+    process.busy_below_s = SHORT.cpu_s
+    asking = check(trials, "a 0.1")
+    for _ in (SHORT, LONG):
+        await process.finish("a 0.1")
+    await asking
 
 
 async def test_one_that_is_wrong(trials: GrammarTrials, process: PlayedProcess) -> None:

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from controller.runtime.instance import reentries
 from controller.runtime.messages import output_tokens
 from controller.runtime.messages.moves import RequestLost
 from controller.runtime.messages.requests import (
@@ -139,9 +140,41 @@ async def test_outputs_that_are_not_its_own_are_refused(bed: Bed) -> None:
     assert bed.llumlet.num_live_reqs == 0
 
 
+@pytest.mark.parametrize("how", ["too busy", "called off"])
+async def test_a_grammar_that_has_had_no_time_is_left_to_another_instance(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(reentries, "GRAMMAR_TIMEOUT_S", 0.01 if how == "too busy" else 10.0)
+    compiling: Future[None] = Future()
+    bed.engine.moves.compiles["r"] = compiling
+    send(bed, 2)
+    if how == "called off":
+        await bed.pull()
+        compiling.cancel()
+    refused = await bed.f0.receive(RequestRefused)
+    assert refused == RequestRefused("r", reentries.NOT_YET, retryable=True, attempt=1)
+    await bed.status(lambda s: s.last_dispatch_seq == 3)
+
+
+async def test_a_grammar_that_nobody_waits_for_is_not_begun(bed: Bed) -> None:
+    bed.engine.hold(blocks_thread=False)
+    for attempt in (1, 2):
+        bed.engine.moves.compiles["r"] = compiling = Future[None]()
+        send(bed, 2, attempt=attempt, seq=2 + attempt)
+        if attempt == 1:
+            first = compiling
+            await bed.pull()
+    await until(first.cancelled)
+    assert not compiling.cancelled(), "that of the attempt that counts"
+    bed.f0.send(HERE, AbortRequests(("r",)))
+    await until(compiling.cancelled)
+    assert bed.f0.received(RequestRefused) == []
+
+
 @pytest.mark.parametrize("how", ["aborted", "frontend lost", "replaced"])
 async def test_one_that_is_over_before_its_grammar_is_there(bed: Bed, how: str) -> None:
     compiling: Future[None] = Future()
+    compiling.set_running_or_notify_cancel()
     bed.engine.moves.compiles["r"] = compiling
     send(bed, 2)
     await bed.pull()

@@ -26,6 +26,7 @@ from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY
 from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
 from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
+from controller.adapters.vllm.engine.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.process import Grammar
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
@@ -52,6 +53,9 @@ REFUSALS = {
 }
 # The engine has only this reason for an error of its own; vLLM would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
+NOT_COMPILED_YET = (
+    "the instance was too busy to compile the structured output that was asked for; send it again"
+)
 
 
 class FailedRequests(Protocol):
@@ -109,7 +113,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         body.outputs = [_skip(d) for d in self._router.accept(emitted, body.outputs)]
         for output in body.outputs:
             if output.finish_reason == FinishReason.ERROR:
-                self._app.fail(output.request_id, _bad_request(UNFOLLOWABLE))
+                self._app.fail(output.request_id, _error_of(output))
         body.engine_index = min(_ordinal(emitted.sender.instance_id), self._limits.max_engine_index)
         self._outputs.put_nowait(body)
 
@@ -164,7 +168,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 _not_replayable(request),
             )
         except GrammarRefusedError as refused:
-            self._refuse(request.request_id, RefusedError(refused.status, str(refused)))
+            told = RefusedError(refused.status, str(refused), retry_after_s=refused.retry_after_s)
+            self._refuse(request.request_id, told)
         except NotDispatchedError as refusal:
             status, why = REFUSALS[refusal.code]
             why = f"{why}; send it again"
@@ -226,8 +231,12 @@ def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
     return grammar_checks.grammar_of(params.structured_outputs if params else None)
 
 
-def _bad_request(why: str) -> GracefulHTTPError:
-    return GracefulHTTPError(why, HTTPStatus.BAD_REQUEST)
+def _error_of(output: EngineCoreOutput) -> GracefulHTTPError:
+    """A request that an engine ended. Its grammar has passed a trial, so that it is no fault of the
+    request if the engine has had no time to compile it."""
+    if output.stop_reason == NOT_COMPILED:
+        return GracefulHTTPError(NOT_COMPILED_YET, HTTPStatus.SERVICE_UNAVAILABLE)
+    return GracefulHTTPError(UNFOLLOWABLE, HTTPStatus.BAD_REQUEST)
 
 
 def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:

@@ -96,7 +96,8 @@ class VllmEngine:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.moves.forget(request_ids)
-        self._grammars.forget(request_ids)
+        known = self._scheduler.requests
+        self._grammars.forget(known[r] for r in request_ids if r in known)
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
@@ -105,12 +106,14 @@ class VllmEngine:
     def step(self) -> Sequence[StepOutputs]:
         if self._remember_generators is not None:
             self._remember_generators()
-        self._grammars.give_up_overdue()
+        self._grammars.give_up_overdue(self._scheduler.requests)
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
         self.moves.forget_finished()
         if not executed and self._scheduler.has_requests():
             time.sleep(0.001)  # requests wait for a grammar: leave the GIL to its compiler
+        for body in (outputs or {}).values():
+            self._grammars.mark(body.outputs)
         return [
             StepOutputs(
                 index,

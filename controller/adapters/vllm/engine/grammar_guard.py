@@ -8,24 +8,31 @@ cause one (checks/constraints.py).
 **Compiling.** A frontend has compiled the grammar within bounds before (grammars/trials.py). The
 engine compiles it once more, as a compiled grammar is slower to read than to compile (6.5 s
 instead of 0.15 s for 50 tool schemas, 72 MB), and nobody can end vLLM's compiler threads. So a
-grammar whose client has left is not compiled if that has not begun, its result is dropped if it
-has, and a request whose grammar takes longer than any trial may is given up.
+grammar whose client has left is not compiled if that has not begun, and its result is dropped if it
+has. A grammar was admitted by its trial, so a compile that does not end says something of this
+instance and nothing of the request: that is given up, to be sent again.
 
 Touch points of vLLM: v1/structured_output/__init__.py `grammar_init`, `_create_grammar`;
 v1/structured_output/request.py `_grammar`; v1/structured_output/backend_types.py
-`StructuredOutputGrammar`. A grammar that accepts no token ends its request with
+`StructuredOutputGrammar`; v1/engine/__init__.py `EngineCoreOutput` with `stop_reason`, which vLLM
+leaves empty after an error. A grammar that accepts no token ends its request with
 FinishReason.ERROR, and so does one that is an exception (v1/core/sched/scheduler.py).
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 MAX_CALL_S = 0.5
-# Longer than a trial's 40 s: only an engine that differs from its frontends gets here.
+# Longer than a trial's 40 s.
 MAX_COMPILE_S = 60.0
+# Time in which the whole process stood still says nothing of the compiler: no more than this counts
+# from one look to the next.
+MAX_LOOK_S = 1.0
+NOT_COMPILED = "grammar_not_compiled"
+"""The stop reason of a request that was given up, and may be sent again."""
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +49,55 @@ class GrammarGuard:
 
     def __init__(self, manager: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._looked_s = clock()
+        self._passed_s = 0.0
         self._compiling: dict[Future[Any], _Compiling] = {}
+        self._given_up: set[str] = set()
+        """Requests, until their outputs are marked."""
         self._create, self._init = manager._create_grammar, manager.grammar_init
         manager._create_grammar = self._create_watched
         manager.grammar_init = self._begin
 
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """The requests' clients have left: compiling that has not begun does not begin."""
-        for future, found in list(self._compiling.items()):
-            if found.request_id in request_ids:
+    def forget(self, requests: Iterable[Any]) -> None:
+        """These requests of the engine, no others of the same ids, are aborted: compiling that has
+        not begun does not begin. A later attempt of a request may be compiling already."""
+        for request in requests:
+            self._given_up.discard(request.request_id)
+            future = getattr(request.structured_output_request, "_grammar", None)
+            if isinstance(future, Future):
                 future.cancel()
 
-    def give_up_overdue(self) -> None:
-        """Called between two steps. The compiler's thread goes on, but its request ends."""
+    def give_up_overdue(self, requests: Mapping[str, Any]) -> None:
+        """Called between two steps, with the engine's requests. The compiler's thread goes on, but
+        its request ends."""
+        if not self._compiling:
+            return
+        now_s = self._now_s()
         for future, (request_id, structured, since_s) in list(self._compiling.items()):
-            if self._clock() - since_s > MAX_COMPILE_S and structured._grammar is future:
+            request = requests.get(request_id)
+            if request is None or request.structured_output_request is not structured:
+                continue  # on its way into the engine: whoever brings it waits only so long
+            if now_s - since_s > MAX_COMPILE_S and structured._grammar is future:
                 log.warning("%s: its grammar does not compile in %g s", request_id, MAX_COMPILE_S)
                 future.cancel()
                 structured._grammar = TimeoutError("it took too long to compile")
+                self._given_up.add(request_id)
+
+    def mark(self, outputs: Iterable[Any]) -> None:
+        """Says in the last outputs of requests that were given up that they were."""
+        if not self._given_up:
+            return
+        for output in outputs:
+            if output.finish_reason is not None and output.request_id in self._given_up:
+                self._given_up.remove(output.request_id)
+                output.stop_reason = NOT_COMPILED
+
+    def _now_s(self) -> float:
+        """The time that has passed, less that in which nobody looked."""
+        now_s = self._clock()
+        self._passed_s += min(now_s - self._looked_s, MAX_LOOK_S)
+        self._looked_s = now_s
+        return self._passed_s
 
     def _create_watched(self, request: Any) -> Any:
         return WatchedGrammar(self._create(request), request.request_id)
@@ -69,7 +107,7 @@ class GrammarGuard:
         structured = request.structured_output_request
         future = getattr(structured, "_grammar", None)
         if isinstance(future, Future):
-            self._compiling[future] = _Compiling(request.request_id, structured, self._clock())
+            self._compiling[future] = _Compiling(request.request_id, structured, self._passed_s)
             future.add_done_callback(lambda _: self._compiling.pop(future, None))
 
 

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ class Grammar:
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
     cpu_s: float
+    """Beyond this the grammar is too costly."""
     wall_s: float
+    """Beyond this the machine is too busy to tell."""
     max_bytes: int
     """What the compiler may take while it compiles."""
 
@@ -49,6 +52,11 @@ class Verdict:
 
 
 TOO_COSTLY = Verdict()
+
+
+class TooBusyError(Exception):
+    """The trial's time was over before the CPU time that it may take: the machine is busy, and
+    nothing is known of the grammar."""
 
 
 class ProcessGoneError(Exception):
@@ -88,7 +96,7 @@ class GrammarProcess:
         self._process = self._control = None
 
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
-        """Raises ProcessGoneError."""
+        """Raises ProcessGoneError and TooBusyError."""
         body = json.dumps(
             {
                 "kind": grammar.kind,
@@ -101,6 +109,7 @@ class GrammarProcess:
         try:
             async with asyncio.timeout(START_S + limits.wall_s):
                 await self.start()
+                asked_s = time.monotonic()
                 answer = await self._ask(body)
         except TimeoutError:
             self.close()  # the next trial starts another process
@@ -111,6 +120,8 @@ class GrammarProcess:
             return Verdict(**json.loads(answer))
         if self._is_gone():
             raise ProcessGoneError("the process ended in the middle of a trial")
+        if time.monotonic() - asked_s >= limits.wall_s:
+            raise TooBusyError
         return TOO_COSTLY
 
     def _is_gone(self) -> bool:

@@ -23,6 +23,7 @@ from controller.adapters.vllm.grammars.process import (
     TOO_COSTLY,
     Grammar,
     ProcessGoneError,
+    TooBusyError,
     TrialLimits,
     Verdict,
 )
@@ -31,8 +32,9 @@ log = logging.getLogger(__name__)
 
 MAX_CPU_S = 10.0
 SHORT_CPU_S = 0.5
-# On a busy machine a trial may take so many times its CPU time.
+# On a busy machine a trial may take so many times its CPU time; then another one gets its place.
 WALL_PER_CPU = 4.0
+BUSY_RETRY_AFTER_S = 5
 MAX_TRIAL_BYTES = 256 * 1024 * 1024
 # An engine keeps so much for each request that runs under a grammar; see VLLM_XGRAMMAR_CACHE_MB.
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
@@ -42,14 +44,14 @@ MAX_VERDICTS = 4096
 class GrammarRefusedError(Exception):
     """Requests under the grammar are answered with this status and message."""
 
-    def __init__(self, status: HTTPStatus, message: str) -> None:
+    def __init__(self, status: HTTPStatus, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class Tries(Protocol):
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
-        """Raises ProcessGoneError."""
+        """Raises ProcessGoneError and TooBusyError."""
 
 
 class NoTries:
@@ -130,7 +132,8 @@ class GrammarTrials:
 
     async def check(self, grammar: Grammar) -> None:
         """Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many
-        wait, 503 if it could not be tried or trials have stopped. Cancelled with its request."""
+        wait, 503 if it could not be tried, as the machine is busy or trials have stopped. Cancelled
+        with its request."""
         if self._stopped:
             raise self._stopped
         key = _key(grammar)
@@ -178,18 +181,28 @@ class GrammarTrials:
                 trial.task.cancel()
 
     async def _try(self, grammar: Grammar) -> Verdict:
-        verdict = TOO_COSTLY
+        verdict: Verdict | None = TOO_COSTLY
         for queue in self._queues:
             async with queue.place():
                 verdict = await self._try_once(grammar, queue.limits)
-            if verdict != TOO_COSTLY:
+            if verdict not in (TOO_COSTLY, None):
                 break
+        if verdict is None:
+            raise GrammarRefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the machine is too busy to compile the grammar; send it again",
+                BUSY_RETRY_AFTER_S,
+            )
         return verdict
 
-    async def _try_once(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
+    async def _try_once(self, grammar: Grammar, limits: TrialLimits) -> Verdict | None:
+        """None: its time was over before its CPU time."""
         for is_last in (False, True):
             try:
                 return await self._process.try_grammar(grammar, limits)
+            except TooBusyError:
+                log.warning("busy: no %g s of CPU time in %g s", limits.cpu_s, limits.wall_s)
+                return None
             except ProcessGoneError as error:
                 log.warning("a grammar could not be tried: %s", error)
                 if is_last:
