@@ -113,10 +113,10 @@ def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy, by_pre
 
 
 def test_replays_reach_the_frontends() -> None:
-    values = {"replay.max_replays": 1, "replay.max_tokens_kept": 5}
+    values = {"replay.max_replays": 1, "replay.max_tokens_kept": 5, "replay.patience_s": 7.5}
     assert {key for key in live_settings(DEFAULTS) if key.startswith("replay.")} == set(values)
     assert live_config(DEFAULTS).frontends.replay == ReplayConfig()
-    assert live_config(changed(DEFAULTS, values)).frontends.replay == ReplayConfig(1, 5)
+    assert live_config(changed(DEFAULTS, values)).frontends.replay == ReplayConfig(1, 5, 7.5)
 
 
 def test_the_names_are_those_that_there_are() -> None:

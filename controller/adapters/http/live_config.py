@@ -51,7 +51,11 @@ def live_config(settings: Settings) -> LiveConfig:
             predict_lengths=late_binding and holding.expected_output_share > 0,
             hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
             key_limits=key_limits,
-            replay=ReplayConfig(settings.replay.max_replays, settings.replay.max_tokens_kept),
+            replay=ReplayConfig(
+                settings.replay.max_replays,
+                settings.replay.max_tokens_kept,
+                settings.replay.patience_s,
+            ),
         ),
         autoscale=_autoscale(settings.autoscale),
         status_interval_s=scheduler.status_interval_s,

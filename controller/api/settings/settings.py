@@ -210,6 +210,9 @@ class ReplayTable(Table):
     max_tokens_kept: Annotated[int, Field(ge=0)] = 16_000_000
     """Tokens of prompts and outputs that one frontend keeps for replays, about 5 bytes each. A
     request that does not fit in cannot be replayed."""
+    patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """How long a request whose instance died may find no other one before it ends in an error.
+    Where one instance is all there is, longer than Ray takes to start it again. Seconds."""
 
 
 class PriorityTable(Table):

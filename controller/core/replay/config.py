@@ -11,3 +11,5 @@ class ReplayConfig:
     max_tokens_kept: int = 16_000_000
     """Tokens of prompts and outputs that one frontend keeps for replays in all: 4 bytes for an
     output token, 3 to 5 for one of a prompt."""
+    patience_s: float = 30.0
+    """A lost request gets its error if no instance can take it for so long."""

@@ -31,8 +31,6 @@ from controller.runtime.messages.requests import AddRequest, RequestRefused
 
 log = logging.getLogger(__name__)
 
-# A lost request gets its error if no instance can take it for so long.
-PATIENCE_S = 30.0
 ASK_AGAIN_S = 0.25
 # An instance that restarted refuses what was meant for its predecessor. The wait doubles each time.
 MAX_REFUSALS = 6
@@ -215,12 +213,12 @@ class Replays:
     async def _find(self, request_id: str, kept: _Kept) -> tuple[Dispatch, InstanceEntry] | None:
         """None if the request is over. Raises NotDispatchedError."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + PATIENCE_S
+        began_s = loop.time()
         while True:
             try:
                 return await self._dispatcher.find(self._as_of_now(request_id, kept))
             except NotDispatchedError:
-                if loop.time() >= deadline_s:
+                if loop.time() - began_s >= self.config.patience_s:
                     raise
             await asyncio.sleep(ASK_AGAIN_S)
 
