@@ -1,0 +1,47 @@
+"""What vLLM's sampler draws of a seeded request's generator for a token. For a replay as much is
+drawn beforehand (worker_state.py `drawn_generator`, decision 0033)."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from controller.adapters.vllm.moves import worker_state
+
+VOCAB_SIZE = 515
+"""Of no width that a kernel likes."""
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("sampling", ["plain", "top_k and top_p"])
+@pytest.mark.parametrize("noise", ["usual", "without the kernel", "64 bit"])
+@pytest.mark.parametrize("num_tokens", [1, 6])
+def test_as_much_as_is_drawn_forward(num_tokens: int, noise: str, sampling: str) -> None:
+    from vllm import SamplingParams
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    current_platform.import_kernels()  # an engine's import does so: `_C.fused_gumbel_argmax`
+    sampler = TopKTopPSampler(use_fp64_gumbel=noise == "64 bit")
+    if noise == "without the kernel":
+        sampler.forward = sampler.forward_native
+    request = SimpleNamespace(sampling_params=SamplingParams(temperature=1.0, seed=7))
+    runner = SimpleNamespace(
+        device=DEVICE,
+        sampler=SimpleNamespace(topk_topp_sampler=sampler),
+        input_batch=SimpleNamespace(vocab_size=VOCAB_SIZE),
+    )
+    drawn = worker_state.drawn_generator(runner, request, 0)
+    assert drawn is not None
+    k = p = None
+    if sampling != "plain":
+        k = torch.full((3,), 40, device=DEVICE)
+        p = torch.full((3,), 0.9, device=DEVICE)
+    others = torch.Generator(device=DEVICE)
+    for n in range(num_tokens):
+        others.manual_seed(n)
+        logits = torch.randn((3, VOCAB_SIZE), device=DEVICE, generator=others)
+        sampler(logits, {1: drawn, 2: others}, k, p)
+    forward = worker_state.drawn_generator(runner, request, num_tokens)
+    assert forward is not None
+    assert torch.equal(forward.get_state(), drawn.get_state())
