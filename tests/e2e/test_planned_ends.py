@@ -1,5 +1,6 @@
 """Ends of instances that were told beforehand, under 16 streams on emulated instances, whose every
-token is checked: all are restarted, one after the other; one is evacuated; one gets a SIGTERM."""
+token is checked: all are restarted, one after the other; one is evacuated in time, one without;
+one gets a SIGTERM."""
 
 import os
 import signal
@@ -90,6 +91,25 @@ def test_one_is_evacuated_within_ten_seconds_and_does_not_come_back(
     assert story.events("failed") == []
     assert story.moves("evacuate")
     assert story.events("drain_ended")[-1].reason == "evacuated in time"
+
+
+def test_what_cannot_leave_in_time_goes_on_elsewhere(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """Half a second is too short for any copy: the instance goes with its requests."""
+    leaving, *others = ids_of(client)
+    story = Story(client)
+    with busy(cluster, client) as load:
+        done(cluster, "evacuate", leaving, "--within", "500ms", "-y")
+        wait_for(lambda: story.events("replayed"), "replays")
+        assert load.check() > 0
+    assert ids_of(client) == others
+    ended = story.events("drain_ended")[-1]
+    assert ended.reason == "it had to go with what was left"
+    assert ended.numbers["num_requests_left"] > 0
+    assert {each.labels["from"] for each in story.events("replayed")} == {leaving}
+    assert story.events("failed") == []
+    done(cluster, "scale", "+1", "--wait")
 
 
 def test_a_sigterm_to_an_instance_is_an_evacuation(cluster: Cluster, client: ControlClient) -> None:
