@@ -237,7 +237,7 @@ class Cluster:
             id=each.id,
             state=state,
             incarnation=1,
-            node=f"10.0.0.{11 + int(each.id[2:]) // 2}",
+            node="10.0.0.11",
             pid=4000 + int(each.id[2:]),
             up_s=7200.0 + self.now_s,
             freeness_steps=None if draining else round(freeness(snapshot, DEFAULT_LEVELS), 1),

@@ -143,12 +143,15 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
     loads = f"{'' if brief else 'req '}run {running} wait {waiting}"
     if status.num_held_reqs or not brief:
         loads += f" held {status.num_held_reqs}"
+    replays = _replays(status, brief=brief)
     facts = [
         Fact((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         Fact((Span(loads),), drop=3 if brief else 2),
         _labelled("freeness avg", fmt.number(average_freeness(status)), drop=7 if brief else 3),
         _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
+        *([] if brief else replays),
         _labelled("kv", _percent(kv_ratio(status)), drop=4),
+        *(replays if brief else []),
         *_rolling(status, brief=brief),
     ]
     if not brief:
@@ -171,6 +174,19 @@ def _moves(status: ClusterStatus, *, brief: bool) -> str:
         return under_way
     migrated, failed = status.num_migrated_last_minute, status.num_failed_moves_last_minute
     return f"{under_way} ({migrated}/min, {failed} fail)"
+
+
+def _replays(status: ClusterStatus, *, brief: bool) -> list[Fact]:
+    """`replay 3 (12/min, 1 fail)` while requests were lost within the last minute: replays under
+    way; of that minute, those that went on and did not."""
+    replays = status.replays
+    if not replays.lately:
+        return []
+    failed = replays.num_not_replayed_last_minute
+    words = f"replay {replays.num_replaying}"
+    if not brief:
+        words += f" ({replays.num_replayed_last_minute}/min, {failed} fail)"
+    return [Fact((Span(words, Tone.BAD if failed else Tone.WARN),), drop=4 if brief else 2)]
 
 
 def _rolling(status: ClusterStatus, *, brief: bool) -> list[Fact]:

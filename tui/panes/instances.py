@@ -173,6 +173,12 @@ def moving(item: InstanceStatus) -> str:
     return f"{item.num_moves_in}/{item.num_moves_out}"
 
 
+def replaying(item: InstanceStatus) -> Span:
+    """`3/0`: replays under way to the instance, and of requests that were lost with it."""
+    to, lost_with = item.num_replays_in, item.num_replays_out
+    return Span(f"{to}/{lost_with}", Tone.WARN if to or lost_with else Tone.DIM)
+
+
 def ttft(item: InstanceStatus) -> Span:
     """`1.9s`; or `>52s` where no request got its first token lately and the queue head waits for
     its own."""
@@ -267,6 +273,9 @@ _BEFORE: tuple[Column[InstanceRow], ...] = (
     Column("wait", "WAIT", 4, _waiting, right=True),
 )
 _KEPT_FOR: Column[InstanceRow] = Column("kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=4)
+_REPLAYS: Column[InstanceRow] = Column(
+    "replays", "REPLAY", 6, lambda row, _: replaying(row.item), right=True, drop=4
+)
 _AFTER: tuple[Column[InstanceRow], ...] = (
     Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
     Column("headroom", "HEADROOM", 11, _headroom, right=True, drop=6),
@@ -277,17 +286,17 @@ _AFTER: tuple[Column[InstanceRow], ...] = (
 
 
 def columns(
-    levels: tuple[str, ...], width: int, *, kept: bool = False
+    levels: tuple[str, ...], width: int, *, kept: bool = False, lost: bool = False
 ) -> tuple[Column[InstanceRow], ...]:
     """The same object for the same levels, as long as they are shown the same way. `kept`: whether
-    any instance is kept for a held request."""
-    found = _columns(levels, kept)
+    any instance is kept for a held request; `lost`: whether requests were lost lately."""
+    found = _columns(levels, kept, lost)
     needed = 1 + sum(each.width + GAP for each in found if each.drop <= LEVEL_DROP)
-    return found if width >= max(WALL, needed) else _columns((), kept)
+    return found if width >= max(WALL, needed) else _columns((), kept, lost)
 
 
 @functools.cache
-def _columns(levels: tuple[str, ...], kept: bool) -> tuple[Column[InstanceRow], ...]:
+def _columns(levels: tuple[str, ...], kept: bool, lost: bool) -> tuple[Column[InstanceRow], ...]:
     if not levels:
         prio: tuple[Column[InstanceRow], ...] = (
             Column(
@@ -301,7 +310,9 @@ def _columns(levels: tuple[str, ...], kept: bool) -> tuple[Column[InstanceRow], 
         )
     else:
         prio = tuple(level_column(name) for name in levels)
-    return (*_BEFORE, *([_KEPT_FOR] if kept else []), *prio, *_AFTER)
+    moves, *after = _AFTER
+    replays = [_REPLAYS] if lost else []
+    return (*_BEFORE, *([_KEPT_FOR] if kept else []), *prio, moves, *replays, *after)
 
 
 def note(row: InstanceRow) -> tuple[str, Span] | None:

@@ -1,10 +1,19 @@
-"""The moves: those under way, those that wait, then the last ones that ended."""
+"""What goes elsewhere: evacuations, replays and moves under way, moves that wait, and what ended
+last."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from controller.api.text import replays as replay_words
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.models import EndedMoveStatus, MoveStatus
+from controller.api.wire.models import (
+    ClusterStatus,
+    DrainStatus,
+    EndedMoveStatus,
+    InstanceStatus,
+    MoveStatus,
+)
+from controller.api.wire.replays import EndedReplayStatus, ReplayStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
@@ -27,104 +36,186 @@ _TONES: Mapping[str, Tone] = {
     "migrated": Tone.GOOD,
     "kept": Tone.BAD,
     "resumed": Tone.BAD,
+    "evacuate": Tone.WARN,
+    "placing": Tone.BAD,
+    "computing": Tone.WARN,
+    "replayed": Tone.GOOD,
+    "sent anew": Tone.GOOD,
+    "failed": Tone.BAD,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationRow:
-    """`now_s`: by the controller's clock."""
+    """A move, a replay or an evacuation, as the cells of its row. `stage`: its state or outcome;
+    `age`: since it began or, dim, since it ended."""
 
-    move: MoveStatus | EndedMoveStatus
-    now_s: float
+    id: str
+    target: Target
+    request_id: str
+    """Empty for an evacuation."""
     names: Names
-
-    @property
-    def id(self) -> str:
-        return self.move.migration_id
-
-    @property
-    def target(self) -> Target:
-        """The request, and the instance that has it."""
-        move = self.move
-        gone = isinstance(move, EndedMoveStatus) and move.outcome == "migrated"
-        return Target(move.to_instance_id if gone else move.from_instance_id, move.request_id)
+    way: str
+    stage: Span
+    blocks: str
+    down: str
+    age: Span
+    why: str
+    what: str = ""
+    """`replay`; of an evacuation, the requests that are left, in the place of the request."""
 
     @property
     def text(self) -> str:
-        move = self.move
-        return f"{move.request_id} {way(move)} {stage(move)} {why(move)}"
+        return f"{self.request_id} {self.what} {self.way} {self.stage.text} {self.why}"
 
 
 def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
-    """Moves under way, the oldest first; then those that wait; then those that ended, the newest
-    first."""
+    """Evacuations, the next one first; replays and moves under way, the oldest first; moves that
+    wait; what ended, the newest first."""
     status = state.status
     if status is None:
         return []
     now_s = status.time_s or state.time_s
-    found: list[MoveStatus | EndedMoveStatus] = [
-        *status.moves,
-        *status.queued_moves,
+    ended: list[EndedMoveStatus | EndedReplayStatus] = [
         *status.ended_moves,
+        *status.replays.ended,
     ]
-    return [MigrationRow(move, now_s, names) for move in found]
+    ended.sort(key=lambda each: -each.ended_s)
+    found = [
+        *_evacuations(status, now_s, names),
+        *(_replaying(each, names) for each in status.replays.under_way),
+        *(_moving(each, names) for each in (*status.moves, *status.queued_moves)),
+        *(_ended(each, now_s, names) for each in ended),
+    ]
+    seen: dict[str, int] = {}
+    for place, row in enumerate(found):
+        seen[row.id] = nth = seen.get(row.id, 0) + 1
+        if nth > 1:  # a request that was replayed more than once
+            found[place] = replace(row, id=f"{row.id} {nth}")
+    return found
 
 
 def way(move: MoveStatus | EndedMoveStatus) -> str:
     return f"{move.from_instance_id}>{move.to_instance_id}"
 
 
-def stage(move: MoveStatus | EndedMoveStatus) -> str:
-    """What a move does, and in which stage of the copy; of an ended move its outcome."""
-    if isinstance(move, EndedMoveStatus):
-        return move.outcome
+def stage(move: MoveStatus) -> str:
+    """What a move does, and in which stage of the copy."""
     if move.state == "copying" and move.stage:
         return f"copying {move.stage}"
     return _STAGES.get(move.state, move.state)
 
 
-def why(move: MoveStatus | EndedMoveStatus) -> str:
-    """Why a move came to nothing, else why it was wanted."""
-    return (move.why if isinstance(move, EndedMoveStatus) else "") or move.reason
+def _evacuations(status: ClusterStatus, now_s: float, names: Names) -> list[MigrationRow]:
+    found = [
+        (drain.deadline_s or now_s, item, drain)
+        for item in status.instances
+        if (drain := item.drain) is not None and drain.evacuates
+    ]
+    found.sort(key=lambda each: each[0])
+    return [_evacuation(item, drain, at_s - now_s, names) for at_s, item, drain in found]
 
 
-def _stage(row: MigrationRow, _: int) -> Span:
-    move = row.move
-    key = move.outcome if isinstance(move, EndedMoveStatus) else move.state
-    return Span(printable(stage(move)), _TONES.get(key, Tone.PLAIN))
+def _evacuation(
+    item: InstanceStatus, drain: DrainStatus, left_s: float, names: Names
+) -> MigrationRow:
+    """Its age is the time until the instance goes, with a minus."""
+    left = duration(max(0.0, left_s))
+    return MigrationRow(
+        id=f"evacuation {item.id}",
+        target=Target(item.id),
+        request_id="",
+        names=names,
+        way=f"{item.id}>",
+        stage=_toned("evacuate"),
+        blocks="-",
+        down="-",
+        age=Span(f"-{left}", Tone.WARN),
+        why=f"goes in {left}, {drain.num_moved} moved",
+        what=f"{drain.num_requests_left} left",
+    )
 
 
-def _blocks(row: MigrationRow, _: int) -> Span:
-    move = row.move
-    if isinstance(move, EndedMoveStatus):
-        return Span(fmt.number(move.num_blocks))
-    return Span(f"{fmt.number(move.num_blocks_copied)}/{fmt.number(move.num_blocks)}")
+def _moving(move: MoveStatus, names: Names) -> MigrationRow:
+    return MigrationRow(
+        id=move.migration_id,
+        target=Target(move.from_instance_id, move.request_id),
+        request_id=move.request_id,
+        names=names,
+        way=way(move),
+        stage=Span(printable(stage(move)), _TONES.get(move.state, Tone.PLAIN)),
+        blocks=f"{fmt.number(move.num_blocks_copied)}/{fmt.number(move.num_blocks)}",
+        down="-",
+        age=Span(duration(move.age_s)),
+        why=move.reason,
+    )
 
 
-def _down(row: MigrationRow, _: int) -> Span:
-    move = row.move
-    return Span(latency(move.downtime_s) if isinstance(move, EndedMoveStatus) else "-")
+def _replaying(replay: ReplayStatus, names: Names) -> MigrationRow:
+    """What counts is how long its client waits already."""
+    return MigrationRow(
+        id=f"replay {replay.request_id}",
+        target=Target(replay.to_instance_id or replay.from_instance_id, replay.request_id),
+        request_id=replay.request_id,
+        names=names,
+        way=replay_words.way(replay),
+        stage=_toned(replay_words.stage(replay)),
+        blocks=f"{fmt.number(replay.num_tokens)}t",
+        down=latency(replay.pause_s),
+        age=Span("-"),
+        why=replay_words.why(replay),
+        what="replay",
+    )
 
 
-def _age(row: MigrationRow, _: int) -> Span:
-    """The time since the move began or, if it is over, ended."""
-    move = row.move
-    if isinstance(move, EndedMoveStatus):
-        return Span(duration(max(0.0, row.now_s - move.ended_s)), Tone.DIM)
-    return Span(duration(move.age_s))
+def _ended(each: EndedMoveStatus | EndedReplayStatus, now_s: float, names: Names) -> MigrationRow:
+    """Its request is where it went to, or stayed."""
+    age = Span(duration(max(0.0, now_s - each.ended_s)), Tone.DIM)
+    if isinstance(each, EndedReplayStatus):
+        return MigrationRow(
+            id=f"replay {each.request_id}",
+            target=Target(each.to_instance_id or each.from_instance_id, each.request_id),
+            request_id=each.request_id,
+            names=names,
+            way=replay_words.way(each),
+            stage=_toned(replay_words.stage(each)),
+            blocks=f"{fmt.number(each.num_tokens)}t",
+            down=latency(each.pause_s),
+            age=age,
+            why=replay_words.why(each),
+            what="replay",
+        )
+    at = each.to_instance_id if each.outcome == "migrated" else each.from_instance_id
+    return MigrationRow(
+        id=each.migration_id,
+        target=Target(at, each.request_id),
+        request_id=each.request_id,
+        names=names,
+        way=way(each),
+        stage=_toned(each.outcome),
+        blocks=fmt.number(each.num_blocks),
+        down=latency(each.downtime_s),
+        age=age,
+        why=each.why or each.reason,
+    )
+
+
+def _toned(word: str) -> Span:
+    return Span(printable(word), _TONES.get(word, Tone.PLAIN))
+
+
+def _request(row: MigrationRow, width: int) -> Span:
+    if not row.request_id:
+        return Span(row.what, Tone.WARN)
+    return Span(printable(row.names.of(row.request_id, width)))
 
 
 COLUMNS: tuple[Column[MigrationRow], ...] = (
-    Column(
-        "request",
-        "REQ",
-        SHORT,
-        lambda row, width: Span(printable(row.names.of(row.move.request_id, width))),
-    ),
-    Column("way", "FROM>TO", 9, lambda row, _: Span(printable(way(row.move)))),
-    Column("stage", "STAGE", 9, _stage),
-    Column("blocks", "BLOCKS", 7, _blocks, right=True),
-    Column("down", "DOWN", 5, _down, right=True),
-    Column("age", "AGE", 5, _age, right=True, drop=1),
-    Column("why", "REASON", 7, lambda row, _: Span(printable(why(row.move))), drop=2, max_width=60),
+    Column("request", "REQ", SHORT, _request),
+    Column("way", "FROM>TO", 9, lambda row, _: Span(printable(row.way))),
+    Column("stage", "STAGE", 9, lambda row, _: row.stage),
+    Column("blocks", "BLOCKS", 7, lambda row, _: Span(row.blocks), right=True),
+    Column("down", "DOWN", 5, lambda row, _: Span(row.down), right=True),
+    Column("age", "AGE", 5, lambda row, _: row.age, right=True, drop=1),
+    Column("why", "REASON", 7, lambda row, _: Span(printable(row.why)), drop=2, max_width=60),
 )

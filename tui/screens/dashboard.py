@@ -14,12 +14,21 @@ from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.layout import Arrangement, Box, Pane, arrange
 from tui.feed.state import DashboardState
-from tui.panes import event_list, instances, migrations, move_matrix, queue_heads, scaling_line
+from tui.panes import (
+    event_list,
+    instances,
+    migrations,
+    move_matrix,
+    nodes,
+    queue_heads,
+    scaling_line,
+)
 from tui.panes.event_list import EventRow
 from tui.panes.instances import SORTS, InstanceRow
 from tui.panes.levels import level_names
 from tui.panes.migrations import MigrationRow
 from tui.panes.names import names
+from tui.panes.nodes import Row
 from tui.panes.queue_heads import HeadRow
 from tui.panes.view import View
 from tui.screens.base import PaintedScreen
@@ -38,6 +47,9 @@ _LEFT = (Pane.MIGRATIONS, Pane.QUEUE)
 _TABS = (*_LEFT, Pane.EVENTS)
 QUIET_S = 10.0
 
+Found = tuple[list[Any], int, int]
+"""Of a pane: its lines after the filter, how many rows that are, and how many before it."""
+
 
 class DashboardScreen(PaintedScreen):
     BINDINGS = bindings(Place.MAIN, Place.ROWS)
@@ -52,11 +64,12 @@ class DashboardScreen(PaintedScreen):
     def compose(self) -> ComposeResult:
         glyphs = self.console.glyphs
         yield Lines(id="header")
-        yield TableView[InstanceRow](
+        yield TableView[Any](
             instances.columns((), 0),
             glyphs,
             id=Pane.INSTANCES,
-            note_of=instances.note,
+            note_of=nodes.note,
+            is_heading=nodes.is_heading,
             empty="no instances yet",
         )
         with Horizontal(id="lower"):
@@ -101,7 +114,7 @@ class DashboardScreen(PaintedScreen):
         arrangement = arrange(
             self.size.width,
             self.size.height,
-            num_instances=len(app.shown.status.instances) if app.shown.status else 0,
+            num_instances=nodes.num_lines(app.shown.status),
             held=app.shown.status is not None and app.shown.status.held is not None,
             alarm=bool(alarms),
             scaling=bool(self._scaling()),
@@ -119,12 +132,12 @@ class DashboardScreen(PaintedScreen):
                 move_matrix.lines(app.shown, box.width, box.height, app.glyphs)
             )
         self._paint_frame(arrangement, alarms)
-        for pane, (rows, num_all) in found.items():
+        for pane, (rows, num, num_all) in found.items():
             table = self.table(pane)
             is_events = pane is Pane.EVENTS
             table.show(
                 rows,
-                self._title(pane, len(rows), num_all, arrangement),
+                self._title(pane, num, num_all, arrangement),
                 follow=is_events and view.follow,
                 caption=self._rates(arrangement.boxes.get(pane)) if is_events else (),
             )
@@ -142,8 +155,7 @@ class DashboardScreen(PaintedScreen):
         now_s = app.shown.controller_time_s(app.source.now_s()) or 0.0
         return scaling_line.line(app.shown.status, now_s, self.size.width, app.glyphs)
 
-    def _rows(self, app: Console, alarms: Sequence[Alarm]) -> dict[Pane, tuple[list[Any], int]]:
-        """(rows after the filter, how many before it) of each pane."""
+    def _rows(self, app: Console, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
         named = names(app.shown, app.glyphs.ellipsis, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
@@ -157,13 +169,17 @@ class DashboardScreen(PaintedScreen):
                 app.shown, app.options.zone, named, routine=self._all_events()
             ),
         }
+        found = {pane: self._passing(pane, all_rows) for pane, all_rows in rows.items()}
+        counts = {pane: len(all_rows) for pane, all_rows in rows.items()}
+        counts[Pane.EVENTS] = app.shown.num_kept
         return {
-            pane: (
-                self._passing(pane, all_rows),
-                app.shown.num_kept if pane is Pane.EVENTS else len(all_rows),
-            )
-            for pane, all_rows in rows.items()
+            pane: (self._grouped(passing) if pane is Pane.INSTANCES else passing, len(passing), num)
+            for (pane, passing), num in zip(found.items(), counts.values(), strict=True)
         }
+
+    def _grouped(self, rows: list[InstanceRow]) -> list[Row]:
+        filtered = bool(self.view.filters.get(Pane.INSTANCES))
+        return nodes.grouped(rows, self.console.shown.status, filtered=filtered)
 
     def _all_events(self) -> bool:
         """Routine events are lines too where the operator asks for details, or for some word."""
@@ -190,8 +206,9 @@ class DashboardScreen(PaintedScreen):
         status = self.console.shown.status
         levels = level_names(status) if status else ()
         kept = any(item.kept_for for item in status.instances) if status else False
+        lost = status is not None and status.replays.lately
         self.table(Pane.INSTANCES).set_columns(
-            instances.columns(levels, self.size.width, kept=kept)
+            instances.columns(levels, self.size.width, kept=kept, lost=lost)
         )
         moved = arrangement != self._arrangement
         if moved:
@@ -353,10 +370,10 @@ class DashboardScreen(PaintedScreen):
             self.view.focused = Pane(event.widget.id)
 
 
-def _empty(state: DashboardState, found: Mapping[Pane, tuple[list[Any], int]]) -> set[Pane]:
+def _empty(state: DashboardState, found: Mapping[Pane, Found]) -> set[Pane]:
     """Panes without a row. That of the queue heads counts as such after a while only, as requests
     come and go there from one status to the next."""
-    panes = {Pane.MIGRATIONS} if not found[Pane.MIGRATIONS][1] else set()
+    panes = {Pane.MIGRATIONS} if not found[Pane.MIGRATIONS][2] else set()
     if state.time_s - state.head_seen_s > QUIET_S:
         panes.add(Pane.QUEUE)
     return panes

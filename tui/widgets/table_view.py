@@ -46,7 +46,8 @@ Note = Callable[[Item], tuple[str, Span] | None]
 
 
 class TableView(Toned, Generic[Item], can_focus=True):
-    """`note_of(item)`: (column, text) that takes the place of the cells from there on."""
+    """`note_of(item)`: (column, text) that takes the place of the cells from there on. The cursor
+    never lies on a row that `is_heading`, which stays in view with the row below it."""
 
     BINDINGS = bindings(Place.TABLE)
 
@@ -88,6 +89,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         *,
         id: str,  # noqa: A002 - Textual's name
         note_of: Note[Item] = lambda _: None,
+        is_heading: Callable[[Item], bool] = lambda _: False,
         empty: str = "",
     ) -> None:
         super().__init__(id=id)
@@ -101,6 +103,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self._columns = columns
         self._glyphs = glyphs
         self._note_of = note_of
+        self._is_heading = is_heading
         self._empty = empty
         self._title: Line = ()
         self._caption: Sequence[Line] = ()
@@ -136,7 +139,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
             self._cursor = max(0, len(items) - 1)
             self.held = True
         else:
-            self._cursor = self._place_of_cursor() if self.held else 0
+            self._cursor = self._beside_headings(self._place_of_cursor() if self.held else 0)
         self.cursor_id = items[self._cursor].id if items else None
         self._title = title
         self._scroll()
@@ -181,11 +184,16 @@ class TableView(Toned, Generic[Item], can_focus=True):
 
     @property
     def position(self) -> str:
-        """`3-12 of 64` where not all rows fit, else nothing."""
+        """`3-12 of 64` where not all rows fit, else nothing; headings do not count."""
         rows = self._num_visible()
         if not rows or len(self.items) <= rows:
             return ""
-        return f"{self._top + 1}-{min(len(self.items), self._top + rows)} of {len(self.items)}"
+        before, shown = (
+            sum(not self._is_heading(item) for item in self.items[:end])
+            for end in (self._top, self._top + rows)
+        )
+        num_all = sum(not self._is_heading(item) for item in self.items)
+        return f"{min(before + 1, shown)}-{shown} of {num_all}"
 
     def _place_of_cursor(self) -> int:
         """The place of the cursor's row; if that row is gone, the same place."""
@@ -196,13 +204,26 @@ class TableView(Toned, Generic[Item], can_focus=True):
                 return place
         return max(0, min(self._cursor, len(self.items) - 1))
 
+    def _beside_headings(self, row: int, step: int = 1) -> int:
+        """The next row in that direction that is no heading, else the next one in the other."""
+        for direction in (step, -step):
+            place = row
+            while 0 <= place < len(self.items):
+                if not self._is_heading(self.items[place]):
+                    return place
+                place += direction
+        return row
+
     def _num_visible(self) -> int:
         return max(0, self.outer_size.height - HEAD_LINES - len(self._caption))
 
     def _scroll(self) -> None:
         """Scrolls as little as brings the cursor into view."""
         rows = max(1, self._num_visible())
-        self._top = max(self._cursor - rows + 1, min(self._top, self._cursor))
+        first = self._cursor
+        while first > 0 and self._is_heading(self.items[first - 1]):
+            first -= 1
+        self._top = max(self._cursor - rows + 1, min(self._top, first))
         self._top = max(0, min(self._top, len(self.items) - rows))
 
     # Painting
@@ -305,7 +326,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self._move_to(len(self.items) - 1)
 
     def action_open(self) -> None:
-        if self.cursor_id is not None:
+        if self.cursor_id is not None and not self._is_heading(self.items[self._cursor]):
             self.held = True
             self.post_message(self.Opened(self, self.cursor_id))
 
@@ -320,7 +341,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
                     self.post_message(self.HeadClicked(self, each.column.name))
             return
         row = event.y - HEAD_LINES + self._top
-        if event.y < HEAD_LINES or row >= len(self.items):
+        if event.y < HEAD_LINES or row >= len(self.items) or self._is_heading(self.items[row]):
             return
         self._move_to(row)
         if event.chain == 2:
@@ -338,7 +359,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self.held, self._wanted_id = held, None
         if not self.items:
             return
-        self._cursor = max(0, min(row, len(self.items) - 1))
+        step = 1 if row >= self._cursor else -1
+        self._cursor = self._beside_headings(max(0, min(row, len(self.items) - 1)), step)
         self.cursor_id = self.items[self._cursor].id
         self._scroll()
         self._repaint()

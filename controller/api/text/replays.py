@@ -39,7 +39,7 @@ def stage(replay: ReplayStatus | EndedReplayStatus) -> str:
     """What is being done, or what came of it: a column's word."""
     if isinstance(replay, ReplayStatus):
         return replay.state
-    return "sent again" if replay.outcome == "dispatched_again" else replay.outcome
+    return "sent anew" if replay.outcome == "dispatched_again" else replay.outcome
 
 
 def why(replay: ReplayStatus | EndedReplayStatus) -> str:

@@ -18,7 +18,7 @@ from tui.actions import registry
 from tui.actions.registry import Place
 from tui.actions.target import Target
 from tui.drawing import table
-from tui.drawing.format import ASCII, UNICODE, Line, Tone, width_of
+from tui.drawing.format import ASCII, UNICODE, Line, Span, Tone, width_of
 from tui.drawing.layout import Pane, arrange
 from tui.feed.entries import Entry
 from tui.feed.heard import Arrived, Lost
@@ -509,6 +509,45 @@ def test_moves_under_way_come_first_then_those_that_ended() -> None:
     ]
     assert [row.target.instance_id for row in found] == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"]
     assert migrations.rows(DashboardState(), Names([], "…")) == []
+
+
+def losing() -> DashboardState:
+    last = list(synthetic.on_four_nodes(1))[-1]
+    return reduce(DashboardState(), [Arrived(last, synthetic.START_S)])
+
+
+def test_evacuations_and_replays_stand_beside_moves() -> None:
+    found = migrations.rows(losing(), names(losing(), "…"))
+    assert [move_cells(row) for row in found[:4]] == [
+        ["7 left", "i-1>", "evacuate", "-", "-", "-21s", "goes in 21s, 5 moved"],
+        ["r9c0", "i-9>?", "placing", "1800t", "1.7s", "-", "death"],
+        ["r9c1", "i-9>i-4", "computing", "412t", "1.4s", "-", "death"],
+        ["r77c0", "i-3>i-1", "commit", "64/64", "-", "0.9s", "by hand"],
+    ]
+    ended = [move_cells(row) for row in found if row.id.startswith("replay r9d")]
+    assert ended == [
+        ["r9d0", "i-8>i-0", "replayed", "140t", "1.1s", "0.5s", "death"],
+        ["r9d1", "i-8>i-2", "sent anew", "140t", "-", "1.5s", "death"],
+        ["r9d2", "i-8", "failed", "140t", "-", "2.5s", "death: too often"],
+    ]
+    assert len({row.id for row in found}) == len(found)
+    targets = {row.id: (row.target.instance_id, row.target.request_id) for row in found}
+    assert targets["evacuation i-1"] == ("i-1", "")
+    assert targets["replay r9c0"] == ("i-9", "r9c0")
+    assert targets["replay r9c1"] == ("i-4", "r9c1")
+
+
+def test_replays_of_the_last_minute_are_in_the_header_and_have_a_column() -> None:
+    assert "  mig 3 (41/min, 1 fail)  replay 2 (11/min, 1 fail)  " in headed(losing(), 150, 2)[1]
+    assert "  replay 2  " in headed(losing(), 100, 1)[0]
+    assert "replay" not in headed(moving(), 150, 2)[1]
+    rows = {row.id: row for row in instances.rows(losing(), UNICODE)}
+    shown = instances.columns((), 120, lost=True)
+    assert "replays" not in [column.name for column in instances.columns((), 120)]
+    (replays,) = [column for column in shown if column.name == "replays"]
+    cells = {id_: replays.cell(row, 6) for id_, row in rows.items()}
+    assert (cells["i-9"], cells["i-4"]) == (Span("0/2", Tone.WARN), Span("1/0", Tone.WARN))
+    assert cells["i-0"] == Span("0/0", Tone.DIM)
 
 
 def test_half_a_wide_screen_has_room_for_a_move_and_its_reason() -> None:

@@ -71,6 +71,16 @@ async def test_overloaded() -> None:
         await checked(app, pilot, "overloaded")
 
 
+async def test_several_nodes_of_which_one_is_lost() -> None:
+    """Instances in groups; replays and an evacuation stand beside the moves."""
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.on_four_nodes(70))
+        source.clock_s += 0.4
+        await settle(app, pilot)
+        await checked(app, pilot, "nodes")
+
+
 async def test_held_at_the_controller() -> None:
     """Its queue stands before those of the instances, and two of them are kept free."""
     source = FakeSource()

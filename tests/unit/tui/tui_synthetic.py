@@ -8,6 +8,7 @@ from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatu
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
+    DrainStatus,
     EndedMoveStatus,
     Event,
     EventFrame,
@@ -25,10 +26,12 @@ from controller.api.wire.models import (
     RequestStatus,
     StatusFrame,
 )
+from controller.api.wire.replays import EndedReplayStatus, ReplaysStatus, ReplayStatus
 
 START_S = 1_767_268_800.0
 """2026-01-01 12:00:00 UTC."""
 NUM_BLOCKS, WATERMARK, BLOCK_SIZE = 1000, 10, 16
+STARTING = InstanceState.STARTING
 WHYS = ("memory", "fragmented", "batch-full", "next-step")
 
 
@@ -124,6 +127,99 @@ def _of_overload(item: InstanceStatus, second: int) -> InstanceStatus:
             }
         )
     return item
+
+
+def on_four_nodes(seconds: int) -> Iterator[Frame]:
+    """Four instances on each of four machines, of which the third is lost: what ran there is
+    replayed. i-1 is evacuated."""
+    for frame in frames(seconds, events_per_s=0):
+        if not isinstance(frame, StatusFrame):
+            continue
+        found = tuple(
+            _of_four_nodes(
+                item if item.state is not InstanceState.FAILED else instance(item.id),
+                frame.time_s,
+            )
+            for item in frame.status.instances
+        )
+        yield frame.model_copy(update={"status": with_replays(frame.status, found)})
+
+
+def _of_four_nodes(item: InstanceStatus, now_s: float) -> InstanceStatus:
+    number = int(item.id[2:])
+    node = f"10.0.0.{11 + number // 4}" if item.state is not STARTING else ""
+    if 8 <= number < 12:
+        return InstanceStatus(
+            id=item.id,
+            state=InstanceState.RESTARTING,
+            detail="its process is gone",
+            incarnation=1,
+            num_replays_out=2 if number == 9 else 0,
+            node=node,
+        )
+    if number == 1:
+        drain = DrainStatus(
+            drain_id="op-1",
+            num_requests_left=7,
+            num_moved=5,
+            deadline_s=now_s + 21.0,
+            removes=True,
+            evacuates=True,
+        )
+        update = {"drain": drain, "state": InstanceState.DRAINING, "node": node}
+        return item.model_copy(update=update)
+    return item.model_copy(update={"num_replays_in": int(number == 4), "node": node})
+
+
+def with_replays(status: ClusterStatus, instances: tuple[InstanceStatus, ...]) -> ClusterStatus:
+    """Two replays are under way, two went on and one failed."""
+    under_way = (
+        ReplayStatus(
+            request_id="r9c0",
+            from_instance_id="i-9",
+            state="placing",
+            reason="death",
+            num_tokens=1800,
+            pause_s=1.7,
+        ),
+        ReplayStatus(
+            request_id="r9c1",
+            from_instance_id="i-9",
+            to_instance_id="i-4",
+            state="computing",
+            reason="death",
+            num_tokens=412,
+            pause_s=1.4,
+        ),
+    )
+    ended = tuple(
+        EndedReplayStatus(
+            request_id=f"r9d{place}",
+            from_instance_id="i-8",
+            to_instance_id=to,
+            outcome=outcome,
+            code=code,
+            reason="death",
+            num_tokens=140,
+            pause_s=pause_s,
+            ended_s=status.time_s - 0.5 - place,
+        )
+        for place, (outcome, to, code, pause_s) in enumerate(
+            (
+                ("replayed", "i-0", "", 1.1),
+                ("dispatched_again", "i-2", "", None),
+                ("failed", None, "too_often", None),
+            )
+        )
+    )
+    replays = ReplaysStatus(
+        under_way=under_way,
+        ended=ended,
+        num_replaying=2,
+        num_replayed_last_minute=11,
+        num_not_replayed_last_minute=1,
+    )
+    return status.model_copy(update={"instances": instances, "replays": replays})
 
 
 def late_binding(seconds: int) -> Iterator[Frame]:
@@ -358,7 +454,7 @@ def _instance(index: int, used: int, second: int) -> InstanceStatus:
             detail="the engine could not start: CUDA out of memory",
             incarnation=2,
             num_restarts=1,
-            node="10.0.0.14",
+            node="10.0.0.11",
         )
     running = max(1, used // 24)
     high = running // 8
@@ -382,7 +478,6 @@ def _instance(index: int, used: int, second: int) -> InstanceStatus:
     return instance(
         id_,
         state,
-        node=f"10.0.0.{11 + index // 4}",
         pid=4000 + index,
         up_s=7200.0 + second - 60 * index,
         freeness_steps=None if draining else BLOCK_SIZE * (capacity - virtual) / batch,
