@@ -58,7 +58,12 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
-from controller.api.wire.rolling import RollingReport, RollingRequest, RollingStopRequest
+from controller.api.wire.rolling import (
+    RollingDismissRequest,
+    RollingReport,
+    RollingRequest,
+    RollingStopRequest,
+)
 from controller.api.wire.settings import SettingChanges, SettingList, SettingsPatch
 from controller.api.wire.traffic import TrafficBatch, TrafficRequest
 
@@ -276,6 +281,10 @@ class ControlClient:
     def begin_rolling(self, wanted: RollingRequest, *, key: str = "") -> RollingReport:
         """Returns when it has begun; it goes on without this client."""
         return self._once(RollingReport, "/v1/rolling-restart", wanted, key)
+
+    def dismiss_rolling(self, wanted: RollingDismissRequest) -> RollingReport:
+        """The last rolling restart is not shown any more. Raises RefusedError: it goes on."""
+        return self._call(RollingReport, "POST", "/v1/rolling-restart/dismiss", wanted)
 
     def stop_rolling(self, wanted: RollingStopRequest, *, key: str = "") -> RollingReport:
         """Raises NotRollingError: no rolling restart goes on."""

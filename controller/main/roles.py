@@ -10,9 +10,10 @@ import gc
 import ipaddress
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from controller.adapters.ray.starts import Start
 from controller.adapters.zmq.cluster_key import ClusterKey
@@ -21,16 +22,20 @@ from controller.api.hosts import url_host
 from controller.api.settings.endpoint_options import frontend_options
 from controller.api.settings.live_settings import changed
 from controller.api.state.audit import AuditLog
+from controller.api.text.starts import LAUNCHING
 from controller.core.instance_ref import InstanceRef
 from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.operations.engine_change import EngineChange
 from controller.main.machine.controller_ports import control_socket, inbox_socket
 from controller.main.plan import ClusterPlan
-from controller.ports.engine import EngineFactory
+from controller.ports.engine import Engine, EngineFactory
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.member import Membership
 from controller.runtime.messages.members import MemberKind
 
 log = logging.getLogger(__name__)
+
+EngineArgs = Mapping[str, Any]
 
 
 async def controller(plan_json: str, start: Start) -> None:
@@ -98,6 +103,7 @@ async def controller(plan_json: str, start: Start) -> None:
         metrics_type=metrics.CONTENT_TYPE,
         log_dir=Path(plan.log_dir),
         listening=control_socket(plan),
+        check_engine=partial(_check_engine, plan),
     )
     gc.freeze()  # or each full collection stops the loop for 40 ms to look at all imported objects
     start.succeeded()
@@ -105,6 +111,14 @@ async def controller(plan_json: str, start: Start) -> None:
         await server.run_beside(service.run())
     finally:
         events.close()
+
+
+def _check_engine(
+    plan: ClusterPlan, given: EngineArgs, before: EngineArgs, after: EngineArgs
+) -> None:
+    from controller.main.checks.engine_change import check_engine_change
+
+    check_engine_change(plan, given, before, after)
 
 
 def _instance_bytes(plan: ClusterPlan) -> int:
@@ -128,6 +142,12 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
+
+    def build_engine(report: Callable[[str], None]) -> Engine:
+        """The arguments are those of the moment: a rolling restart may have changed them."""
+        report(LAUNCHING)
+        return _engine_factory(plan, member.engine_change.result())(report)
+
     member = Membership(
         "instance",
         member_id,
@@ -140,7 +160,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
     service = Llumlet(
         member,
         mailbox,
-        _engine_factory(plan),
+        build_engine,
         plan.settings.scheduler.status_interval_s,
         _kv_transfer(plan, member, mailbox.address),
     )
@@ -156,17 +176,16 @@ def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> No
         loop.call_soon_threadsafe(call)
 
 
-def _engine_factory(plan: ClusterPlan) -> EngineFactory:
+def _engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
     if plan.profile is not None:
         from controller.adapters.emulated.engine import EmulatedEngine
-        from controller.main.start.emulation import model_config
+        from controller.main.start.emulation import model_config, with_changes
 
-        table = plan.settings.emulated
-        config = model_config(plan.profile, table)
-        return partial(EmulatedEngine, plan.profile, config, table.speed)
+        profile, table = with_changes(plan.profile, plan.settings.emulated, change.args)
+        return partial(EmulatedEngine, profile, model_config(profile, table), table.speed)
     from controller.adapters.vllm.engine.engine import VllmEngine
 
-    return partial(VllmEngine, plan.engine_args)
+    return partial(VllmEngine, plan.engine_args | dict(change.args))
 
 
 def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTransfer:

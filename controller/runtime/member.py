@@ -9,8 +9,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from controller.core.load.latency_window import ServedLately
+from controller.core.operations.engine_change import EngineChange
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox
 from controller.runtime.messages.codec import encode
@@ -42,6 +44,10 @@ class Membership:
         self.member_id = member_id
         self.controller_address = controller_address
         self.incarnation = 0
+        self.engine_change: Future[EngineChange] = Future()
+        """What the controller said first of an engine's arguments; any thread may wait for it."""
+        self.fingerprint = ""
+        """The engine's, once it is built."""
         self._mailbox = mailbox
         self._node = node
         self._num_live_reqs = num_live_reqs
@@ -103,6 +109,8 @@ class Membership:
             num_first_tokens=served.num_first_tokens,
             asks=asks,
             leaves_in_s=None if leaves_at_s is None else leaves_at_s - time.monotonic(),
+            generation=self._generation(),
+            fingerprint=self.fingerprint,
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 
@@ -111,7 +119,12 @@ class Membership:
         if welcome.nonce != self._nonce:
             return False
         self.incarnation = welcome.incarnation
+        if not self.engine_change.done():
+            self.engine_change.set_result(welcome.engine)
         return welcome.fenced
+
+    def _generation(self) -> int | None:
+        return self.engine_change.result().generation if self.engine_change.done() else None
 
     async def stay_failed(self, why: str) -> None:
         """Reports, until the process is ended, that it will not serve."""

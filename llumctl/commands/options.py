@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -101,3 +102,17 @@ def not_negative(value: int | None, flag: str) -> int | None:
     if value is not None and value < 0:
         raise UsageError(f"{flag}: must be at least 0, not {value}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What forms of one command have in common."""
+
+    cluster: str | None
+    dry_run: bool
+    yes: bool
+    reason: str
+    if_revision: int | None
+    output_format: Format
+    detach: bool = False
+    force: bool = False

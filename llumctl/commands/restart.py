@@ -10,6 +10,7 @@ from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
     DryRun,
+    Flags,
     IfRevision,
     OutputFormat,
     Reason,
@@ -38,6 +39,17 @@ def restart(
     stop: Annotated[
         bool, typer.Option("--stop", help="Stop a rolling restart: no other instance follows.")
     ] = False,
+    dismiss: Annotated[
+        bool,
+        typer.Option("--dismiss", help="Show one that is over no more: status keeps a failed one."),
+    ] = False,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="With --rolling: start each with this argument; null: as at up. Repeatable.",
+        ),
+    ] = None,
     at_once: Annotated[
         str | None,
         typer.Option(
@@ -76,31 +88,41 @@ def restart(
     Ctrl-C leaves the restart going; llumctl undrain takes it back until the process has ended, and
     llumctl restart --stop ends one of all instances.
     """
-    if [instance_id is not None, rolling, stop].count(True) != 1:
-        raise UsageError("restart: give one of ID, --rolling and --stop", "llumctl restart --help")
+    if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
+        raise UsageError(
+            "restart: give one of ID, --rolling, --stop and --dismiss", "llumctl restart --help"
+        )
     deadline_s = deadline_of(deadline)
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    if instance_id is None:
-        from llumctl.commands import rolling as of_all
-
-        _check_flags({"--now": now})
-        flags = of_all.Flags(
-            cluster, dry_run, yes, reason, if_revision, output_format, detach, force
-        )
-        if stop:
-            only = {"--at-once": at_once, "--deadline": deadline, "--start-timeout": start_timeout}
-            _check_flags({**only, "--force": force, "--detach": detach}, "--stop")
-            of_all.stop(flags)
-        else:
-            of_all.begin(flags, at_once, deadline_s, start_timeout)
+    flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
+    of_all: dict[str, object] = {
+        "--at-once": at_once,
+        "--start-timeout": start_timeout,
+        "--engine-arg": engine_arg,
+    }
+    if instance_id is not None:
+        _check_flags(of_all, "ID")
+        _of_one(flags, instance_id, deadline_s, now=now)
         return
-    _check_flags({"--at-once": at_once, "--start-timeout": start_timeout}, "ID")
+    _check_flags({"--now": now})
+    from llumctl.commands import rolling as rolling_restart
+
+    if rolling:
+        rolling_restart.begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
+        return
+    word = "--stop" if stop else "--dismiss"
+    _check_flags({**of_all, "--deadline": deadline, "--force": force, "--detach": detach}, word)
+    (rolling_restart.stop if stop else rolling_restart.dismiss)(flags)
+
+
+def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
+    """Plans, asks, restarts one instance and follows that."""
     choices.an_id(instance_id, "ID")
     if now and deadline_s is not None:
         raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
-    name = connect.attached(cluster)
-    if not (yes or dry_run):
+    name = connect.attached(flags.cluster)
+    if not (flags.yes or flags.dry_run):
         command = f"llumctl restart {instance_id}{' --now' if now else ''}"
         connect.check(name)
         confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
@@ -109,12 +131,12 @@ def restart(
     order = RestartRequest(
         deadline_s=deadline_s,
         now=now,
-        dry_run=dry_run,
-        force=force,
-        reason=reason,
-        if_revision=if_revision,
+        dry_run=flags.dry_run,
+        force=flags.force,
+        reason=flags.reason,
+        if_revision=flags.if_revision,
     )
-    if not (yes or dry_run):
+    if not (flags.yes or flags.dry_run):
         order = agreed(
             name,
             order,
@@ -123,12 +145,12 @@ def restart(
         )
     with connect.client(name) as client:
         report = client.restart(instance_id, order)
-    if dry_run or detach:
-        output.emit(text((report,), output_format))
-    if dry_run and report.changes:
+    if flags.dry_run or flags.detach:
+        output.emit(text((report,), flags.output_format))
+    if flags.dry_run and report.changes:
         raise typer.Exit(EXIT_WOULD_CHANGE)
-    if not (dry_run or detach):
-        follow(name, (report,), deadline_s, output_format, _detached)
+    if not (flags.dry_run or flags.detach):
+        follow(name, (report,), deadline_s, flags.output_format, _detached)
 
 
 def _check_flags(given: dict[str, object], where: str = "--rolling") -> None:

@@ -1,8 +1,9 @@
-"""`llumctl restart --rolling` and `--stop`: all instances, one after the other."""
+"""`llumctl restart --rolling`, `--stop` and `--dismiss`: all instances, one after the other."""
 
+import shlex
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +15,7 @@ from controller.api.errors import (
 )
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
 from llumctl import confirm, connect, durations
+from llumctl.commands.options import Flags
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -23,24 +25,16 @@ if TYPE_CHECKING:
 DEFAULT_START_TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """What both have in common."""
-
-    cluster: str | None
-    dry_run: bool
-    yes: bool
-    reason: str
-    if_revision: int | None
-    output_format: Format
-    detach: bool = False
-    force: bool = False
-
-
 def begin(
-    flags: Flags, at_once: str | None, deadline_s: float | None, start_timeout: str | None
+    flags: Flags,
+    at_once: str | None,
+    deadline_s: float | None,
+    start_timeout: str | None,
+    engine_arg: Sequence[str],
 ) -> None:
-    """Plans, asks, begins and follows. Raises UsageError for a wrong `at_once` or timeout."""
+    """Plans, asks, begins and follows. Raises UsageError for a wrong `at_once`, timeout or engine
+    argument."""
+    engine_args = _engine_args(engine_arg)
     num_at_once = _at_once(at_once)
     start_timeout_s = DEFAULT_START_TIMEOUT_S
     if start_timeout is not None:
@@ -49,7 +43,8 @@ def begin(
             raise UsageError("--start-timeout: must be at most 7d", "llumctl restart --help")
     name = connect.attached(flags.cluster)
     if not (flags.yes or flags.dry_run):
-        command = "llumctl restart --rolling"
+        given = [word for each in engine_arg for word in ("--engine-arg", each)]
+        command = shlex.join(["llumctl", "restart", "--rolling", *given])
         connect.check(name)
         confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
     from controller.api.wire.rolling import RollingRequest
@@ -62,6 +57,7 @@ def begin(
         force=flags.force,
         reason=flags.reason,
         if_revision=flags.if_revision,
+        engine_args=engine_args,
     )
     if not (flags.yes or flags.dry_run):
         order = _agreed(name, order)
@@ -91,6 +87,38 @@ def stop(flags: Flags) -> None:
     output.emit(_text(report, flags.output_format))
     if flags.dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def dismiss(flags: Flags) -> None:
+    """Takes a rolling restart that is over out of the status; does nothing if there is none."""
+    with connect.client(connect.attached(flags.cluster)) as client:
+        from controller.api.wire.rolling import RollingDismissRequest
+
+        report = client.dismiss_rolling(
+            RollingDismissRequest(
+                dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
+            )
+        )
+    if not report.changes:
+        output.say("nothing to change")
+        return
+    output.emit(_text(report, flags.output_format))
+    if flags.dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _engine_args(given: Sequence[str]) -> dict[str, Any]:
+    from llumctl.config.settings import parse_engine_arg
+
+    found: dict[str, Any] = {}
+    for each in given:
+        key, value = parse_engine_arg(
+            each, "llumctl restart --rolling --engine-arg max_num_seqs=64"
+        )
+        if key in found:
+            raise UsageError(f"--engine-arg: {key} is given twice", "llumctl restart --help")
+        found[key] = value
+    return found
 
 
 def _follow(name: str, begun: "RollingReport", output_format: Format) -> None:

@@ -124,14 +124,16 @@ def _load_table(name: str, environ: Mapping[str, str] | None = None) -> tuple[Se
     return _validated(data, origins), origins
 
 
-def parse_engine_arg(argument: str) -> tuple[str, Any]:
+def parse_engine_arg(
+    argument: str, example: str = "llumctl up --engine-arg max_model_len=4096"
+) -> tuple[str, Any]:
     """`max-model-len=4096` -> ("max_model_len", 4096): JSON if it parses, else a string."""
     name, equals, raw = argument.partition("=")
     key = engine_key(name.strip().lstrip("-"))
     if not equals or not key:
         raise UsageError(
             f"--engine-arg: {argument[:60]!r} is not of the form key=value",
-            "llumctl up --engine-arg max_model_len=4096",
+            example,
         )
     return key, parse_value(raw)
 

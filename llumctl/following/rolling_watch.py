@@ -62,10 +62,18 @@ def check(report: RollingReport) -> None:
         left = f"; not restarted: {' '.join(report.left)}" if report.left else ""
         raise LlumctlError(
             f"the rolling restart failed: {report.why}{left}",
-            f"llumctl logs {report.failed_id}      then      llumctl restart --rolling",
+            f"llumctl logs {report.failed_id}      then      {_again(report)}",
         )
     if report.state == "stopped":
         raise LlumctlError(
             f"the rolling restart was stopped: {report.why}",
             "llumctl events --kind operator      llumctl status",
         )
+
+
+def _again(report: RollingReport) -> str:
+    """Without arguments it takes the change back where it was made already."""
+    plain = "llumctl restart --rolling"
+    if not report.engine_args:
+        return plain
+    return f"{plain}      or      llumctl restart --rolling --engine-arg KEY=VALUE"

@@ -140,11 +140,13 @@ def _refused(status: ClusterStatus) -> list[str]:
 
 
 def _rolling(status: ClusterStatus) -> list[str]:
-    """How far a rolling restart is, or how it failed; one that is done or was stopped is past."""
+    """How far a rolling restart is, or how it failed, until an operator dismisses that; one that is
+    done or was stopped is past. Then the engine arguments that one has changed."""
     found = status.rolling
-    if found is None or found.state not in ("going", "failed"):
-        return []
-    return [rolling_words.progress(found)]
+    shown = found is not None and found.state in ("going", "failed") and not found.dismissed
+    changed = rolling_words.changed_arguments(status.engine_changes)
+    progress = [rolling_words.progress(found)] if found is not None and shown else []
+    return [*progress, *([changed] if changed else [])]
 
 
 def _replays(status: ClusterStatus) -> list[str]:

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from controller.api.client import ControlClient
@@ -13,7 +12,7 @@ from controller.api.errors import LlumctlError
 from controller.api.wire.autoscale import AutoscaleStatus
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
-from tests.e2e.steering import Story, done, ids_of, json_of
+from tests.e2e.steering import Story, controller_pid, done, ids_of, json_of
 
 CONFIG = """
 [cluster]
@@ -71,18 +70,6 @@ def wait_serving(client: ControlClient, least: int, most: int) -> None:
         return least <= len(states) <= most and set(states) == {"active"}
 
     wait_for(serve, f"{least} to {most} instances that serve")
-
-
-def controller_pid(cluster: Cluster) -> int:
-    """Of the process that listens on the control port."""
-    pids = (
-        each.pid
-        for each in psutil.net_connections("tcp")
-        if each.status == "LISTEN" and each.laddr and each.laddr.port == cluster.control_port
-    )
-    found = next(pids)
-    assert found is not None
-    return found
 
 
 def test_it_follows_its_load_over_a_death_of_its_controller(

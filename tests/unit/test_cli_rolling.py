@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from controller.api.text import rolling as rolling_words
 from controller.api.wire.models import ErrorBody
 from controller.api.wire.rolling import (
+    EngineChangeStatus,
     PlannedRestart,
     RestartedInstance,
     RestartTurn,
@@ -59,6 +61,7 @@ class Bed:
         fake.orders = {
             "GET /v1/rolling-restart": lambda _: (200, self.now),
             "POST /v1/rolling-restart": self.begin,
+            "POST /v1/rolling-restart/dismiss": lambda _: (200, self.now),
             "POST /v1/rolling-restart/stop": lambda _: self.refusal or (200, self.now),
         }
 
@@ -126,6 +129,7 @@ def test_each_step_is_followed_until_all_are_restarted(bed: Bed, capsys: Capture
             "force": False,
             "reason": "a patch",
             "if_revision": None,
+            "engine_args": {},
         }
     ]
 
@@ -213,11 +217,17 @@ def test_refusals(bed: Bed, capsys: Captured) -> None:
         bed.refusal = 409, ErrorBody(code=code, message="no", hint="llumctl status")
         assert run(["restart", "--rolling", "-y"]) == 5
     for wrong, words in (
-        ((), "give one of ID, --rolling and --stop"),
-        (("i-1", "--rolling"), "give one of ID, --rolling and --stop"),
+        ((), "give one of ID, --rolling, --stop and --dismiss"),
+        (("i-1", "--rolling"), "give one of ID, --rolling, --stop and --dismiss"),
         (("--rolling", "--now"), "--now: not with --rolling"),
         (("--stop", "--force"), "--force: not with --stop"),
         (("i-1", "--at-once", "2"), "--at-once: not with ID"),
+        (("i-1", "--engine-arg", "a=1"), "--engine-arg: not with ID"),
+        (("--stop", "--engine-arg", "a=1"), "--engine-arg: not with --stop"),
+        (("--dismiss", "--rolling"), "give one of"),
+        (("--dismiss", "--deadline", "2"), "--deadline: not with --dismiss"),
+        (("--rolling", "--engine-arg", "a"), "'a' is not of the form key=value"),
+        (("--rolling", "--engine-arg", "a=1", "--engine-arg", "a=2"), "a is given twice"),
         (("--rolling", "--at-once", "0"), "'0' is neither a number of instances nor max"),
         (("--rolling", "--at-once", "all"), "'all' is neither a number of instances nor max"),
         (("--rolling", "--start-timeout", "8d"), "--start-timeout: must be at most 7d"),
@@ -226,6 +236,48 @@ def test_refusals(bed: Bed, capsys: Captured) -> None:
         assert words in capsys.readouterr().err
     assert run(["restart", "--rolling"]) == 5
     assert "llumctl restart --rolling --dry-run      then" in capsys.readouterr().err
+
+
+def test_engine_arguments_are_sent_shown_and_named_in_the_next_command(
+    bed: Bed, capsys: Captured
+) -> None:
+    args = ("--engine-arg", "max-num-seqs=64", "--engine-arg", "enforce_eager=null")
+    assert run(["restart", "--rolling", *args, "--dry-run"]) == 10
+    assert bed.bodies()[0]["engine_args"] == {"max_num_seqs": 64, "enforce_eager": None}
+    bed.now = report(
+        state="failed",
+        failed_id="i-0",
+        why="i-0 could not start",
+        under_way=(),
+        engine_args={"max_num_seqs": 64},
+    )
+    capsys.readouterr()
+    assert run(["restart", "--rolling", *args, "-y"]) == 1
+    told = capsys.readouterr().err
+    assert "failed: i-0 could not start, not restarted: i-1, with max_num_seqs=64" in told
+    assert "llumctl restart --rolling --engine-arg KEY=VALUE" in told
+    assert run(["restart", "--rolling", *args]) == 5
+    told = capsys.readouterr().err
+    command = "llumctl restart --rolling --engine-arg max-num-seqs=64"
+    assert f"{command} --engine-arg enforce_eager=null --dry-run" in told
+
+
+def test_the_plan_names_the_engine_arguments() -> None:
+    known = {"engine_args": {"max_num_seqs": 64, "mode": "chunked"}, "changes_engine": True}
+    first, *_ = rolling_words.plan(PLAN.model_copy(update=known))
+    assert first.endswith("1 at a time, with max_num_seqs=64, mode=chunked")
+    first, *_ = rolling_words.plan(PLAN.model_copy(update={"changes_engine": True}))
+    assert first.endswith("with the engine arguments of the cluster's start")
+
+
+def test_one_that_is_over_is_dismissed(bed: Bed, capsys: Captured) -> None:
+    bed.now = report(state="failed", failed_id="i-0", why="no", under_way=(), changes=True)
+    assert run(["restart", "--dismiss"]) == 0
+    assert run(["restart", "--dismiss", "--dry-run"]) == 10
+    bed.now = bed.now.model_copy(update={"changes": False})
+    capsys.readouterr()
+    assert run(["restart", "--dismiss"]) == 0
+    assert capsys.readouterr().err == "nothing to change\n"
 
 
 def test_status_says_how_far_it_is() -> None:
@@ -240,5 +292,16 @@ def test_status_says_how_far_it_is() -> None:
     failed = report(state="failed", failed_id="i-0", why="i-0 could not start", under_way=())
     told = "rolling restart: 0 of 1 done, failed: i-0 could not start, not restarted: i-1"
     assert told in lines(failed)
-    for past in (None, report(state="done"), report(state="stopped")):
+    dismissed = failed.model_copy(update={"dismissed": True})
+    for past in (None, report(state="done"), report(state="stopped"), dismissed):
         assert lines(past) == lines(None)
+
+
+def test_status_says_which_instances_have_which_arguments() -> None:
+    changes = (
+        EngineChangeStatus(generation=0, instances=("i-2",), is_clusters=True),
+        EngineChangeStatus(generation=1, args={"speed": 3.0}, instances=("i-0", "i-1")),
+    )
+    status = cluster(instance("i-0")).model_copy(update={"engine_changes": changes})
+    told = "engine arguments: as started (i-2, and new ones); speed=3.0 (i-0 i-1)"
+    assert told in render(status, wide=False, colours=False).splitlines()

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from controller.api.errors import UsageError
 from controller.api.wire.audit import OperationList
 from controller.api.wire.models import ClusterStatus
 from controller.api.wire.rolling import RollingReport
+from controller.core.operations.engine_change import EngineChange
 from tests.unit.control_support import AUTHORIZED, Listener, listening
 from tests.unit.move_support import Source, serve_running_request
 
@@ -119,3 +121,57 @@ async def test_refusals(bed: Bed) -> None:
         await bed.client.post(f"/v1/instances/{instance_id}/drain", headers=AUTHORIZED)
     assert await bed.refused() == (409, "last_instance")
     assert (await bed.done(force=True)).state == "going"
+
+
+async def test_engine_arguments_are_checked_planned_and_recorded(bed: Bed) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def check(given: Any, before: Any, after: Any) -> None:
+        seen.append((given, before, after))
+        if "dtype" in given:
+            raise UsageError("engine.dtype cannot be changed", "llumctl down")
+
+    bed.listener.server._rolling._check_engine = check
+    wanted = {"max_num_seqs": 64, "enforce_eager": None}
+    plan = await bed.done(dry_run=True, engine_args=wanted)
+    assert (plan.engine_args, plan.changes_engine) == ({"max_num_seqs": 64}, True)
+    assert seen == [(wanted, {}, {"max_num_seqs": 64})]
+    revision = bed.controller.keeper.spec.revision
+    assert await bed.refused(engine_args={"dtype": "half"}) == (400, "bad_setting")
+    assert bed.controller.keeper.spec.revision == revision
+    begun = await bed.done(engine_args=wanted)
+    assert begun.engine_args == {"max_num_seqs": 64}
+    order = bed.controller.rolling.order
+    assert order is not None
+    assert order.engine == EngineChange(1, {"max_num_seqs": 64})
+    assert bed.actions[0][0] == (
+        "restart --rolling --engine-arg max_num_seqs=64 --engine-arg enforce_eager=null"
+    )
+
+
+async def test_status_shows_which_instances_have_which_arguments(bed: Bed) -> None:
+    async def changes() -> list[tuple[Any, ...]]:
+        status = ClusterStatus.model_validate_json(await bed.gets("status"))
+        found = status.engine_changes
+        return [(each.generation, each.instances, each.is_clusters) for each in found]
+
+    assert await changes() == []
+    await bed.done(engine_args={"speed": 2})
+    order, keeper = bed.controller.rolling.order, bed.controller.keeper
+    assert order is not None
+    keeper.change(keeper.spec.with_rolling(order, engines={"i-1": order.engine}))
+    assert await changes() == [(0, ("i-0", "i-2"), True), (1, ("i-1",), False)]
+
+
+async def test_one_that_is_over_is_dismissed(bed: Bed) -> None:
+    assert not (await bed.done("/dismiss")).changes
+    await bed.done()
+    assert await bed.refused("/dismiss") == (409, "rolling")
+    await bed.done("/stop")
+    revision = bed.controller.keeper.spec.revision
+    assert await bed.refused("/dismiss", if_revision=revision + 1) == (409, "revision_conflict")
+    planned = await bed.done("/dismiss", dry_run=True)
+    assert (planned.changes, planned.dismissed) == (True, False)
+    assert (await bed.done("/dismiss")).dismissed
+    assert not (await bed.done("/dismiss")).changes
+    assert bed.actions[-2:] == [("restart --dismiss", "begun"), ("restart --dismiss", "done")]

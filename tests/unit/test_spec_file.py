@@ -10,7 +10,10 @@ import pytest
 from controller.adapters.files.spec_file import FILE, SpecFile
 from controller.api.errors import LlumctlError
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder, ScaleHold
+from controller.core.operations.engine_change import EngineChange
+from controller.core.operations.rolling import RollingOrder
 
+NEW = EngineChange(2, {"max_num_seqs": 64, "compilation_config": {"level": 0}, "speed": 2.5})
 SPEC = (
     ClusterSpec.first(2)
     .with_instances_added(1)
@@ -36,6 +39,10 @@ SPEC = (
         DrainOrder("d-2", "i-0", 8.0, actor="ana", reason="a new disk, größer"),
     )
     .held_by(ScaleHold("ana", 3, 12.5))
+    .with_rolling(
+        RollingOrder("op-1", 1.0, (), (), {"i-0": 2.5}, engine=NEW, state="done", ended_s=9.0),
+        engines={"i-1": EngineChange(1, {"enforce_eager": True})},
+    )
 )
 
 

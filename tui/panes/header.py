@@ -192,7 +192,7 @@ def _replays(status: ClusterStatus, *, brief: bool) -> list[Fact]:
 def _rolling(status: ClusterStatus, *, brief: bool) -> list[Fact]:
     """`roll 1/3 i-1 starting`, or `roll failed i-1`."""
     found = status.rolling
-    if found is None or found.state not in ("going", "failed"):
+    if found is None or found.dismissed or found.state not in ("going", "failed"):
         return []
     count = f"{len(found.done)}/{found.num_instances}"
     if found.state == "failed":

@@ -41,7 +41,7 @@ from controller.adapters.http.operations_done import OperationsQuery, operations
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
-from controller.adapters.http.rolling import RollingApi
+from controller.adapters.http.rolling import EngineCheck, RollingApi, allow_all
 from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
@@ -85,7 +85,8 @@ class Access:
 class ControlServer:
     """`settings`: those that the controller runs with. `metrics` renders the answer to `/metrics`,
     of media type `metrics_type`. Members write their logs to `log_dir`. `listening`: a socket on
-    the address of `access`; without it the server makes one."""
+    the address of `access`; without it the server makes one. `check_engine` looks at engine
+    arguments that a rolling restart is to change."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class ControlServer:
         metrics_type: str,
         log_dir: Path,
         listening: socket.socket | None = None,
+        check_engine: EngineCheck = allow_all,
     ) -> None:
         self._controller = controller
         self._labels = labels
@@ -112,7 +114,7 @@ class ControlServer:
         answers = AnswersByKey()
         once = answers.once
         steer = SteerApi(controller, self._log, self._changing, once)
-        rolling = RollingApi(controller, self._log, self._changing, once)
+        self._rolling = RollingApi(controller, self._log, self._changing, once, check_engine)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
         # asyncio does this only where a socket names its protocol, which one of create_server does
@@ -135,7 +137,7 @@ class ControlServer:
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
                 *steer.routes,
-                *rolling.routes,
+                *self._rolling.routes,
                 Route("/v1/traffic", self._traffic, methods=["POST"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,21 +16,34 @@ from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations import as_api_errors
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.rolling_view import rolling_report
+from controller.api.errors import UsageError
+from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration
 from controller.api.wire.audit import Undo
 from controller.api.wire.operations import DrainReport, DrainRequest
 from controller.api.wire.rolling import (
     PlannedRestart,
+    RollingDismissRequest,
     RollingReport,
     RollingRequest,
     RollingStopRequest,
 )
+from controller.core.operations.engine_change import EngineChange
 from controller.core.operations.rolling import RollingOrder
 from controller.runtime.controller.controller import Controller
 
+Args = Mapping[str, Any]
+EngineCheck = Callable[[Args, Args, Args], None]
+"""Gets the engine arguments that an operator gives, all that differ from those of the cluster's
+start, and all that will differ. Raises UsageError. It may take a while, on any thread."""
+
+
+def allow_all(given: Args, before: Args, after: Args) -> None:
+    """A check that refuses nothing."""
+
 
 class RollingApi:
-    """The arguments are as of `SteerApi`."""
+    """The arguments are as of `SteerApi`; `check_engine` says which engine arguments may change."""
 
     def __init__(
         self,
@@ -37,15 +51,18 @@ class RollingApi:
         log: OperatorLog,
         changing: asyncio.Lock,
         once: Callable[[Endpoint], Endpoint],
+        check_engine: EngineCheck = allow_all,
     ) -> None:
         self._controller = controller
         self._reports = SteerReports(controller)
         self._log = log
         self._changing = changing
+        self._check_engine = check_engine
         self.routes = [
             Route("/v1/rolling-restart", self._look, methods=["GET"]),
             Route("/v1/rolling-restart", once(self._begin), methods=["POST"]),
             Route("/v1/rolling-restart/stop", once(self._stop), methods=["POST"]),
+            Route("/v1/rolling-restart/dismiss", once(self._dismiss), methods=["POST"]),
         ]
 
     async def _look(self, _request: Request) -> Response:
@@ -56,9 +73,11 @@ class RollingApi:
         controller = self._controller
         if wanted.dry_run:
             self._check(wanted)
-            return json_answer(await self._planned(wanted))
+            engine = await self._engine(wanted)
+            return json_answer(await self._planned(wanted, engine))
         async with self._changing:
             self._check(wanted)
+            engine = await self._engine(wanted)
             deed = (f"restart --rolling{_how(wanted)}", "the cluster")
             async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
                 self._check(wanted)  # again: writing the audit log took time
@@ -74,6 +93,7 @@ class RollingApi:
                         force=wanted.force,
                         actor=operation.actor,
                         reason=wanted.reason,
+                        engine=engine,
                     )
                 )
         return json_answer(rolling_report(controller).model_copy(update={"changes": True}))
@@ -94,12 +114,44 @@ class RollingApi:
                 rolling.stop(why, operation.actor)
         return json_answer(rolling_report(self._controller).model_copy(update={"changes": True}))
 
+    async def _dismiss(self, request: Request) -> Response:
+        """Nothing changes if there is nothing to dismiss."""
+        wanted = RollingDismissRequest.model_validate_json(await request.body() or b"{}")
+        rolling = self._controller.rolling
+        async with self._changing:
+            self._check_revision(wanted.if_revision)
+            order = rolling.order
+            if order is not None and order.goes:
+                raise ApiError(
+                    409, "rolling", "the rolling restart goes on", "llumctl restart --stop"
+                )
+            changes = order is not None and not order.dismissed
+            if changes and not wanted.dry_run:
+                deed = ("restart --dismiss", "the cluster")
+                async with self._log.operation(request.scope, deed, reason=wanted.reason):
+                    self._check_revision(wanted.if_revision)  # again: the audit log took time
+                    rolling.dismiss()
+        known = {"changes": changes, "dry_run": wanted.dry_run}
+        return json_answer(rolling_report(self._controller).model_copy(update=known))
+
     # -- inside --------------------------------------------------------------------------
 
     def _check(self, wanted: RollingRequest) -> None:
         self._check_revision(wanted.if_revision)
         with as_api_errors():
             self._controller.rolling.check(force=wanted.force)
+
+    async def _engine(self, wanted: RollingRequest) -> EngineChange:
+        """The arguments with which all are to start. Raises ApiError."""
+        spec, given = self._controller.keeper.spec, wanted.engine_args
+        after = spec.engine.changed(given, spec.next_generation)
+        if given:
+            try:
+                await asyncio.to_thread(self._check_engine, given, spec.engine.args, after.args)
+            except UsageError as error:
+                raise ApiError(400, "bad_setting", error.message, error.hint) from error
+            self._check(wanted)  # again: that took time
+        return after
 
     def _check_goes(self, wanted: RollingStopRequest) -> None:
         self._check_revision(wanted.if_revision)
@@ -111,8 +163,9 @@ class RollingApi:
             raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
         self._controller.keeper.check_revision(if_revision)
 
-    async def _planned(self, wanted: RollingRequest) -> RollingReport:
+    async def _planned(self, wanted: RollingRequest, engine: EngineChange) -> RollingReport:
         controller = self._controller
+        spec = controller.keeper.spec
         revision, turn = controller.keeper.spec.revision, controller.rolling.turn()
         drain = DrainRequest(dry_run=True)
         plans = await asyncio.gather(*(self._reports.planned(each, drain, ()) for each in turn))
@@ -123,6 +176,8 @@ class RollingApi:
             start_timeout_s=wanted.start_timeout_s,
             reason=wanted.reason,
             plan=tuple(_planned_restart(each) for each in plans),
+            engine_args=dict(engine.args),
+            changes_engine=any(spec.engine_of(each) != engine for each in turn),
             cold_start_s=controller.autoscaling.starts.cold_start_s,
             dry_run=True,
             changes=True,
@@ -144,4 +199,6 @@ def _how(wanted: RollingRequest) -> str:
     words = "" if wanted.at_once == 1 else f" --at-once {wanted.at_once or 'max'}"
     if wanted.deadline_s is not None:
         words += f", each within {duration(wanted.deadline_s)}"
+    if args := wanted.engine_args.items():
+        words += "".join(f" --engine-arg {arguments({key: each})}" for key, each in args)
     return words

@@ -1,6 +1,12 @@
-"""The last rolling restart as the control API shows it."""
+"""The last rolling restart, and the engine arguments that one has changed, as the control API shows
+them."""
 
-from controller.api.wire.rolling import RestartedInstance, RestartTurn, RollingReport
+from controller.api.wire.rolling import (
+    EngineChangeStatus,
+    RestartedInstance,
+    RestartTurn,
+    RollingReport,
+)
 from controller.runtime.controller.controller import Controller
 
 
@@ -29,6 +35,8 @@ def rolling_report(controller: Controller) -> RollingReport:
         ended_s=order.ended_s,
         actor=order.actor,
         reason=order.reason,
+        engine_args=dict(order.engine.args),
+        dismissed=order.dismissed,
         revision=revision,
     )
 
@@ -41,4 +49,23 @@ def _turn(controller: Controller, instance_id: str, began_s: float) -> RestartTu
         state=progress.state.value,
         num_requests_left=progress.num_left,
         num_moved=progress.num_moved,
+    )
+
+
+def engine_changes(controller: Controller) -> tuple[EngineChangeStatus, ...]:
+    """Empty while every instance has the arguments of the cluster's start; else the cluster's own
+    first, which new instances get."""
+    spec = controller.keeper.spec
+    known = {spec.engine.generation: spec.engine}
+    known |= {each.generation: each for each in spec.engines.values()}
+    if len(known) == 1 and not spec.engine.args:
+        return ()
+    return tuple(
+        EngineChangeStatus(
+            generation=each.generation,
+            args=dict(each.args),
+            instances=tuple(i for i in spec.instance_ids if spec.engine_of(i) == each),
+            is_clusters=each == spec.engine,
+        )
+        for each in known.values()
     )

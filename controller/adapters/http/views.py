@@ -11,7 +11,7 @@ from controller.adapters.http.autoscale_view import autoscale_status
 from controller.adapters.http.held_views import held_now
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
 from controller.adapters.http.replay_views import replays_now, with_replays
-from controller.adapters.http.rolling_view import rolling_report
+from controller.adapters.http.rolling_view import engine_changes, rolling_report
 from controller.api.wire.holding import HeldPlaceStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
@@ -98,6 +98,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         queued_moves=queued_moves(controller),
         ended_moves=ended_moves(controller),
         replays=replays_now(controller),
+        engine_changes=engine_changes(controller),
         rolling=None if controller.rolling.order is None else rolling_report(controller),
         num_migrated_last_minute=num_migrated,
         num_failed_moves_last_minute=num_failed,
@@ -202,6 +203,7 @@ def _instance(
         node=member.node,
         pid=member.pid if member.alive else None,
         up_s=_up_s(member, now_s),
+        generation=member.generation,
         drain=_drain(controller, member.member_id),
         kept_for=kept_for,
     )

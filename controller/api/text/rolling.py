@@ -1,7 +1,15 @@
 """Puts a rolling restart into words, for the command line and the dashboard alike."""
 
+from collections.abc import Sequence
+
+from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.rolling import PlannedRestart, RestartTurn, RollingReport
+from controller.api.wire.rolling import (
+    EngineChangeStatus,
+    PlannedRestart,
+    RestartTurn,
+    RollingReport,
+)
 
 
 def progress(report: RollingReport) -> str:
@@ -26,6 +34,8 @@ def progress(report: RollingReport) -> str:
             facts.append(f"waits: {report.waits}")
         if report.left:
             facts.append(f"then {' '.join(report.left)}")
+    if report.engine_args:
+        facts.append(f"with {arguments(report.engine_args)}")
     return printable(f"rolling restart: {', '.join(facts)}")
 
 
@@ -55,6 +65,18 @@ def planned(item: PlannedRestart, cold_start_s: float | None) -> str:
     return ", ".join(facts)
 
 
+def changed_arguments(changes: Sequence[EngineChangeStatus]) -> str:
+    """`engine arguments: max_num_seqs=64 (i-0 i-1); as started (i-2, and new ones)`; empty where
+    none was changed."""
+    parts = list[str]()
+    for each in changes:
+        have = " ".join(each.instances)
+        if each.is_clusters:
+            have = f"{have}, and new ones" if have else "new ones"
+        parts.append(f"{arguments(each.args) or 'as started'} ({have})")
+    return printable(f"engine arguments: {'; '.join(parts)}") if parts else ""
+
+
 def plan(report: RollingReport) -> tuple[str, ...]:
     """A line in short, then one for each instance in turn."""
     most = "as many as the others hold" if not report.at_once else str(report.at_once)
@@ -62,4 +84,8 @@ def plan(report: RollingReport) -> tuple[str, ...]:
     first = f"{count} instances would be restarted, {most} at a time"
     if count == 1:
         first = "1 instance would be restarted"
+    if report.engine_args:
+        first = f"{first}, with {arguments(report.engine_args)}"
+    elif report.changes_engine:
+        first = f"{first}, with the engine arguments of the cluster's start"
     return first, *(planned(each, report.cold_start_s) for each in report.plan)

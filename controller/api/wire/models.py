@@ -13,7 +13,7 @@ from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
 from controller.api.wire.replays import ReplaysStatus
-from controller.api.wire.rolling import RollingReport
+from controller.api.wire.rolling import EngineChangeStatus, RollingReport
 
 
 class ClusterState(StrEnum):
@@ -120,6 +120,8 @@ class InstanceStatus(WireModel):
     node: str = ""
     pid: int | None = None
     up_s: float | None = None
+    generation: int | None = None
+    """Of its process's engine arguments: 0 for those of the cluster's start; null until known."""
     freeness_steps: float | None = None
     virtual_usage_blocks: int | None = None
     headroom_blocks: int | None = None
@@ -226,6 +228,8 @@ class ClusterStatus(WireModel):
     replays: ReplaysStatus = ReplaysStatus()
     """Requests that were lost with an instance, and how requests were saved; empty in recordings of
     older versions."""
+    engine_changes: tuple[EngineChangeStatus, ...] = ()
+    """Engine arguments that a rolling restart has changed, and which instances have them."""
     rolling: RollingReport | None = None
     """The last rolling restart, also when it is over; null if there was none."""
     num_migrated_last_minute: int = 0

@@ -3,12 +3,13 @@ since the epoch unless the name says for how long."""
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.wire.base import SCHEMA_VERSION, OrderModel, Reason, Revision, WireModel
 
 RollingState = Literal["none", "going", "done", "stopped", "failed"]
+MAX_ENGINE_ARGS = 64
 
 
 class RollingRequest(OrderModel):
@@ -24,6 +25,9 @@ class RollingRequest(OrderModel):
     dry_run: bool = False
     force: bool = False
     """Even if no other instance serves meanwhile: new requests are held then."""
+    engine_args: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_ENGINE_ARGS)
+    """Engine arguments that every instance gets, by their Python names; null: as the cluster was
+    started. The others stay as they are."""
     reason: Reason = ""
     if_revision: Revision = None
 
@@ -31,6 +35,14 @@ class RollingRequest(OrderModel):
 class RollingStopRequest(OrderModel):
     """No other instance is restarted. One that is being emptied keeps its process; one whose
     process has ended gets its next one all the same."""
+
+    dry_run: bool = False
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class RollingDismissRequest(OrderModel):
+    """A rolling restart that is over is not shown in the status any more."""
 
     dry_run: bool = False
     reason: Reason = ""
@@ -66,6 +78,18 @@ class RestartedInstance(WireModel):
     took_s: float
 
 
+class EngineChangeStatus(WireModel):
+    """One set of engine arguments. `args`: those that stand in place of the cluster's start's, by
+    name. `instances`: whose next process starts with them."""
+
+    generation: int
+    """0: as the cluster was started."""
+    args: dict[str, JsonValue] = Field(default_factory=dict)
+    instances: tuple[str, ...] = ()
+    is_clusters: bool = False
+    """New instances get them."""
+
+
 class RollingReport(WireModel):
     """The last rolling restart. `state`: none (there was none); going; done; stopped (by an
     operator); failed (`failed_id` could not be restarted; `why` says why). `left`: instances whose
@@ -92,6 +116,12 @@ class RollingReport(WireModel):
     """Of a dry run, in turn."""
     cold_start_s: float | None = None
     """How long the last instances took from their launch until they served; null if not known."""
+    engine_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments with which every instance starts in place of those of the cluster's start."""
+    changes_engine: bool = False
+    """Of a plan: some instance has other arguments."""
+    dismissed: bool = False
+    """It is over, and an operator wants to read no more of it."""
     dry_run: bool = False
     changes: bool = False
     revision: int = 0

@@ -3,8 +3,10 @@ with the next revision, so that two operators cannot undo each other's change un
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
+from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import RollingOrder
 
 SettingValue = float | int | str | bool | None
@@ -62,7 +64,7 @@ class ClusterSpec:
     """`next_instance`: the number of the next new instance. A number is used once, so that records
     of `i-3` are about one instance. `settings`: the changed ones, by key. `autoscale_hold`: set
     until auto-scaling is released, or set to another mode. `rolling`: the last rolling restart,
-    also when it is over."""
+    also when it is over. `engine`: the arguments of instances that `engines` does not name."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
@@ -72,6 +74,9 @@ class ClusterSpec:
     """By instance id."""
     autoscale_hold: ScaleHold | None = None
     rolling: RollingOrder | None = None
+    engine: EngineChange = AS_STARTED
+    engines: Mapping[str, EngineChange] = field(default_factory=dict)
+    """By instance: arguments that are not those of `engine`."""
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -94,6 +99,22 @@ class ClusterSpec:
             raise ValueError("the revision is negative")
         if self.rolling is not None:
             self.rolling.check()
+        if set(self.engines) - set(self.instance_ids):
+            raise ValueError("engine arguments of an instance that there is not")
+        if self.engine in self.engines.values():
+            raise ValueError("an instance has the cluster's arguments as its own")
+
+    def engine_of(self, instance_id: str) -> EngineChange:
+        """The arguments with which the instance's next process starts."""
+        return self.engines.get(instance_id, self.engine)
+
+    @property
+    def next_generation(self) -> int:
+        """The number of the next set of engine arguments."""
+        known = [self.engine, *self.engines.values()]
+        if self.rolling is not None:
+            known.append(self.rolling.engine)
+        return 1 + max(each.generation for each in known)
 
     def with_instances_added(self, count: int) -> "ClusterSpec":
         last = self.next_instance + count
@@ -103,7 +124,9 @@ class ClusterSpec:
     def without_instance(self, instance_id: str) -> "ClusterSpec":
         """The instance's drain ends with it."""
         ids = tuple(each for each in self.instance_ids if each != instance_id)
-        return self._next(instance_ids=ids, drains=self._drains_but(instance_id))
+        engines = {key: each for key, each in self.engines.items() if key != instance_id}
+        drains = self._drains_but(instance_id)
+        return self._next(instance_ids=ids, drains=drains, engines=engines)
 
     def with_settings(
         self, changes: Mapping[str, SettingValue], *, releases: bool = False
@@ -120,10 +143,20 @@ class ClusterSpec:
         rolling: RollingOrder,
         orders: Iterable[DrainOrder] = (),
         taken_back: Collection[str] = (),
+        engines: Mapping[str, EngineChange] = MappingProxyType({}),
     ) -> "ClusterSpec":
         """A rolling restart, the restarts that it begins with this, and the instances whose restart
-        is not to happen; a drain that one of them had before goes on."""
-        return replace(self.scaled(0, taken_back, orders), rolling=rolling)
+        is not to happen; a drain that one of them had before goes on. `engines`: instances that get
+        other arguments with this. Once all are restarted, its arguments are the cluster's."""
+        engine = rolling.engine if rolling.state == "done" else self.engine
+        each = {key: self.engine_of(key) for key in self.instance_ids} | dict(engines)
+        own = {key: found for key, found in each.items() if found != engine}
+        spec = self.scaled(0, taken_back, orders)
+        return replace(spec, rolling=rolling, engine=engine, engines=own)
+
+    def dismissed(self, rolling: RollingOrder) -> "ClusterSpec":
+        """The operators need not be told of that rolling restart any more."""
+        return self._next(rolling=replace(rolling, dismissed=True))
 
     def with_drains(self, *orders: DrainOrder) -> "ClusterSpec":
         """A new drain of an instance replaces the one before."""

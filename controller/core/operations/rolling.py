@@ -5,12 +5,18 @@ again. The next one begins when the one before serves, or, where several may go 
 instances that stay can hold what the leaving ones have. One that cannot be restarted ends all of
 it: restarts that can still be taken back are, and no other begins.
 
+A rolling restart may change engine arguments: each instance starts with the new ones from its turn
+on. Where it fails, or is stopped, the instances that do not serve with them yet get back the
+arguments that they had, so that none is left half started.
+
 A process is known by its nonce, as in `restart`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from controller.core.operations.engine_change import AS_STARTED, EngineChange
 
 RollingState = Literal["going", "done", "stopped", "failed"]
 AS_MANY_AS_FIT = 0
@@ -27,6 +33,12 @@ class Turn:
     instance_id: str
     nonce: str
     began_s: float
+    before: EngineChange = AS_STARTED
+    """The arguments of the process that is to go."""
+    fingerprint: str = ""
+    """What that process's engine has in common with those to which its requests move."""
+    max_model_len: int = 0
+    """The longest request that its engine takes, in tokens; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,10 @@ class RollingOrder:
     ended_s: float | None = None
     actor: str = ""
     reason: str = ""
+    engine: EngineChange = AS_STARTED
+    """The arguments with which every instance starts anew."""
+    dismissed: bool = False
+    """An operator has read how it ended."""
 
     @property
     def goes(self) -> bool:
@@ -76,6 +92,8 @@ class RollingOrder:
             raise ValueError("it is done, and instances are left")
         if self.goes != (self.ended_s is None):
             raise ValueError("what goes on has no end, and what has ended has one")
+        if self.goes and self.dismissed:
+            raise ValueError("what goes on was dismissed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +118,26 @@ class InstanceNow:
     free_tokens: int = 0
     free_places: int | None = None
     """In its batch; None: not known."""
+    alive: bool = True
+    engine: EngineChange = AS_STARTED
+    """The arguments with which its next process starts."""
+    fingerprint: str = ""
+    max_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RollingStep:
     """`begins`: instances whose restart begins now. `taken_back`: those whose restart is not to
-    happen, as another failed. `waits`: why none begins, if that is not for its turn."""
+    happen, as another failed. `waits`: why none begins, if that is not for its turn. `engines`:
+    instances that get other arguments with this step. `put_back`: those of them whose process is to
+    be replaced once more, as it has arguments that are not to stay."""
 
     order: RollingOrder
     begins: tuple[str, ...] = ()
     taken_back: tuple[str, ...] = ()
     waits: str = ""
+    engines: Mapping[str, EngineChange] = field(default_factory=dict)
+    put_back: tuple[str, ...] = ()
 
 
 def in_turn(instances: Sequence[InstanceNow]) -> tuple[str, ...]:
@@ -141,8 +168,9 @@ def rolling_step(
         else:
             going.append(turn)
     left = tuple(each for each in order.left if each in known and not known[each].removes)
+    left += _added(order, instances)
     begins, waits = _next(order, left, going, known)
-    going += [Turn(each, known[each].nonce, now_s) for each in begins]
+    going += [_turn(known[each], now_s) for each in begins]
     left = tuple(each for each in left if each not in begins)
     unchanged = left == order.left and tuple(going) == order.under_way and done == order.done
     if unchanged and (left or going):
@@ -150,7 +178,8 @@ def rolling_step(
     after = replace(order, left=left, under_way=tuple(going), done=done)
     if not (left or going):
         after = replace(after, state="done", ended_s=now_s)
-    return RollingStep(after, tuple(begins), waits=waits)
+    engines = {each: order.engine for each in begins if known[each].engine != order.engine}
+    return RollingStep(after, tuple(begins), waits=waits, engines=engines)
 
 
 def stopped(
@@ -161,6 +190,21 @@ def stopped(
     return _ended(replace(order, state="stopped", why=why), known, now_s)
 
 
+def _added(order: RollingOrder, instances: Sequence[InstanceNow]) -> tuple[str, ...]:
+    """Instances that came, or stay after all, while the rolling restart goes on, and have other
+    arguments than it gives."""
+    known = {*order.left, *order.done, *(turn.instance_id for turn in order.under_way)}
+    return tuple(
+        each.instance_id
+        for each in instances
+        if each.instance_id not in known and not each.removes and each.engine != order.engine
+    )
+
+
+def _turn(now: InstanceNow, now_s: float) -> Turn:
+    return Turn(now.instance_id, now.nonce, now_s, now.engine, now.fingerprint, now.max_model_len)
+
+
 def _serves_anew(turn: Turn, found: InstanceNow) -> bool:
     """Its next process serves, and the order to restart it is over."""
     return not found.ordered and found.serving and found.nonce not in ("", turn.nonce)
@@ -169,6 +213,9 @@ def _serves_anew(turn: Turn, found: InstanceNow) -> bool:
 def _failure(order: RollingOrder, turn: Turn, found: InstanceNow, now_s: float) -> str:
     """Why the restart of this instance failed; empty if it did not."""
     name = turn.instance_id
+    changes, is_another = turn.before != order.engine, found.nonce not in ("", turn.nonce)
+    if changes and is_another and not found.alive:
+        return f"the new process of {name} died before it served"
     if found.ordered:
         if found.away_s is not None and found.away_s > order.start_timeout_s:
             return f"{name} did not serve within {order.start_timeout_s:g} s of its restart"
@@ -180,6 +227,19 @@ def _failure(order: RollingOrder, turn: Turn, found: InstanceNow, now_s: float) 
         return f"the restart of {name} was taken back"
     if found.nonce and found.failed:
         return f"{name} could not start: {found.detail}".removesuffix(": ")
+    if changes and is_another and found.serving:
+        return _unlike(turn, found)
+    return ""
+
+
+def _unlike(turn: Turn, found: InstanceNow) -> str:
+    """Why the new engine cannot stand beside the others; empty if it can."""
+    name = turn.instance_id
+    if turn.fingerprint and found.fingerprint != turn.fingerprint:
+        return f"no request can move to or from {name}: its KV blocks are not those of before"
+    if found.max_model_len < turn.max_model_len:
+        tokens = f"{found.max_model_len} tokens instead of {turn.max_model_len}"
+        return f"{name} takes requests of up to {tokens}"
     return ""
 
 
@@ -191,19 +251,35 @@ def _failed(
 
 
 def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) -> RollingStep:
-    """Takes back the restarts whose process has not ended; the others go on by themselves."""
-    back, done = list[str](), dict(order.done)
+    """Takes back the restarts whose process has not ended. The others go on by themselves, with the
+    arguments of before where those changed and the new process does not serve yet."""
+    back, put_back, done = list[str](), list[str](), dict(order.done)
+    engines: dict[str, EngineChange] = {}
     for turn in order.under_way:
-        found = known.get(turn.instance_id)
+        name, found = turn.instance_id, known.get(turn.instance_id)
         if found is None:
             continue
         if found.ordered and found.away_s is None:
-            back.append(turn.instance_id)
-        elif _serves_anew(turn, found):
-            done[turn.instance_id] = round(now_s - turn.began_s, 3)
-    left = (*back, *order.left)
-    after = replace(order, left=left, under_way=(), done=done, ended_s=now_s)
-    return RollingStep(after, taken_back=tuple(back))
+            back.append(name)
+        elif name != order.failed_id and _serves_anew(turn, found):
+            done[name] = round(now_s - turn.began_s, 3)
+            continue
+        elif _is_half_started(order, turn, found):
+            put_back.append(name)
+        if turn.before != order.engine:
+            engines[name] = turn.before
+    left = (*back, *(each for each in put_back if each != order.failed_id), *order.left)
+    why = order.why
+    if order.failed_id in put_back:
+        why = f"{why}; it starts again with the arguments that it had"
+    after = replace(order, why=why, left=left, under_way=(), done=done, ended_s=now_s)
+    return RollingStep(after, taken_back=tuple(back), engines=engines, put_back=tuple(put_back))
+
+
+def _is_half_started(order: RollingOrder, turn: Turn, found: InstanceNow) -> bool:
+    """Its process was ended for other arguments, and it does not serve as it is to."""
+    ended = found.ordered or found.nonce != turn.nonce
+    return ended and turn.before != order.engine and not found.removes
 
 
 def _next(

@@ -86,6 +86,8 @@ class EventKind(StrEnum):
     """The drain was undone, or the instance is gone."""
     ROLLING_STARTED = "rolling_started"
     """All instances are to be restarted, one after the other."""
+    ROLLING_STEPPED = "rolling_stepped"
+    """The next process of one instance serves."""
     ROLLING_ENDED = "rolling_ended"
     """Each was, or an operator stopped it."""
     ROLLING_FAILED = "rolling_failed"

@@ -2,6 +2,7 @@
 a GPU nor memory for weights and KV cache, and the profile has the sizes. The frontends are vLLM's
 all the same, with the embedded model's tokenizer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,25 @@ def profile_of(table: EmulatedTable) -> LatencyProfile:
 def model_config(profile: LatencyProfile, table: EmulatedTable) -> ModelConfig:
     """Raises ValueError for sizes that do not go together."""
     return ModelConfig.of(profile, mode=table.mode, prefix_caching=table.prefix_caching)
+
+
+def with_changes(
+    profile: LatencyProfile, table: EmulatedTable, args: Mapping[str, Any]
+) -> tuple[LatencyProfile, EmulatedTable]:
+    """The engine of a plan with other values for some keys of its table; contexts stay as long as
+    they are. Raises ValueError."""
+    table = EmulatedTable.model_validate(table.model_dump() | dict(args), strict=True)
+    num_blocks = table.num_blocks if "num_blocks" in args else None
+    if num_blocks is not None:
+        holds = num_blocks * profile.block_size
+        if holds < profile.max_model_len:
+            raise ValueError(
+                f"{num_blocks} blocks hold {holds} tokens, less than one request of"
+                f" {profile.max_model_len}"
+            )
+        profile = replace(profile, num_total_blocks=num_blocks)
+    model_config(profile, table)
+    return profile, table
 
 
 def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict[str, Any]:

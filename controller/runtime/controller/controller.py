@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from controller.core.operations.leaving import LeaveReason, move_reason, why_emptied
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -63,6 +65,7 @@ from controller.runtime.messages.members import (
     InstanceLost,
     StatusPull,
     StatusPushed,
+    Welcome,
 )
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
@@ -361,11 +364,16 @@ class Controller:
             self._announce_death(member, change.died, "another process took its place")
         if change.welcome is not None:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
-            self.send(member, change.welcome)
+            self.send(member, self._welcome(member, change.welcome))
         if change.began_serving:
             self._begin_serving(change)
         elif change.welcome is not None and member.kind == "frontend":
             self.send(member, self.directories.present())
+
+    def _welcome(self, member: Member, welcome: Welcome) -> Welcome:
+        if member.kind == "frontend":
+            return welcome
+        return replace(welcome, engine=self.keeper.spec.engine_of(member.member_id))
 
     def _begin_serving(self, change: RosterChange) -> None:
         member = change.member

@@ -38,6 +38,10 @@ class Member:
     up_s: float = 0.0
     """How long the member's process had run at its last Hello."""
     heard_s: float | None = None
+    generation: int | None = None
+    """Of its engine's arguments; None: its process has not been told which they are."""
+    fingerprint: str = ""
+    """Its engine's, once that is built."""
     fenced: bool = False
     """Its process was taken for dead while it may live, and has not said Hello since."""
 
@@ -108,6 +112,7 @@ class Roster:
         member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
         member.ttft_p99_by_level_s = hello.ttft_p99_by_level_s
         member.tpot_p99_s, member.num_first_tokens = hello.tpot_p99_s, hello.num_first_tokens
+        member.generation, member.fingerprint = hello.generation, hello.fingerprint
         began = member.serving and was_serving != (member.incarnation, True)
         failed = member.phase == "failed" and not had_failed
         return RosterChange(member, welcome, died, began, failed)

@@ -162,6 +162,7 @@ class Llumlet:
         info = EngineInfo(
             engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks
         )
+        self._member.fingerprint = engine.moves.fingerprint
         self._member.report("active", info=info)
         return serving
 

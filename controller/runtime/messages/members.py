@@ -8,6 +8,7 @@ import msgspec
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.record import MoveInFlight
+from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.engine import Emulation
 from controller.runtime.messages.message import Message
@@ -56,14 +57,20 @@ class Hello(Message, frozen=True):
     """In the last minute."""
     leaves_in_s: float | None = None
     """How long until this process is ended, whatever it has then; None: not known to be."""
+    generation: int | None = None
+    """Of its engine's arguments; None: it has not been told which they are."""
+    fingerprint: str = ""
+    """What its engine has in common with those to which its requests can move."""
 
 
 class Welcome(Message, frozen=True):
-    """Controller to member: your incarnation. `fenced`: drop all that you were running."""
+    """Controller to member: your incarnation. `fenced`: drop all that you were running. `engine`:
+    the arguments with which an instance's engine starts, if it has not yet."""
 
     nonce: str
     incarnation: int
     fenced: bool = False
+    engine: EngineChange = AS_STARTED
 
 
 class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.engine_change import AS_STARTED, EngineChange
+from controller.core.operations.rolling import RollingOrder
 
 FIRST = ClusterSpec.first(2)
 
@@ -108,3 +110,40 @@ def test_settings_add_up() -> None:
 def test_what_cannot_have_come_about_is_refused(broken: ClusterSpec, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         broken.check()
+
+
+NEW, OTHER = EngineChange(2, {"a": 1}), EngineChange(1, {"a": 2})
+GOING = RollingOrder("op-1", 1.0, ("i-0", "i-1"), engine=NEW)
+
+
+def test_arguments_are_the_clusters_when_all_were_restarted() -> None:
+    spec = FIRST.with_rolling(GOING, engines={"i-0": NEW})
+    spec.check()
+    assert [spec.engine_of(each) for each in ("i-0", "i-1", "i-2")] == [NEW, AS_STARTED, AS_STARTED]
+    ended = replace(GOING, left=(), state="done", ended_s=2.0)
+    after = spec.with_rolling(ended, engines={"i-1": NEW})
+    after.check()
+    assert (after.engine, after.engines) == (NEW, {})
+    left_out = spec.with_rolling(ended)
+    assert left_out.engines == {"i-1": AS_STARTED}, "it had no turn"
+    assert left_out.engine_of("i-2") == NEW
+    assert left_out.without_instance("i-1").engines == {}
+
+
+def test_a_generation_is_used_once() -> None:
+    spec = FIRST.with_rolling(GOING, engines={"i-0": OTHER})
+    assert (FIRST.next_generation, spec.next_generation) == (1, 3)
+
+
+def test_impossible_arguments_are_found() -> None:
+    for engines in ({"i-7": NEW}, {"i-0": AS_STARTED}):
+        with pytest.raises(ValueError, match="arguments"):
+            replace(FIRST, engines=engines).check()
+
+
+def test_a_rolling_restart_is_dismissed() -> None:
+    ended = replace(GOING, state="stopped", ended_s=2.0)
+    spec = FIRST.with_rolling(ended).dismissed(ended)
+    assert spec.rolling is not None
+    assert (spec.rolling.dismissed, spec.revision) == (True, 2)
+    spec.check()

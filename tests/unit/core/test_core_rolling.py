@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import (
     AS_MANY_AS_FIT,
     NO_OTHER_SERVES,
@@ -252,3 +253,89 @@ def test_undisturbed_it_restarts_all(world: World) -> None:
         world.time_s += 1.0
     assert world.order.state == "done"
     assert set(world.order.done) == set(world.began) == set(IDS)
+
+
+NEW = EngineChange(1, {"max_num_seqs": 64})
+CHANGING = replace(
+    ORDER,
+    engine=NEW,
+    left=("i-1", "i-2"),
+    under_way=(Turn("i-0", "old", 100.0, AS_STARTED, "f", 8192),),
+)
+OTHERS = [serving("i-1"), serving("i-2")]
+
+
+def anew(**what: object) -> InstanceNow:
+    known = {"engine": NEW, "fingerprint": "f", "max_model_len": 8192, **what}
+    return serving("i-0", "new", **known)
+
+
+def test_its_turn_gives_an_instance_the_new_arguments() -> None:
+    now = [serving(each, fingerprint="f", max_model_len=8192) for each in ORDER.left]
+    step = rolling_step(replace(ORDER, engine=NEW), now, 100.0)
+    assert (step.order, step.engines) == (CHANGING, {"i-0": NEW})
+    later = rolling_step(step.order, [anew(), *now[1:]], 107.5)
+    assert (later.order.done, later.begins, later.put_back) == ({"i-0": 7.5}, ("i-1",), ())
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (anew(serving=False, failed=True, detail="no memory"), "could not start: no memory"),
+        (anew(serving=False, alive=False, ordered=True, away_s=1.0), "died before it served"),
+        (anew(serving=False, ordered=True, away_s=601.0), "did not serve within 600 s"),
+        (anew(fingerprint="g"), "its KV blocks are not those of before"),
+        (anew(max_model_len=100), "takes requests of up to 100 tokens instead of 8192"),
+    ],
+)
+def test_one_that_does_not_serve_with_them_gets_its_old_ones_back(
+    found: InstanceNow, why: str
+) -> None:
+    step = rolling_step(CHANGING, [found, *OTHERS], 110.0)
+    assert (step.order.state, step.order.failed_id, step.order.left) == (
+        "failed",
+        "i-0",
+        ("i-1", "i-2"),
+    )
+    assert why in step.order.why
+    assert step.order.why.endswith("; it starts again with the arguments that it had")
+    assert (step.put_back, step.engines) == (("i-0",), {"i-0": AS_STARTED})
+
+
+def test_without_other_arguments_nothing_is_put_back() -> None:
+    order = replace(CHANGING, engine=AS_STARTED)
+    found = InstanceNow("i-0", "new", failed=True)
+    step = rolling_step(order, [found, *OTHERS], 110.0)
+    assert (step.order.state, step.put_back, step.engines) == ("failed", (), {})
+    dead = InstanceNow("i-0", "new", ordered=True, away_s=2.0, alive=False)
+    assert rolling_step(order, [dead, *OTHERS], 110.0).order is order, "it is started again"
+
+
+def test_one_whose_process_has_not_ended_keeps_its_old_ones() -> None:
+    step = stopped(CHANGING, [being_emptied("i-0", engine=NEW), *OTHERS], "no", 105.0)
+    assert (step.taken_back, step.put_back) == (("i-0",), ())
+    assert step.engines == {"i-0": AS_STARTED}
+    assert step.order.left == ("i-0", "i-1", "i-2")
+
+
+def test_stopped_all_that_do_not_serve_with_them_yet_get_their_old_ones_back() -> None:
+    second = Turn("i-1", "old", 101.0, AS_STARTED, "f", 8192)
+    order = replace(CHANGING, at_once=2, left=("i-2",), under_way=(*CHANGING.under_way, second))
+    starts = replace(anew(serving=False, ordered=True, away_s=2.0), instance_id="i-1")
+    step = stopped(order, [anew(), starts, OTHERS[1]], "no", 105.0)
+    assert (step.order.done, step.put_back) == ({"i-0": 5.0}, ("i-1",))
+    assert (step.order.left, step.engines) == (("i-1", "i-2"), {"i-1": AS_STARTED})
+
+
+def test_one_that_comes_meanwhile_gets_them_too() -> None:
+    now = [being_emptied("i-0", engine=NEW), *OTHERS, serving("i-3"), serving("i-4", engine=NEW)]
+    step = rolling_step(CHANGING, now, 105.0)
+    assert step.order.left == ("i-1", "i-2", "i-3")
+
+
+def test_arguments_are_changed_taken_back_and_counted() -> None:
+    first = AS_STARTED.changed({"a": 1, "b": 2}, 1)
+    assert first == EngineChange(1, {"a": 1, "b": 2})
+    assert first.changed({"a": 1}, 2) is first
+    assert first.changed({"a": None, "c": [3]}, 2) == EngineChange(2, {"b": 2, "c": [3]})
+    assert first.changed({"a": None, "b": None}, 2) is AS_STARTED

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import AS_MANY_AS_FIT, NO_OTHER_SERVES, RollingOrder
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.drains import OperationRefusedError
 from controller.runtime.controller.operations.rolling import RETRY_S
+from controller.runtime.messages.members import Welcome
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.steering_bed import ORDER, Disk, SteeringBed
@@ -58,6 +60,10 @@ class Bed(SteeringBed):
         await asyncio.sleep(0.5)
         await self.reports(instance_id, incarnation=2)
         await asyncio.sleep(0.3)
+
+    def engine_told(self, instance_id: str) -> EngineChange:
+        """The last one that the instance's process was told."""
+        return self.peers[instance_id].received(Welcome)[-1].engine
 
     async def is_restarted(self, instance_id: str) -> None:
         await self.is_ended(instance_id)
@@ -293,3 +299,104 @@ async def test_one_that_is_scaled_in_meanwhile_is_left_out(network: FakeNetwork)
     assert bed.away == ["i-2"]
     await bed.is_restarted("i-2")
     assert tuple(bed.order.done) == ("i-0", "i-2")
+
+
+NEW = EngineChange(1, {"max_num_seqs": 64})
+
+
+@virtual_time
+async def test_each_next_process_is_told_the_new_arguments(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.rolls(engine=NEW)
+    await bed.is_restarted("i-0")
+    assert bed.engine_told("i-0") == NEW
+    assert bed.keeper.spec.engine == AS_STARTED, "not all have them yet"
+    await bed.dies("i-2")
+    await bed.joins("i-2", nonce="x")
+    assert bed.engine_told("i-2") == AS_STARTED, "it died before its turn"
+    bed.keeper.change(bed.keeper.spec.with_instances_added(1))
+    assert bed.keeper.spec.engine_of("i-3") == AS_STARTED, "nothing is proved yet"
+    bed.keeper.change(bed.keeper.spec.without_instance("i-3"))
+    for each in ("i-1", "i-2"):
+        await bed.joins("i-2", nonce="x", incarnation=2)
+        await bed.is_restarted(each)
+        assert bed.engine_told(each) == NEW
+    assert (bed.keeper.spec.engine, bed.keeper.spec.engines) == (NEW, {})
+    steps = bed.events(EventKind.ROLLING_STEPPED)
+    assert [each.instance_id for each in steps] == list(IDS)
+    assert all(each.numbers["took_s"] > each.numbers["emptied_s"] > 0 for each in steps)
+    assert "max_num_seqs=64" in bed.told()[0].reason
+
+
+@virtual_time
+async def test_one_that_cannot_start_with_them_starts_with_its_old_ones(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.rolls(engine=NEW)
+    await bed.is_ended("i-0")
+    await bed.dies("i-0")
+    await bed.joins("i-0", nonce="b", phase="failed")
+    assert bed.engine_told("i-0") == NEW
+    await bed.all_report()
+    assert bed.order.why == "i-0 could not start; it starts again with the arguments that it had"
+    assert (bed.order.state, bed.order.left) == ("failed", ("i-1", "i-2"))
+    assert (bed.keeper.spec.engine, bed.keeper.spec.engines) == (AS_STARTED, {})
+    await asyncio.sleep(1.0)
+    assert bed.launcher.restarted == ["i-0", "i-0"], "the process that failed is replaced"
+    await bed.dies("i-0")
+    await bed.joins("i-0", nonce="c")
+    assert bed.engine_told("i-0") == AS_STARTED
+    await bed.joins("i-0", nonce="c", incarnation=3)
+    await bed.reports("i-0", incarnation=3)
+    await asyncio.sleep(0.5)
+    assert bed.keeper.spec.drains == {}
+    assert bed.keeper.spec.next_generation == 2, "no number is used twice"
+    (failed,) = bed.events(EventKind.ROLLING_FAILED)
+    assert failed.reason == bed.order.why
+
+
+@virtual_time
+async def test_one_that_dies_with_them_at_once_ends_it(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.rolls(engine=NEW)
+    await bed.is_ended("i-0")
+    await bed.dies("i-0")
+    await bed.joins("i-0", nonce="b", phase="starting")
+    await bed.dies("i-0")
+    await asyncio.sleep(0.3)
+    assert bed.order.why.startswith("the new process of i-0 died before it served; it starts again")
+    await bed.joins("i-0", nonce="c", phase="starting")
+    assert bed.engine_told("i-0") == AS_STARTED
+    assert bed.launcher.restarted == ["i-0"], "Ray starts the next one by itself"
+
+
+@virtual_time
+async def test_another_controller_knows_which_have_them(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.rolls(engine=NEW)
+    await bed.is_restarted("i-0")
+    bed.restart_controller()
+    bed.take_wall_clock()
+    await bed.joins("i-0", nonce="y")
+    await bed.joins("i-2", nonce="z")
+    assert bed.engine_told("i-0") == NEW
+    assert bed.engine_told("i-2") == AS_STARTED
+
+
+@virtual_time
+async def test_it_is_dismissed_when_it_is_over(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.rolls()
+    bed.controller.rolling.dismiss()
+    assert not bed.order.dismissed
+    bed.controller.rolling.stop("stopped", "bo")
+    bed.controller.rolling.dismiss()
+    assert bed.order.dismissed
+    bed.rolls()
+    assert not bed.order.dismissed

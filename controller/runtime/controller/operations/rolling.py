@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.api.errors import LlumctlError
+from controller.api.text.engine_arguments import arguments
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.drain import DrainState
@@ -18,6 +19,7 @@ from controller.core.operations.rolling import (
     InstanceNow,
     RollingOrder,
     RollingStep,
+    Turn,
     in_turn,
     rolling_step,
     stopped,
@@ -45,6 +47,8 @@ class RollingRestarts:
         self.wall_clock = wall_clock
         self._away_since_s: dict[str, float] = {}
         """By instance: when its process was first seen to have ended for its restart."""
+        self._emptied_s: dict[str, float] = {}
+        """By instance: how long it took until its process could be ended."""
         self._retry_at_s = float("-inf")
         self.waits = ""
         """Why the next instance must wait, if that is not for its turn."""
@@ -88,8 +92,11 @@ class RollingRestarts:
         order = replace(order, left=self.turn())
         self._cluster.keeper.change(self._cluster.keeper.spec.with_rolling(order))
         self._away_since_s.clear()
+        self._emptied_s.clear()
         numbers: dict[str, Number] = {"num_instances": len(order.left)}
         why = order.reason or "all instances get a new process"
+        if order.engine.args:
+            why = f"{why}; engine arguments: {arguments(order.engine.args)}"
         self._tell(EventKind.ROLLING_STARTED, order, why, order.actor, numbers)
 
     def stop(self, why: str, actor: str) -> None:
@@ -99,6 +106,12 @@ class RollingRestarts:
         if order is not None and order.goes:
             step = stopped(order, self._instances(), why, self.wall_clock())
             self._carry_out(order, step, actor)
+
+    def dismiss(self) -> None:
+        """It is over, and an operator has seen how."""
+        order, keeper = self.order, self._cluster.keeper
+        if order is not None and not (order.goes or order.dismissed):
+            keeper.change(keeper.spec.dismissed(order))
 
     # -- how it goes on ------------------------------------------------------------------
 
@@ -121,8 +134,11 @@ class RollingRestarts:
             return
         spec = self._cluster.keeper.spec
         begins = self._drains.following([self._restart(order, each) for each in step.begins])
+        begins += [self._put_back(order, each) for each in step.put_back]
         why = f"the rolling restart ended: {order.why}"
-        self._drains.carry_out(spec.with_rolling(order, begins, step.taken_back), why, actor)
+        after = spec.with_rolling(order, begins, step.taken_back, step.engines)
+        self._drains.carry_out(after, why, actor)
+        self._tell_done(before, order)
         if order.goes:
             return
         numbers: dict[str, Number] = {
@@ -150,6 +166,33 @@ class RollingRestarts:
             reason=order.reason,
         )
 
+    def _put_back(self, order: RollingOrder, instance_id: str) -> DrainOrder:
+        """One more restart, now with the arguments of before: at once if the process serves nobody.
+        It replaces the order to restart the process of before."""
+        cluster = self._cluster
+        member, known = cluster.roster.members[instance_id], cluster.keeper.spec.drains
+        before = known.get(instance_id)
+        return DrainOrder(
+            f"{order.order_id}-back",
+            instance_id,
+            self.wall_clock(),
+            restarts=member.nonce,
+            at_once=not member.serving,
+            actor=order.actor,
+            reason="it gets the engine arguments that it had",
+            plain=before.plain if before is not None and before.restarts else before,
+        )
+
+    def _tell_done(self, before: RollingOrder, order: RollingOrder) -> None:
+        for instance_id, took_s in order.done.items():
+            if instance_id in before.done:
+                continue
+            numbers: dict[str, Number] = {"took_s": took_s}
+            if (emptied_s := self._emptied_s.get(instance_id)) is not None:
+                numbers["emptied_s"] = round(emptied_s, 3)
+            why = "its next process serves"
+            self._tell(EventKind.ROLLING_STEPPED, order, why, "", numbers, instance_id)
+
     # -- how things stand ----------------------------------------------------------------
 
     def _instances(self) -> list[InstanceNow]:
@@ -160,7 +203,8 @@ class RollingRestarts:
     def _now(self, member: Member) -> InstanceNow:
         cluster, instance_id = self._cluster, member.member_id
         order = cluster.keeper.spec.drains.get(instance_id)
-        ordered = order is not None and order.restarts in self._nonces(instance_id)
+        turn = self._turn(instance_id)
+        ordered = order is not None and turn is not None and order.restarts == turn.nonce
         record = cluster.scheduler.instances.get(instance_id)
         snapshot = record.snapshot if record is not None else None
         now = InstanceNow(
@@ -171,22 +215,33 @@ class RollingRestarts:
             detail=member.detail,
             removes=order is not None and order.removes,
             ordered=ordered,
-            away_s=self._away_s(instance_id, ordered=ordered),
+            away_s=self._away_s(turn if ordered else None),
             takes_requests=record is not None and record.schedulable(cluster.now_s()),
+            alive=member.alive,
+            engine=cluster.keeper.spec.engine_of(instance_id),
+            fingerprint=member.fingerprint,
+            max_model_len=0 if member.info is None else member.info.max_model_len,
         )
         return now if snapshot is None else _with_load(now, snapshot)
 
-    def _nonces(self, instance_id: str) -> list[str]:
-        """Of the process that is to go, if its turn is under way."""
+    def _turn(self, instance_id: str) -> Turn | None:
+        """Its turn, if that is under way."""
         turns = self.order.under_way if self.order is not None else ()
-        return [turn.nonce for turn in turns if turn.instance_id == instance_id]
+        return next((turn for turn in turns if turn.instance_id == instance_id), None)
 
-    def _away_s(self, instance_id: str, *, ordered: bool) -> float | None:
-        if not ordered or self._drains.progress(instance_id).state is not DrainState.RESTARTING:
+    def _away_s(self, turn: Turn | None) -> float | None:
+        """How long ago the process ended that is to go; None: it has not."""
+        if turn is None:
+            return None
+        instance_id = turn.instance_id
+        if self._drains.progress(instance_id).state is not DrainState.RESTARTING:
             self._away_since_s.pop(instance_id, None)
             return None
         now_s = self._cluster.now_s()
-        return now_s - self._away_since_s.setdefault(instance_id, now_s)
+        if instance_id not in self._away_since_s:
+            self._away_since_s[instance_id] = now_s
+            self._emptied_s[instance_id] = self.wall_clock() - turn.began_s
+        return now_s - self._away_since_s[instance_id]
 
     def _tell(
         self,
