@@ -32,6 +32,7 @@ HELD_COLUMNS: tuple[Column, ...] = (
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
     ("MOVES", lambda item: str(item.num_moves)),
+    ("REPLAYS", lambda item: str(item.num_replays)),
     ("FRONTEND", lambda item: item.frontend_id),
     ("ARRIVED", lambda item: time_of_day(item.arrival_time_s, millis=True)),
     ("PARENT", lambda item: item.parent_id or ""),

@@ -178,14 +178,16 @@ def _moves(status: ClusterStatus, *, brief: bool) -> str:
 
 def _replays(status: ClusterStatus, *, brief: bool) -> list[Fact]:
     """`replay 3 (12/min, 1 fail)` while requests were lost within the last minute: replays under
-    way; of that minute, those that went on and did not."""
+    way; of that minute, those that went on and did not. In brief `replay 3`, or `replay 12/min`
+    where none is under way."""
     replays = status.replays
     if not replays.lately:
         return []
     failed = replays.num_not_replayed_last_minute
-    words = f"replay {replays.num_replaying}"
-    if not brief:
-        words += f" ({replays.num_replayed_last_minute}/min, {failed} fail)"
+    done = replays.num_replayed_last_minute
+    words = f"replay {replays.num_replaying} ({done}/min, {failed} fail)"
+    if brief:
+        words = f"replay {replays.num_replaying}" if replays.num_replaying else f"replay {done}/min"
     return [Fact((Span(words, Tone.BAD if failed else Tone.WARN),), drop=4 if brief else 2)]
 
 

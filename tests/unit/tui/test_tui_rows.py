@@ -13,6 +13,7 @@ from controller.api.wire.models import (
     QueueHeadStatus,
     StatusFrame,
 )
+from controller.api.wire.replays import ReplaysStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry
 from tui.actions.registry import Place
@@ -511,6 +512,12 @@ def test_moves_under_way_come_first_then_those_that_ended() -> None:
     assert migrations.rows(DashboardState(), Names([], "…")) == []
 
 
+def with_status(state: DashboardState, **update: object) -> StatusFrame:
+    assert state.status is not None
+    status = state.status.model_copy(update=update)
+    return StatusFrame(time_s=synthetic.START_S, status=status)
+
+
 def losing() -> DashboardState:
     last = list(synthetic.on_four_nodes(1))[-1]
     return reduce(DashboardState(), [Arrived(last, synthetic.START_S)])
@@ -541,6 +548,9 @@ def test_replays_of_the_last_minute_are_in_the_header_and_have_a_column() -> Non
     assert "  mig 3 (41/min, 1 fail)  replay 2 (11/min, 1 fail)  " in headed(losing(), 150, 2)[1]
     assert "  replay 2  " in headed(losing(), 100, 1)[0]
     assert "replay" not in headed(moving(), 150, 2)[1]
+    past = ReplaysStatus(num_replayed_last_minute=5)
+    over = reduce(losing(), [Arrived(with_status(losing(), replays=past), synthetic.START_S)])
+    assert "  replay 5/min  " in headed(over, 100, 1)[0]
     rows = {row.id: row for row in instances.rows(losing(), UNICODE)}
     shown = instances.columns((), 120, lost=True)
     assert "replays" not in [column.name for column in instances.columns((), 120)]
