@@ -43,3 +43,5 @@ def test_a_failure_names_what_its_statement_touched() -> None:
 def test_a_failure_in_the_test_itself_names_what_its_imports_touch() -> None:
     here = Path(__file__)
     assert HOLDING in behind([(here, "assert False")], here.with_name("test_vllm_moves_async.py"))
+    draws = TouchPoint("v1/sample/ops/topk_topp_sampler.py", "forward_cpu")
+    assert draws in behind([(here, "assert False")], here.with_name("test_vllm_sampler_draws.py"))

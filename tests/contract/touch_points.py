@@ -85,6 +85,7 @@ def _imports_of_ours(test: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(test.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("controller."):
             yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @cache
