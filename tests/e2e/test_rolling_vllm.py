@@ -1,14 +1,17 @@
-"""All real engines are restarted, one after the other, under 16 streams of four kinds: not a token
-of one is another than in a run in which nothing moved."""
+"""All real engines are restarted, one after the other, with their arguments, with others, and with
+some that they cannot start with, under 16 streams of four kinds: not a token of one is another than
+in a run in which nothing moved."""
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from controller.api.client import ControlClient
-from tests.e2e.cluster import Cluster, running_with
+from controller.api.wire.models import InstanceState
+from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import Load, Story, change
 
@@ -61,34 +64,94 @@ def answer(cluster: Cluster, index: int) -> list[Read]:
     return Stream(cluster, "/v1/completions", body(index), next(_names)).result()
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)  # 3 starts of a real engine, one after the other, under load
-def test_all_are_restarted_under_load_and_no_token_differs(
-    cluster: Cluster, client: ControlClient
-) -> None:
-    change(client, {"migration.enabled": False})
-    streams = [
-        Stream(cluster, "/v1/completions", body(index), next(_names))
-        for index in range(NUM_STREAMS)
-    ]
-    expected = [stream.result() for stream in streams]
-    change(client, {"migration.enabled": True})
-    before = {each.id: each.pid for each in client.status().instances}
-    story = Story(client)
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster) -> list[list[Read]]:
+    """Of each kind of stream, in a run in which nothing moves."""
+    with cluster.control() as client:
+        change(client, {"migration.enabled": False})
+        streams = [
+            Stream(cluster, "/v1/completions", body(index), next(_names))
+            for index in range(NUM_STREAMS)
+        ]
+        found = [stream.result() for stream in streams]
+        change(client, {"migration.enabled": True})
+    return found
+
+
+@contextmanager
+def undisturbed(cluster: Cluster, expected: list[list[Read]]) -> Iterator[None]:
+    """Under 16 streams, of which not one is altered or fails."""
 
     def ask(index: int) -> None:
         assert answer(cluster, index) == expected[index], list(KINDS)[index % len(KINDS)]
 
     with Load(NUM_STREAMS, ask) as load:
+        yield
+        assert load.check() >= NUM_STREAMS
+
+
+def pids(client: ControlClient) -> dict[str, int | None]:
+    return {each.id: each.pid for each in client.status().instances}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)  # 3 starts of a real engine, one after the other, under load
+def test_all_are_restarted_under_load_and_no_token_differs(
+    cluster: Cluster, client: ControlClient, expected: list[list[Read]]
+) -> None:
+    before, story = pids(client), Story(client)
+    with undisturbed(cluster, expected):
         told = cluster.run("restart", "--rolling", "-y", timeout_s=700.0)
         assert told.returncode == 0, told.stderr
-        assert load.check() >= NUM_STREAMS
     found = client.status().rolling
     assert found is not None
     assert {each.instance_id for each in found.done} == set(before)
-    after = {each.id: each.pid for each in client.status().instances}
-    assert not set(after.values()) & set(before.values())
+    assert not set(pids(client).values()) & set(before.values())
     moved = story.moves("drain")
     assert len(moved) >= 3, "they left by moves"
     assert story.events("failed", "rolling_failed") == []
     assert "3 of 3 done" in told.stderr
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_all_start_with_other_arguments_and_no_token_differs(
+    cluster: Cluster, client: ControlClient, expected: list[list[Read]]
+) -> None:
+    story = Story(client)
+    arguments = ("--engine-arg", "max_num_seqs=24", "--engine-arg", "max_num_batched_tokens=1024")
+    with undisturbed(cluster, expected):
+        told = cluster.run("restart", "--rolling", "-y", *arguments, timeout_s=700.0)
+        assert told.returncode == 0, told.stderr
+    instances = client.status().instances
+    assert {each.max_running_reqs for each in instances} == {24}
+    assert {each.generation for each in instances} == {1}
+    assert len(story.moves("drain")) >= 3, "they left by moves"
+    assert story.events("failed", "rolling_failed") == []
+    steps = story.events("rolling_stepped")
+    assert len(steps) == 3
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_one_that_cannot_start_with_them_gets_its_old_ones_and_no_token_differs(
+    cluster: Cluster, client: ControlClient, expected: list[list[Read]]
+) -> None:
+    story, before = Story(client), client.status().instances
+    with undisturbed(cluster, expected):
+        arguments = ("--engine-arg", "num_gpu_blocks_override=2")
+        told = cluster.run("restart", "--rolling", "-y", *arguments, timeout_s=700.0)
+        assert told.returncode == 1, told.stderr
+        assert "it starts again with the arguments that it had" in told.stderr
+        wait_for(lambda: is_whole(client), "the instance to serve again", 120.0)
+    (failed,) = story.events("rolling_failed")
+    after = {each.id: each for each in client.status().instances}
+    for each in before:
+        found = after[each.id]
+        assert (found.generation, found.max_running_reqs) == (each.generation, 24)
+        assert (found.pid == each.pid) == (each.id != failed.instance_id)
+    assert story.events("failed") == []
+
+
+def is_whole(client: ControlClient) -> bool:
+    return all(each.state is InstanceState.ACTIVE for each in client.status().instances)

@@ -71,6 +71,13 @@ def test_one_that_is_merely_drained_counts() -> None:
     assert plan_scale(drained, 1, {"i-0": 3, "i-1": 0}).drained == ("i-1",)
 
 
+def test_one_that_is_restarted_goes_last() -> None:
+    restarted = spec(3).with_drains(DrainOrder("d", "i-2", 0.0, restarts="n"))
+    busy = {"i-0": 3, "i-1": 1}
+    assert plan_scale(restarted, 2, busy).drained == ("i-1",)
+    assert plan_scale(restarted, 1, busy).drained == ("i-1", "i-0")
+
+
 @pytest.mark.parametrize("left", [0, 7])
 def test_one_that_is_drained_goes_before_one_that_serves(left: int) -> None:
     drained = spec(3).with_drains(DrainOrder("d", "i-2", 0.0))

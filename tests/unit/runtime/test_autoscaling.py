@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from controller.core.autoscale.decide import ScaleReason
+from controller.core.operations.rolling import RollingOrder
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.autoscaling import ACTOR, Outcome
 from tests.unit.runtime.autoscale_bed import AutoscaleBed
@@ -277,3 +278,22 @@ async def test_a_failure_of_ray_is_told_and_tried_again(network: FakeNetwork) ->
     bed.launcher.no_room = lambda _number: ""
     await asyncio.sleep(10)
     assert bed.serving == ["i-0", "i-1", "i-2"]
+
+
+@virtual_time
+async def test_it_waits_for_a_rolling_restart_to_end(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network, num_instances=4)
+    await bed.begin_playing("off", min_instances=2)
+    rolling = bed.controller.rolling
+    rolling.begin(RollingOrder("op-9", 1.0, ()))
+    bed.set_mode("on", min_instances=2)
+    await asyncio.sleep(10)
+    assert bed.launcher.terminated == []
+    assert all(not each.removes for each in bed.keeper.spec.drains.values())
+    assert bed.autoscaling.last.outcome is Outcome.BLOCKED
+    assert bed.autoscaling.last.why.endswith("; it waits for the rolling restart to end")
+    (said,) = bed.told()
+    assert said.kind is EventKind.AUTOSCALE_BLOCKED
+    rolling.stop("stopped", "bo")
+    await asyncio.sleep(30)
+    assert bed.launcher.terminated == ["i-1"], "i-0 is still away for its restart"

@@ -193,6 +193,9 @@ class Autoscaling:
         """The ids of new instances. Raises OperationRefusedError, LlumctlError and _NotNowError:
         nothing more changed then."""
         decision, scaling = check.decision, self._scaling
+        rolling = self._cluster.keeper.spec.rolling
+        if rolling is not None and rolling.goes:
+            raise _NotNowError("it waits for the rolling restart to end")
         target, agreed = scaling.num_planned, None
         if decision.num_added:
             self._remove_failed(check)

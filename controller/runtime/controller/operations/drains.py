@@ -167,7 +167,9 @@ class Drains:
         self._cluster.directories.tell()
 
     def _began(self, order: DrainOrder, before: DrainOrder | None) -> None:
-        """`before`: the order that `order` follows."""
+        """`before`: the order that `order` follows, or replaces."""
+        if before is not None and before.drain_id != order.drain_id:
+            self._forget(before)
         self._watch(order).told_overdue = False
         if before is None:
             self._cluster.handle(DrainBegan(order.instance_id))
