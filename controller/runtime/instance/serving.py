@@ -207,8 +207,12 @@ class Serving:
         self.send(add.reply_to, RequestRefused(add.request_id, message, retryable, add.attempt))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._reentries.forget(request_ids)
+        self._abort_here(request_ids)
+
+    def _abort_here(self, request_ids: Sequence[str]) -> None:
+        """A later attempt that is on its way into the engine goes on."""
+        epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
         self._thread.push_status()
         for request_id in request_ids:
@@ -225,7 +229,7 @@ class Serving:
         if live is None or live.epoch != epoch or self.instance_moves.handed_on(request_id, epoch):
             return
         log.warning("request %s is read by nobody in %s: aborted", request_id, epoch)
-        self.abort((request_id,))
+        self._abort_here((request_id,))
         self.send(live.frontend, RequestLost(request_id, self.me, epoch.hop, epoch.attempt))
 
     def fenced(self) -> None:
@@ -351,7 +355,7 @@ class Serving:
         if live is None:
             self.instance_moves.client_left(request_id, epoch)
         elif live.attempt <= epoch.attempt:
-            self.abort((request_id,))
+            self._abort_here((request_id,))
 
     def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
         self.send(peer.address, TransferMessage(self.me), frames)

@@ -171,6 +171,24 @@ async def test_a_grammar_that_nobody_waits_for_is_not_begun(bed: Bed) -> None:
     assert bed.f0.received(RequestRefused) == []
 
 
+async def test_what_an_older_attempt_here_ends_by_does_not_end_it(bed: Bed) -> None:
+    """The older one moves to here while the new one's grammar compiles, and nobody reads it."""
+    compiling: Future[None] = Future()
+    bed.engine.moves.compiles["r"] = compiling
+    bed.engine.hold(blocks_thread=False)
+    send(bed, 2)
+    await bed.pull()
+    bed.add("r", max_tokens=8)
+    bed.engine.allow(1)
+    await next_item(bed)
+    bed.f0.send(HERE, OutputsUnread((("r", 0, 0),)))
+    lost = await bed.f0.receive(RequestLost)
+    assert (lost.attempt, lost.hop) == (0, 0)
+    compiling.set_result(None)
+    bed.engine.go_on()
+    await bed.f0.receive(OutputsEmitted, lambda e: e.items[0].attempt == 1)
+
+
 @pytest.mark.parametrize("how", ["aborted", "frontend lost", "replaced"])
 async def test_one_that_is_over_before_its_grammar_is_there(bed: Bed, how: str) -> None:
     compiling: Future[None] = Future()
