@@ -184,6 +184,13 @@ class FaultCluster:
         except AssertionError as error:
             raise AssertionError(f"{error}: {found}") from error
 
+    def wait_in_queue(self, instance_id: str, request_id: str) -> None:
+        """What a dead instance ran may wait there as well: it is replayed."""
+        wait_for(
+            lambda: request_id in self.report(instance_id)["in_queue"],
+            f"{instance_id}: to have {request_id} in its queue",
+        )
+
     def wait_quiet(self, *instance_ids: str) -> None:
         """Everything is given back, and no move is remembered."""
         for instance_id in instance_ids:

@@ -150,7 +150,7 @@ def _corrupt_what_comes(serving: Serving) -> None:
     blocks.scatter = spoil  # type: ignore[method-assign]  # of this one object
 
 
-def _count(engine: Any) -> dict[str, int]:
+def _count(engine: Any) -> dict[str, Any]:
     """On the engine's thread: what it holds."""
     found = engine.snapshot("", 0)
     return {
@@ -158,11 +158,12 @@ def _count(engine: Any) -> dict[str, int]:
         "free": found.num_free_blocks,
         "running": found.num_running,
         "queued": found.num_queued,
+        "in_queue": [each.request_id for each in engine.moves.candidates() if each.queued],
         "held": engines.num_held(engine),
     }
 
 
-def _report(service: Llumlet, number: int, counts: dict[str, int]) -> None:
+def _report(service: Llumlet, number: int, counts: dict[str, Any]) -> None:
     serving = _serving(service)
     instance_moves = serving.instance_moves
     say(

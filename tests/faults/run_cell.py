@@ -146,7 +146,7 @@ class CellRun:
 
     def _wait_begun(self, moving: Client) -> None:
         if self.cell.queued:
-            self.cluster.wait_report(SOURCE, "to have it in its queue", queued=1)
+            self.cluster.wait_in_queue(SOURCE, moving.request_id)
         else:
             moving.wait_tokens(3)
 
@@ -162,7 +162,7 @@ class CellRun:
     def _settle(self, moving: Client) -> None:
         if self.cell.queued and self.cell.outcomes in ("K", "R"):
             wait_for(lambda: moving.events("migration_failed"), "the move to fail")
-            self.cluster.wait_report(SOURCE, "to have it back in its queue", queued=1)
+            self.cluster.wait_in_queue(SOURCE, moving.request_id)
         for client in self.others if self._client_is_gone else (moving, *self.others):
             client.wait_over()
 
