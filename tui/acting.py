@@ -9,6 +9,7 @@ from controller.api.wire.models import ClusterStatus
 from controller.api.wire.settings import Setting
 from tui.actions import log
 from tui.actions.aborts import Abort
+from tui.actions.action import Danger
 from tui.actions.autoscaling import Autoscale, modes
 from tui.actions.choice import Choices
 from tui.actions.drains import Undrain, drains
@@ -16,7 +17,7 @@ from tui.actions.evacuations import Evacuate
 from tui.actions.lock import why_locked
 from tui.actions.order import Order, Planned, Together
 from tui.actions.outbox import Call, Phase
-from tui.actions.registry import Danger, action_of
+from tui.actions.registry import action_of
 from tui.actions.requests import destinations, levels
 from tui.actions.restarts import Restart
 from tui.actions.scaling import Scale

@@ -7,26 +7,26 @@ threads are daemons, so that leaving does not wait for them either.
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.cells import cell_len
 from textual.app import App, SystemCommand
 from textual.events import Event, Key, Resize
 from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
 from controller.api.text.quantities import duration, printable
-from tui import palette, terminal
+from tui import bottom_text, palette, style, terminal
 from tui.acting import Acting
-from tui.actions import log, registry
+from tui.actions import registry
+from tui.actions.action import Action, Place
 from tui.actions.outbox import Call, Phase
-from tui.actions.registry import Action, Place
 from tui.actions.replaying import Replaying
 from tui.actions.session_orders import Then
 from tui.actions.target import Target
+from tui.bottom_text import Message
 from tui.commanding import Commanding
 from tui.drawing import picture
-from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
+from tui.drawing.format import ASCII, Line, Tone
 from tui.drawing.themes import THEMES
 from tui.feed.caller import Caller, Work
 from tui.feed.replay import ReplaySource
@@ -36,7 +36,7 @@ from tui.input import own_commands
 from tui.input.completion import Typing
 from tui.options import Options
 from tui.owning import Owning
-from tui.panes.header import Liveness
+from tui.panes.header import Liveness, recording_badge
 from tui.screens.base import PaintedScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.dialog import Dialog
@@ -47,48 +47,12 @@ from tui.screens.member_log import MemberLogScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
-from tui.widgets import tones
-from tui.widgets.bottom import Bottom, key_line
+from tui.widgets.bottom import Bottom
 from tui.widgets.table_view import TableView
-
-if TYPE_CHECKING:
-    from textual.timer import Timer
-
-MESSAGE_S = 6.0
-REPLAY_TICK_S = 0.25
-MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
-
-
-def tick_s(source: Source) -> float:
-    """How often the age on the screen is drawn, seldom on slow links; a status is drawn when it
-    comes."""
-    if isinstance(source, ReplaySource):
-        return REPLAY_TICK_S
-    return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
 
 
 class Dashboard(App[None]):
-    CSS = (
-        tones.CSS
-        + """
-    Screen { background: $background; color: $foreground; }
-    Screen { overflow: hidden; }
-    Lines, TableView { width: 1fr; }
-    #requests { height: 2fr; }
-    #history, #timeline, #log { height: 1fr; }
-    #bottom { height: 1; dock: bottom; }
-    #prompt, #hints { width: 1fr; } #prompt { background: $background; }
-    Dialog { align: center middle; background: transparent; }
-    #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
-    .-ascii #dialog { border: ascii $warning; }
-    ChooseScreen #words { height: 2; }
-    SortScreen #words { height: 1; }
-    #buttons { height: 1; align: right middle; }
-    #buttons Button { margin: 0 0 0 2; }
-    #name, #value { background: $background; margin: 0 0 1 0; }
-    .-stale TableView, .-stale #facts { text-opacity: 60%; }
-    """
-    )
+    CSS = style.CSS
     BINDINGS = registry.bindings(Place.ANYWHERE)
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "f20"  # the palette's own key is in the table of keys
@@ -105,9 +69,7 @@ class Dashboard(App[None]):
         self._frozen_at_s = 0.0
         self._woken = False
         """Whether `pump` is going to be called."""
-        self._message: Line = ()
-        self._message_goes = False
-        self._message_timer: Timer | None = None
+        self._message = Message(self.set_timer, self.redraw)
         self._below: palette.Below | None = None
         self.animation_level = "none"
         for theme in THEMES.values():
@@ -244,7 +206,7 @@ class Dashboard(App[None]):
         if unknown:
             badges.append(f"{unknown} UNKNOWN")
         if self.options.recording:
-            badges.append(self._recording())
+            badges.append(recording_badge(self.state))
         status = self.state.status
         return Liveness(
             self.state,
@@ -256,48 +218,28 @@ class Dashboard(App[None]):
             self.replay.progress() if self.replay is not None else None,
         )
 
-    def _recording(self) -> str:
-        if self.state.recording_failed:
-            return "REC FAILED"
-        return "REC ENDED" if self.state.recording_ended else "REC"
-
     def key_of(self, action_id: str) -> str:
         """The key of an action as people call it, after rebinding."""
         return registry.first_of(action_id, self.options.keymap)
 
     def bottom_line(self, *places: Place) -> Line:
         """A message if there is one, else trouble, else the keys."""
-        if self._message:
-            return self._message
-        state = self.state
-        stopped = state.stopped.reason if state.stopped else ""
-        trouble = state.recording_failed or stopped or state.lost
+        if self._message.line:
+            return self._message.line
         pairs = registry.footer(
             self.options.keymap,
             (*places, Place.ANYWHERE),
             replay=self.replay is not None,
             changes=not self.acting.is_read_only,
         )
-        if not trouble:
-            going = log.under_way(self.calls, self.size.width, self.glyphs)
-            return (*going, *key_line(pairs, self.size.width - width_of(going)))
-        leave = key_line(pairs[-2:], 0)
-        room = max(1, self.size.width - width_of(leave) - 5)
-        words = fitted(printable(trouble), min(room, cell_len(printable(trouble))), self.glyphs)
-        return (Span(f" ! {words}  ", Tone.BAD), *leave)
+        return bottom_text.words(self.state, self.calls, pairs, self.size.width, self.glyphs)
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
-        """Shows a message on the bottom line for MESSAGE_S."""
-        self._message = (Span(f" {text}", tone),)
-        self._message_goes = tone is Tone.BAD and not stays
-        if self._message_timer is not None:
-            self._message_timer.stop()
-        self._message_timer = self.set_timer(MESSAGE_S, self.unsay)
-        self.redraw()
+        """Shows a message on the bottom line for a while."""
+        self._message.show(text, tone, stays=stays)
 
     def unsay(self) -> None:
-        self._message, self._message_goes = (), False
-        self.redraw()
+        self._message.clear()
 
     # What the operator asks
 
@@ -440,7 +382,7 @@ class Dashboard(App[None]):
 
     async def on_event(self, event: Event) -> None:
         """What answered the last key goes away with the next."""
-        if self._message_goes and isinstance(event, Key) and not event.is_forwarded:
+        if self._message.goes_with_a_key and isinstance(event, Key) and not event.is_forwarded:
             self.unsay()
         await super().on_event(event)
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol, cast
 from textual.screen import Screen
 
 from controller.api.wire.settings import Setting
+from tui.actions.action import Place
 from tui.actions.outbox import Call
-from tui.actions.registry import Place
 from tui.actions.replaying import Replaying
 from tui.actions.session_orders import Then
 from tui.actions.target import Target

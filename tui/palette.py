@@ -6,9 +6,10 @@ from typing import Any
 
 from textual.dom import DOMNode
 
+from tui.actions.action import Action, Place
 from tui.actions.key_names import shown
 from tui.actions.own import OWN
-from tui.actions.registry import Action, Place, keys_of
+from tui.actions.registry import keys_of
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.themes import THEMES

@@ -255,8 +255,9 @@ def _dashboard(
     recording: bool,
     readonly: bool,
 ) -> "Dashboard":
-    from tui.app import Dashboard, tick_s
+    from tui.app import Dashboard
     from tui.drawing.format import ASCII, UNICODE
+    from tui.feed.pace import tick_s
     from tui.options import Options
 
     options = Options(

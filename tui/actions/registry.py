@@ -1,77 +1,18 @@
 """Every action of the dashboard, once.
 
 Bindings, footer, help, palette, typed commands, rebound keys and the tests read this
-table. Keys that terminals, tmux and accidents claim are not used: ctrl-a, ctrl-b, ctrl-d, ctrl-k.
+table, whose order is theirs. Keys that terminals, tmux and accidents claim are not used: ctrl-a,
+ctrl-b, ctrl-d, ctrl-k.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
 from textual.binding import Binding, BindingType
 
+from tui.actions.action import Action, Place
+from tui.actions.changes import CHANGES
 from tui.actions.key_names import shown
-from tui.actions.target import Kind
-
-
-class Place(StrEnum):
-    TABLE = "table"
-    """The table that has the focus."""
-    ROWS = "rows"
-    """A screen whose rows are instances and requests."""
-    MAIN = "main"
-    DETAIL = "detail"
-    DIALOG = "dialog"
-    CHOICE = "choice"
-    """Something is chosen or typed that an order is to say."""
-    SORTING = "sorting"
-    """The column is chosen by which a table is sorted."""
-    TUNING = "tuning"
-    HELP = "help"
-    ANYWHERE = "anywhere"
-
-
-class Danger(StrEnum):
-    """`choose`: the order is given by choosing what it says; `confirm`: after its plan was shown,
-    which may ask for a typed name."""
-
-    NONE = "none"
-    CHOOSE = "choose"
-    CONFIRM = "confirm"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What an action does to the cluster. `command`: what does the same on the command line."""
-
-    target: Kind
-    command: str
-    danger: Danger = Danger.NONE
-    several: bool = True
-    """Whether it may be done to all marked rows at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    action_id: str
-    keys: tuple[str, ...]
-    """The keys by Textual's names; none for what can only be typed."""
-    action: str
-    text: str
-    place: Place
-    footer: str = ""
-    """A short word for the footer; empty for a key that is not there."""
-    typed: str = ""
-    """What is typed after `:` instead, with the name of its argument; empty: a key only."""
-    replay: bool = False
-    """Whether the key works in a replay only."""
-    live: bool = False
-    """Whether it works with a live controller only: a recording has nothing to show for it."""
-    in_browser: bool = True
-    """Whether it works in a browser: nothing there reaches a shell or a file of this machine."""
-    change: Change | None = None
-    """For actions that change the cluster; they are locked where the screen shows no present."""
-
+from tui.actions.replay_keys import REPLAY_KEYS
 
 ACTIONS: tuple[Action, ...] = (
     Action("row_down", ("j", "down"), "move(1)", "next row", Place.TABLE),
@@ -98,165 +39,7 @@ ACTIONS: tuple[Action, ...] = (
         "back",
     ),
     Action("help_close", ("escape", "backspace"), "back", "close the help", Place.HELP),
-    Action(
-        "drain",
-        ("d",),
-        "act('drain')",
-        "empty the instance of this row",
-        Place.ROWS,
-        "drain",
-        "drain ID...",
-        change=Change(Kind.INSTANCE, "llumctl drain ID", Danger.CONFIRM),
-    ),
-    Action(
-        "undrain",
-        ("u",),
-        "act('undrain')",
-        "take its drain back, or an operator's event",
-        Place.ROWS,
-        "undrain",
-        "undrain ID...",
-        change=Change(Kind.INSTANCE, "llumctl undrain ID"),
-    ),
-    Action(
-        "priority",
-        ("p",),
-        "act('priority')",
-        "choose the priority of the request of this row",
-        Place.ROWS,
-        typed="priority REQUEST [LEVEL]",
-        change=Change(Kind.REQUEST, "llumctl priority REQUEST LEVEL", Danger.CHOOSE),
-    ),
-    Action(
-        "migrate",
-        ("m",),
-        "act('migrate')",
-        "choose where the request of this row is moved",
-        Place.ROWS,
-        typed="migrate REQUEST [ID]",
-        change=Change(Kind.REQUEST, "llumctl migrate REQUEST --to ID", Danger.CHOOSE),
-    ),
-    Action(
-        "abort",
-        ("a",),
-        "act('abort')",
-        "end the request of this row",
-        Place.ROWS,
-        typed="abort REQUEST...",
-        change=Change(Kind.REQUEST, "llumctl abort REQUEST", Danger.CONFIRM),
-    ),
-    Action(
-        "restart",
-        ("r",),
-        "act('restart')",
-        "empty the instance of this row, then replace its process",
-        Place.ROWS,
-        typed="restart ID",
-        change=Change(Kind.INSTANCE, "llumctl restart ID", Danger.CONFIRM, several=False),
-    ),
-    Action(
-        "evacuate",
-        (),
-        "",
-        "move an instance's requests to others within 30 s, and remove it then",
-        Place.ROWS,
-        typed="evacuate ID",
-        change=Change(Kind.INSTANCE, "llumctl evacuate ID", Danger.CONFIRM, several=False),
-    ),
-    Action(
-        "rolling",
-        (),
-        "",
-        "restart all instances, one after the other",
-        Place.ROWS,
-        typed="rolling",
-        change=Change(Kind.CLUSTER, "llumctl restart --rolling", Danger.CONFIRM),
-    ),
-    Action(
-        "stop_rolling",
-        (),
-        "",
-        "stop the rolling restart: no other instance follows",
-        Place.ROWS,
-        typed="stop_rolling",
-        change=Change(Kind.CLUSTER, "llumctl restart --stop", Danger.CONFIRM),
-    ),
-    Action("mark", ("x",), "mark", "mark this row, or not: keys act on all marked", Place.ROWS),
-    Action(
-        "scale",
-        (),
-        "",
-        "another number of instances",
-        Place.ROWS,
-        typed="scale N",
-        change=Change(Kind.CLUSTER, "llumctl scale N", Danger.CONFIRM),
-    ),
-    Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS, live=True),
-    Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS, live=True),
-    Action(
-        "autoscale",
-        ("A",),
-        "autoscale",
-        "choose whether instances come and go with the load",
-        Place.ROWS,
-        typed="autoscale [MODE]",
-        change=Change(Kind.CLUSTER, "llumctl autoscale MODE", Danger.CHOOSE),
-    ),
-    Action(
-        "tune",
-        ("t",),
-        "tune",
-        "the settings of the running cluster",
-        Place.ROWS,
-        "tune",
-        "tune",
-        live=True,
-    ),
-    Action(
-        "setting_edit",
-        ("e",),
-        "edit",
-        "change the setting of this row",
-        Place.TUNING,
-        "edit",
-        change=Change(Kind.CLUSTER, "llumctl set KEY=VALUE", Danger.CONFIRM),
-    ),
-    Action(
-        "set",
-        (),
-        "",
-        "change a setting",
-        Place.ROWS,
-        typed="set KEY=VALUE...",
-        change=Change(Kind.CLUSTER, "llumctl set KEY=VALUE", Danger.CONFIRM),
-    ),
-    Action(
-        "undo",
-        ("U",),
-        "undo",
-        "take back what was done last, by anybody",
-        Place.ROWS,
-        typed="undo",
-        change=Change(Kind.CLUSTER, "llumctl undo", Danger.CONFIRM),
-    ),
-    Action(
-        "log",
-        ("L",),
-        "log",
-        "what was done here, and its outcome",
-        Place.ROWS,
-        typed="log",
-        live=True,
-    ),
-    Action(
-        "read_only",
-        ("R",),
-        "read_only",
-        "allow changes, or do not",
-        Place.ROWS,
-        typed="read_only",
-        live=True,
-    ),
+    *CHANGES,
     Action("dialog_yes", ("y",), "yes", "do it", Place.DIALOG),
     Action("dialog_no", ("n", "escape"), "no", "do nothing", Place.DIALOG),
     Action("dialog_next", ("left", "right"), "next", "the other button", Place.DIALOG),
@@ -279,72 +62,7 @@ ACTIONS: tuple[Action, ...] = (
         footer="freeze",
         typed="freeze",
     ),
-    Action(
-        "replay_slower", ("[",), "speed(-1)", "half the speed", Place.ROWS, "slower", replay=True
-    ),
-    Action(
-        "replay_faster", ("]",), "speed(1)", "twice the speed", Place.ROWS, "faster", replay=True
-    ),
-    Action(
-        "replay_back", ("left",), "seek(-10)", "10 s back", Place.ROWS, "10 s back", replay=True
-    ),
-    Action("replay_on", ("right",), "seek(10)", "10 s on", Place.ROWS, "10 s on", replay=True),
-    Action(
-        "replay_back_far", ("shift+left",), "seek(-60)", "a minute back", Place.ROWS, replay=True
-    ),
-    Action("replay_on_far", ("shift+right",), "seek(60)", "a minute on", Place.ROWS, replay=True),
-    Action(
-        "replay_start", ("less_than_sign",), "edge(-1)", "to the start", Place.ROWS, replay=True
-    ),
-    Action("replay_end", ("greater_than_sign",), "edge(1)", "to the end", Place.ROWS, replay=True),
-    Action(
-        "replay_step", ("full_stop",), "step(1)", "pause, one frame on", Place.ROWS, replay=True
-    ),
-    Action(
-        "replay_step_back", ("comma",), "step(-1)", "pause, one frame back", Place.ROWS, replay=True
-    ),
-    Action(
-        "replay_trouble",
-        ("w",),
-        "to_event('trouble', 1)",
-        "to the next trouble, and pause",
-        Place.ROWS,
-        "trouble",
-        replay=True,
-    ),
-    Action(
-        "replay_trouble_before",
-        ("W",),
-        "to_event('trouble', -1)",
-        "to the trouble before",
-        Place.ROWS,
-        replay=True,
-    ),
-    Action(
-        "replay_notable",
-        ("v",),
-        "to_event('notable', 1)",
-        "to the next notable event or trouble",
-        Place.ROWS,
-        replay=True,
-    ),
-    Action(
-        "replay_notable_before",
-        ("V",),
-        "to_event('notable', -1)",
-        "to the one before",
-        Place.ROWS,
-        replay=True,
-    ),
-    Action(
-        "seek",
-        ("at",),
-        "seek_to",
-        "to a moment: 2m30s, +30s, 12:04:31",
-        Place.ROWS,
-        typed="seek TIME",
-        replay=True,
-    ),
+    *REPLAY_KEYS,
     Action("events_follow", ("F",), "follow", "follow the newest event", Place.MAIN),
     Action(
         "events_expand",

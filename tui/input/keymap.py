@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from textual.keys import KEY_ALIASES, Keys
 
+from tui.actions.action import Action, Place
 from tui.actions.key_names import character_of
-from tui.actions.registry import ACTIONS, Action, Place, keys_of
+from tui.actions.registry import ACTIONS, keys_of
 
 FIXED = ("ctrl+c", "ctrl+q")
 """Keys that always leave: nobody must be caught in a dashboard."""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 
 from controller.api.settings.own_commands import OwnCommandTable
+from tui.actions.action import Action, Place
 from tui.actions.own import FIELDS, PLACEHOLDER, OwnCommand
-from tui.actions.registry import Action, Place
 from tui.actions.target import Kind
 from tui.input.commands import ALIASES, FORMS
 

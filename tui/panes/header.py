@@ -48,6 +48,12 @@ class Liveness:
         return self.state.is_stale(self.now_s, self.status_every_s)
 
 
+def recording_badge(state: DashboardState) -> str:
+    if state.recording_failed:
+        return "REC FAILED"
+    return "REC ENDED" if state.recording_ended else "REC"
+
+
 def lines(
     shown: DashboardState,
     live: Liveness,

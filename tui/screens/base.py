@@ -6,7 +6,7 @@ from typing import Any
 from textual.screen import Screen
 
 from controller.api.text.alarms import Alarm
-from tui.actions.registry import Place
+from tui.actions.action import Place
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
 from tui.drawing.format import Line

@@ -9,9 +9,10 @@ from textual.containers import Vertical
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
+from tui.actions.action import Place
 from tui.actions.choice import Choice, Choices, Estimate
 from tui.actions.order import Order, Together
-from tui.actions.registry import Place, bindings
+from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column

@@ -10,9 +10,10 @@ from textual.widgets import Button, Input
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
+from tui.actions.action import Place
 from tui.actions.order import Asked, Order, Plan, Together
 from tui.actions.own import Run
-from tui.actions.registry import Place, bindings
+from tui.actions.registry import bindings
 from tui.drawing.format import Line, Span, Tone
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw

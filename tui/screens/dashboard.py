@@ -8,7 +8,8 @@ from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
 from controller.api.text.alarms import Alarm
-from tui.actions.registry import Place, bindings
+from tui.actions.action import Place
+from tui.actions.registry import bindings
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Line, Span, Tone

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from textual.events import DescendantFocus, Resize
 
-from tui.actions.registry import Place, bindings
+from tui.actions.action import Place
+from tui.actions.registry import bindings
 from tui.drawing.format import Line, Span, Tone
 from tui.panes.instances import matches
 from tui.screens.base import PaintedScreen

@@ -10,8 +10,9 @@ from textual.widgets import Input
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire.settings import Setting
+from tui.actions.action import Place
 from tui.actions.order import Plan
-from tui.actions.registry import Place, bindings
+from tui.actions.registry import bindings
 from tui.actions.tuning import SetSettings
 from tui.drawing.format import Line, Span, Tone
 from tui.panes import setting_list

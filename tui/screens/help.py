@@ -7,8 +7,9 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from tui.actions import registry
+from tui.actions.action import Action, Place
 from tui.actions.key_names import shown
-from tui.actions.registry import Action, Place, bindings
+from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.console import console_of
 from tui.drawing.format import Span, Tone

@@ -5,8 +5,9 @@ from textual.app import ComposeResult
 from textual.events import Resize
 
 from tui.actions import log
+from tui.actions.action import Place
 from tui.actions.log import LogRow
-from tui.actions.registry import Place, bindings
+from tui.actions.registry import bindings
 from tui.drawing.format import Span, Tone
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw

@@ -6,8 +6,9 @@ from textual.app import ComposeResult
 from textual.events import Resize
 
 from controller.api.text.quantities import printable
+from tui.actions.action import Place
 from tui.actions.own import Run
-from tui.actions.registry import Place, bindings
+from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column

@@ -8,7 +8,8 @@ from textual.app import ComposeResult
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
 from controller.api.wire.settings import Setting, SettingList
-from tui.actions.registry import Place, bindings
+from tui.actions.action import Place
+from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.panes import setting_list

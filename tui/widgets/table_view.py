@@ -16,7 +16,8 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
-from tui.actions.registry import Place, bindings
+from tui.actions.action import Place
+from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing import format as fmt
 from tui.drawing import table

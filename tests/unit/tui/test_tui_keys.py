@@ -28,7 +28,8 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
-from tui.actions.registry import ACTIONS, Place
+from tui.actions.action import Place
+from tui.actions.registry import ACTIONS
 from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import ASCII

@@ -16,7 +16,7 @@ from controller.api.wire.models import (
 from controller.api.wire.replays import ReplaysStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry
-from tui.actions.registry import Place
+from tui.actions.action import Place
 from tui.actions.target import Target
 from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, Span, Tone, width_of

@@ -20,7 +20,8 @@ from controller.api.recording import RecordingHeader, RecordingReader, Recording
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import Frame, MemberLog, RequestList
 from tests.unit.tui import tui_synthetic as synthetic
-from tui.actions.registry import Place, action_of
+from tui.actions.action import Place
+from tui.actions.registry import action_of
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
 from tui.feed.caller import Caller, Reply, Work
