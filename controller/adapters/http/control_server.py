@@ -42,6 +42,7 @@ from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
 from controller.adapters.http.rolling import EngineCheck, RollingApi, allow_all
+from controller.adapters.http.steering import Steering
 from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
@@ -113,8 +114,9 @@ class ControlServer:
         """Held from the check of the spec's revision until the spec is changed."""
         answers = AnswersByKey()
         once = answers.once
-        steer = SteerApi(controller, self._log, self._changing, once)
-        self._rolling = RollingApi(controller, self._log, self._changing, once, check_engine)
+        steering = Steering(controller, self._log, self._changing, once)
+        steer = SteerApi(steering)
+        self._rolling = RollingApi(steering, check_engine)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
         # asyncio does this only where a socket names its protocol, which one of create_server does

@@ -4,9 +4,8 @@ One lock covers the checks of a call and its change of the spec, so that of two 
 on the same revision the second gets a conflict.
 """
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from starlette.routing import Route
 
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.idempotency import Endpoint
 from controller.adapters.http.operation_reports import (
     SteerReports,
     as_drain,
@@ -24,7 +22,8 @@ from controller.adapters.http.operation_reports import (
     differs,
     restart_differs,
 )
-from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
+from controller.adapters.http.operator_log import Deed, Operation
+from controller.adapters.http.steering import Steering
 from controller.api.text.quantities import duration
 from controller.api.wire.audit import Undo
 from controller.api.wire.operations import (
@@ -37,26 +36,15 @@ from controller.api.wire.operations import (
 )
 from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.scaling import ScalePlan
-from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.drains import OperationRefusedError
 
 
 class SteerApi:
-    """`changing` is held from the check of a revision until the spec is changed. `once` makes an
-    endpoint idempotent (`idempotency`); a scale is so by itself: it names the number of instances.
-    """
-
-    def __init__(
-        self,
-        controller: Controller,
-        log: OperatorLog,
-        changing: asyncio.Lock,
-        once: Callable[[Endpoint], Endpoint],
-    ) -> None:
-        self._controller = controller
-        self._reports = SteerReports(controller)
-        self._log = log
-        self._changing = changing
+    def __init__(self, steering: Steering) -> None:
+        self._controller, self._log = steering.controller, steering.log
+        self._changing, once = steering.changing, steering.once
+        self._check_running, self._check_revision = steering.check_running, steering.check_revision
+        self._reports = SteerReports(steering.controller)
         self.routes = [
             Route("/v1/drains", self._drains, methods=["GET"]),
             Route("/v1/instances/{instance_id}/drain", once(self._drain), methods=["POST"]),
@@ -223,15 +211,6 @@ class SteerApi:
         member = self._controller.roster.members.get(instance_id)
         if member is None or member.kind != "instance":
             raise no_such_instance(instance_id)
-
-    def _check_revision(self, if_revision: int | None) -> None:
-        """Raises RevisionConflictError."""
-        self._check_running()
-        self._controller.keeper.check_revision(if_revision)
-
-    def _check_running(self) -> None:
-        if self._controller.stopping:
-            raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
 
     def _check_drain(self, instance_id: str, wanted: DrainRequest) -> None:
         """Checks the other drains of the same command too, as it begins all of them or none."""

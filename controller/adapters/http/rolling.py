@@ -11,11 +11,10 @@ from starlette.routing import Route
 
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import ApiError
-from controller.adapters.http.idempotency import Endpoint
 from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations import as_api_errors
-from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.rolling_view import rolling_report
+from controller.adapters.http.steering import Steering
 from controller.api.errors import UsageError
 from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration
@@ -30,7 +29,6 @@ from controller.api.wire.rolling import (
 )
 from controller.core.operations.engine_change import EngineChange
 from controller.core.operations.rolling import RollingOrder
-from controller.runtime.controller.controller import Controller
 
 Args = Mapping[str, Any]
 EngineCheck = Callable[[Args, Args, Args], None]
@@ -43,20 +41,13 @@ def allow_all(given: Args, before: Args, after: Args) -> None:
 
 
 class RollingApi:
-    """The arguments are as of `SteerApi`; `check_engine` says which engine arguments may change."""
+    """`check_engine` says which engine arguments may change."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        log: OperatorLog,
-        changing: asyncio.Lock,
-        once: Callable[[Endpoint], Endpoint],
-        check_engine: EngineCheck = allow_all,
-    ) -> None:
-        self._controller = controller
-        self._reports = SteerReports(controller)
-        self._log = log
-        self._changing = changing
+    def __init__(self, steering: Steering, check_engine: EngineCheck = allow_all) -> None:
+        self._controller, self._log = steering.controller, steering.log
+        self._changing, once = steering.changing, steering.once
+        self._check_revision = steering.check_revision
+        self._reports = SteerReports(steering.controller)
         self._check_engine = check_engine
         self.routes = [
             Route("/v1/rolling-restart", self._look, methods=["GET"]),
@@ -157,11 +148,6 @@ class RollingApi:
         self._check_revision(wanted.if_revision)
         if not self._controller.rolling.goes:
             raise ApiError(409, "not_rolling", "no rolling restart goes on", "llumctl status")
-
-    def _check_revision(self, if_revision: int | None) -> None:
-        if self._controller.stopping:
-            raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
-        self._controller.keeper.check_revision(if_revision)
 
     async def _planned(self, wanted: RollingRequest, engine: EngineChange) -> RollingReport:
         controller = self._controller

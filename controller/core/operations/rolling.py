@@ -6,7 +6,8 @@ instances that stay can hold what the leaving ones have. One that cannot be rest
 it: restarts that can still be taken back are, and no other begins.
 
 A rolling restart may change engine arguments: each instance starts with the new ones from its turn
-on. Where it fails, or is stopped, the instances that do not serve with them yet get back the
+on. The first one goes alone, whatever may go at once, as nobody knows yet whether they serve. Where
+the rolling restart fails, or is stopped, the instances that do not serve with them yet get back the
 arguments that they had, so that none is left half started.
 
 A process is known by its nonce, as in `restart`.
@@ -169,8 +170,8 @@ def rolling_step(
             going.append(turn)
     left = tuple(each for each in order.left if each in known and not known[each].removes)
     left += _added(order, instances)
-    begins, waits = _next(order, left, going, known)
-    going += [_turn(known[each], now_s) for each in begins]
+    begins, waits = _next(order, left, going, known, proved=bool(done))
+    going += [_turn(known[each], instances, now_s) for each in begins]
     left = tuple(each for each in left if each not in begins)
     unchanged = left == order.left and tuple(going) == order.under_way and done == order.done
     if unchanged and (left or going):
@@ -201,8 +202,11 @@ def _added(order: RollingOrder, instances: Sequence[InstanceNow]) -> tuple[str, 
     )
 
 
-def _turn(now: InstanceNow, now_s: float) -> Turn:
-    return Turn(now.instance_id, now.nonce, now_s, now.engine, now.fingerprint, now.max_model_len)
+def _turn(now: InstanceNow, instances: Sequence[InstanceNow], now_s: float) -> Turn:
+    """An instance that does not serve is to be as the others are."""
+    alike = now if now.fingerprint else next((i for i in instances if i.serving), now)
+    known = (alike.fingerprint, alike.max_model_len)
+    return Turn(now.instance_id, now.nonce, now_s, now.engine, *known)
 
 
 def _serves_anew(turn: Turn, found: InstanceNow) -> bool:
@@ -287,12 +291,18 @@ def _next(
     left: Sequence[str],
     going: Sequence[Turn],
     known: Mapping[str, InstanceNow],
+    *,
+    proved: bool,
 ) -> tuple[list[str], str]:
-    """The instances whose restart begins now, and why the next one must wait."""
+    """The instances whose restart begins now, and why the next one must wait. `proved`: one serves
+    with the arguments that all get."""
     away = [turn.instance_id for turn in going]
+    changes = any(turn.before != order.engine for turn in going)
+    changes = changes or any(known[each].engine != order.engine for each in left)
+    at_once = 1 if changes and not proved else order.at_once
     begins = list[str]()
     for each in left:
-        if order.at_once and len(away) >= order.at_once:
+        if at_once and len(away) >= at_once:
             break
         if not known[each].nonce:
             continue  # it has not started yet

@@ -339,3 +339,23 @@ def test_arguments_are_changed_taken_back_and_counted() -> None:
     assert first.changed({"a": 1}, 2) is first
     assert first.changed({"a": None, "c": [3]}, 2) == EngineChange(2, {"b": 2, "c": [3]})
     assert first.changed({"a": None, "b": None}, 2) is AS_STARTED
+
+
+def test_the_first_with_other_arguments_goes_alone() -> None:
+    order = replace(ORDER, engine=NEW, at_once=AS_MANY_AS_FIT)
+    four = [*THREE, serving("i-3")]
+    step = rolling_step(replace(order, left=("i-0", "i-1", "i-2", "i-3")), four, 100.0)
+    assert step.begins == ("i-0",)
+    starts = [InstanceNow("i-0", "new", ordered=True, away_s=1.0, engine=NEW), *four[1:]]
+    assert rolling_step(step.order, starts, 101.0).begins == ()
+    serves = [serving("i-0", "new", engine=NEW), *four[1:]]
+    assert rolling_step(step.order, serves, 102.0).begins == ("i-1", "i-2", "i-3")
+    as_before = replace(order, engine=AS_STARTED, left=("i-0", "i-1", "i-2", "i-3"))
+    assert len(rolling_step(as_before, four, 100.0).begins) > 1
+
+
+def test_one_that_does_not_serve_is_to_be_as_the_others_are() -> None:
+    broken = InstanceNow("i-0", "old", failed=True)
+    others = [serving(each, fingerprint="f", max_model_len=8192) for each in ("i-1", "i-2")]
+    (turn,) = rolling_step(replace(ORDER, engine=NEW), [broken, *others], 1.0).order.under_way
+    assert (turn.fingerprint, turn.max_model_len) == ("f", 8192)
