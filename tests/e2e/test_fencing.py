@@ -29,10 +29,14 @@ def test_a_hung_instance_is_fenced_and_wakes_as_another(six: Cluster) -> None:
         (died,) = story.events("instance_died")
         assert (died.instance_id, "fenced" in died.reason) == (hung.id, True)
         assert {event.labels["from"] for event in replayed} == {hung.id}
+        saved = {(each.way, each.reason) for each in client.status().replays.saved}
+        assert saved & {("replayed", "fenced"), ("dispatched_again", "fenced")}
 
         def awake() -> bool:
             found = instance(client, hung.id)
-            return found.incarnation > hung.incarnation and is_empty(found.model_dump())
+            has_reported = found.num_running_reqs is not None
+            is_another = found.incarnation > hung.incarnation
+            return is_another and has_reported and is_empty(found.model_dump())
 
         wait_for(awake, "it to wake as another, without what it ran")
         assert instance(client, hung.id).pid == hung.pid, "its process was replaced"

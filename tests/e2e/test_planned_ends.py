@@ -111,6 +111,8 @@ def test_what_cannot_leave_in_time_goes_on_elsewhere(
     assert ended.reason == "it had to go with what was left"
     assert ended.numbers["num_requests_left"] > 0
     assert {each.labels["from"] for each in story.events("replayed")} == {leaving}
+    saved = client.status().replays.saved
+    assert any(each.way == "replayed" and each.reason == "evacuation" for each in saved)
     assert story.events("failed") == []
     assert bytes_per_s or not story.moves("evacuate")
     done(cluster, "scale", "+1", "--wait")
