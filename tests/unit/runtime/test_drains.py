@@ -11,10 +11,10 @@ from controller.core.operations.drain import DrainState
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.departures import LATELY_S
 from controller.runtime.controller.operations.drains import (
-    HEARD_WITHIN_S,
     RETRY_S,
     OperationRefusedError,
 )
+from controller.runtime.controller.operations.remainders import HEARD_WITHIN_S
 from controller.runtime.messages.members import Directory, InstanceLost
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time

@@ -20,19 +20,18 @@ from controller.api.errors import LlumctlError
 from controller.core.migration.record import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.departure_plan import Departure
-from controller.core.operations.drain import DrainState, Remainder, is_overdue
+from controller.core.operations.drain import DrainState, Remainder, is_overdue, why_begun
 from controller.core.operations.restart import InstanceProcess, RestartStep, restart_step
 from controller.core.record.event_log import EventKind, Number
 from controller.core.scheduler_events import DrainBegan, DrainEnded
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
+from controller.runtime.controller.operations.remainders import Remainders
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.operations import DrainSet
 
 log = logging.getLogger(__name__)
 
-# Members say Hello every second: after so long a member that was not heard is not there.
-HEARD_WITHIN_S = 10.0
 # Between two questions to the frontends whether anything is left, and two tries to remove.
 CHECK_EVERY_S = 0.3
 # After a failure: a disk is full, or a process cannot be ended.
@@ -95,7 +94,7 @@ class Drains:
         self._wall_clock = wall_clock
         self._watched: dict[tuple[str, str], _Watched] = {}
         """By (instance, drain)."""
-        self._began_s = 0.0
+        self._remainders = Remainders(cluster)
 
     # -- what operators do ---------------------------------------------------------------
 
@@ -175,17 +174,17 @@ class Drains:
             self._cluster.handle(DrainBegan(order.instance_id))
         if before is None or order.evacuates:
             self._tell_instance(order.instance_id)
-        left = self._num_left(order.instance_id)
+        left = self._remainders.num_requests(order.instance_id)
         numbers: dict[str, Number] = {"num_requests_left": left}
         if order.deadline_s is not None:
             numbers["deadline_in_s"] = round(order.deadline_s - self._wall_clock(), 1)
-        self._log(EventKind.DRAIN_STARTED, order, _why(order, before), order.actor, numbers)
+        self._log(EventKind.DRAIN_STARTED, order, why_begun(order, before), order.actor, numbers)
 
     def _ended(self, order: DrainOrder, why: str, actor: str) -> None:
         watched = self._forget(order)
         self._cluster.handle(DrainEnded(order.instance_id))
         self._tell_instance(order.instance_id)
-        left = self._num_left(order.instance_id)
+        left = self._remainders.num_requests(order.instance_id)
         numbers = {"num_requests_left": left, "num_moved": watched.num_moved}
         self._log(EventKind.DRAIN_ENDED, order, why, actor, numbers)
 
@@ -193,7 +192,7 @@ class Drains:
 
     def progress(self, instance_id: str) -> DrainProgress:
         order = self._cluster.keeper.spec.drains.get(instance_id)
-        left = self._remainder(instance_id) or Remainder()
+        left = self._remainders.of(instance_id) or Remainder()
         if order is None:
             state, watched = DrainState.ACTIVE, _Watched()
         else:
@@ -214,7 +213,7 @@ class Drains:
 
     def resume(self) -> None:
         """Goes on with the spec's drains, before any instance is heard."""
-        self._began_s = self._cluster.now_s()
+        self._remainders.resume()
         self._note_evacuated()
         for instance_id in self._cluster.keeper.spec.drains:
             self._cluster.handle(DrainBegan(instance_id))
@@ -245,9 +244,9 @@ class Drains:
 
     def _look_at(self, order: DrainOrder) -> None:
         watched = self._watch(order)
-        left, now_s = self._remainder(order.instance_id), self._cluster.now_s()
+        left, now_s = self._remainders.of(order.instance_id), self._cluster.now_s()
         if left is not None:
-            empty = left.nothing and self._takes_nothing(order.instance_id)
+            empty = left.nothing and self._remainders.takes_nothing(order.instance_id)
             watched.drained = watched.drained and empty
             may_ask = watched.task is None and now_s >= watched.check_at_s
             if empty and may_ask and not watched.drained:
@@ -268,15 +267,14 @@ class Drains:
         """Asks the frontends whether they have requests there, whose last tokens may be on their
         way; if not, the instance is drained."""
         frontends = self._cluster.roster.frontends()
-        now_s = self._cluster.now_s()
-        if any(f.heard_s is None and now_s < self._began_s + HEARD_WITHIN_S for f in frontends):
+        if any(f.heard_s is None for f in frontends) and not self._remainders.waited:
             return
         found = await self._cluster.queries.requests(
             [f.member_id for f in frontends if f.serving],
             instance_id=order.instance_id,
             max_requests=1,
         )
-        left = self._remainder(order.instance_id)
+        left = self._remainders.of(order.instance_id)
         is_empty = left is not None and left.nothing
         if found.silent or found.num_matching or not is_empty or not self._goes_on(order):
             return
@@ -315,7 +313,7 @@ class Drains:
         one starts an empty instance and removes it. The other way round a process would run on that
         nobody knows."""
         instance_id, keeper = order.instance_id, self._cluster.keeper
-        left = 0 if watched.drained else self._num_left(instance_id)
+        left = 0 if watched.drained else self._remainders.num_requests(instance_id)
         self._cluster.terminate(instance_id)
         keeper.change(keeper.spec.without_instance(instance_id))
         self._note_evacuated()
@@ -356,39 +354,6 @@ class Drains:
         known = self._cluster.keeper.spec.drains.get(order.instance_id)
         return known is not None and known.drain_id == order.drain_id
 
-    def _remainder(self, instance_id: str) -> Remainder | None:
-        """What is left on the instance; None if it has not reported."""
-        cluster = self._cluster
-        member = cluster.roster.members.get(instance_id)
-        if member is None or not member.serving:
-            is_known = member is None or member.incarnation > 0
-            waited = cluster.now_s() >= self._began_s + HEARD_WITHIN_S
-            return Remainder() if is_known or waited else None
-        status = cluster.statuses.get(instance_id)
-        record = cluster.scheduler.instances.get(instance_id)
-        if status is None or record is None:
-            return None
-        snapshot = status.snapshot
-        if snapshot.incarnation != member.incarnation:
-            return None
-        return Remainder(
-            snapshot.num_running,
-            snapshot.num_queued,
-            record.unreported.num_requests,
-            status.num_moves_in,
-            len(status.moves),
-        )
-
-    def _takes_nothing(self, instance_id: str) -> bool:
-        """The instance reported that it drains, or has no process that could take requests."""
-        member = self._cluster.roster.members.get(instance_id)
-        if member is None or not member.serving:
-            return True
-        return self._cluster.statuses[instance_id].snapshot.draining
-
-    def _num_left(self, instance_id: str) -> int:
-        return (self._remainder(instance_id) or Remainder()).num_requests
-
     def _tell_instance(self, instance_id: str) -> None:
         member = self._cluster.roster.members.get(instance_id)
         if member is not None and member.serving:
@@ -418,19 +383,6 @@ class Drains:
                 log.error("a drain could not be looked at", exc_info=error)
 
         task.add_done_callback(over)
-
-
-def _why(order: DrainOrder, before: DrainOrder | None) -> str:
-    what = "to be removed" if order.removes else ""
-    if order.evacuates:
-        what = "to be evacuated"
-    if order.restarts:
-        what = "to be restarted at once" if order.at_once else "to be restarted"
-    if before is not None and before.removes and not order.removes:
-        what = "not to be removed any more; it drains on"
-    if before is not None and before.restarts and not order.restarts:
-        what = "its restart is over; it drains on"
-    return ": ".join(words for words in (what, order.reason) if words)
 
 
 def _named(departure: Departure) -> str:
