@@ -1,36 +1,31 @@
-"""docs/paper.md's tables, from what `llumctl simulate paper ... -o json` wrote.
+"""The tables of docs/paper.md and docs/paper-tables.md, from what llumctl wrote with `-o json`.
 
-Files of one figure may have a trace each. A table per metric and rank: means over seeds with half
-of their 95% interval, each beside the paper's, and the baseline over ours. The geometric mean's
-interval takes the traces' for independent, which they are: each has requests of its own.
+figures   one table per metric and rank, of files of `llumctl simulate paper`. Files of one figure
+          may have a trace each. Cells are means over seeds with half of their 95% interval; ratios
+          are those of the means, the baseline over ours. Geometric means leave out points without
+          a ratio; their intervals come from the seeds too, so points may share requests.
+means     of those files the geometric means alone, all metrics in one table.
+others    the policies of those files that have no ratio: round-robin in figure 11.
+cost      instances at one prefill latency, of files of figure 15.
+overtaken how long one request was overtaken under llumnix+, of files of figure 11 at matched load.
+bound     how much of the gap between infaas++ and the bound O1 llumnix+ closes: files of figure 11
+          at matched load, and of `llumctl simulate -p O1` at the same loads.
+parts     one line per file of `llumctl simulate -p llumnix+`, named as NAME=FILE: figures of the
+          first, and how many times as high those of the others are.
+policies  one line per policy of one run each, of files of `llumctl simulate`.
 """
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from llumctl.simulate import report
+from benchmarks import paper_points, paper_runs
 
-TITLES = {
-    "ttft_s p99": "prefill (TTFT) P99, s",
-    "ttft_s mean": "prefill mean, s",
-    "ttft_s max": "prefill maximum, s",
-    "tpot_s p99": "decode (TPOT) P99, s",
-    "tpot_s mean": "decode mean, s",
-    "longest_pause_s p99": "P99 of the longest pause, s",
-    "preemption_loss_s": "preemption loss, s",
-    "e2e_latency_s p99": "request P99, s",
-    "e2e_latency_s mean": "request mean, s",
-    "fragmentation": "fragmented memory, share",
-}
-RANKS = {None: "", 0: "normal: ", 1: "high: "}
-REAL = ("sharegpt", "burstgpt")
-
-Point = dict[str, Any]
+Found = tuple[str, Any]
+"""A file's name, as given or before the `=`, and what it holds."""
 
 
 def main() -> int:
@@ -39,94 +34,53 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", type=Path, nargs="+")
-    found = [json.loads(file.read_text("utf-8")) for file in parser.parse_args().files]
-    baseline, x_title = found[0]["baseline"], "CV" if found[0]["points"][0]["cv"] else ""
-    points = [point for one in found for point in one["points"]]
-    kinds = dict.fromkeys((point["rank"], point["metric"]) for point in points)
-    order = list(TITLES)
-    for rank, metric in sorted(kinds, key=lambda kind: (-(kind[0] or 0), order.index(kind[1]))):
-        own = [point for point in points if (point["rank"], point["metric"]) == (rank, metric)]
-        print("\n".join(_table(own, f"{RANKS[rank]}{TITLES[metric]}", baseline, x_title)), "\n")
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--metric", action="append", default=[], help="only this one: 'ttft_s p99'")
+    parser.add_argument("--no-paper", action="store_true", help="without the paper's points")
+    args = parser.parse_args()
+    for table in KINDS[args.kind]([_read(name) for name in args.files], args):
+        print("\n".join(table), end="\n\n")
     return 0
 
 
-def _table(points: Sequence[Point], title: str, baseline: str, x_title: str) -> Iterator[str]:
-    ours = list(points[0]["ratios"])
-    policies = [baseline, *ours]
-    has_paper = any(p["policies"][name]["paper"] for p in points for name in policies)
-    header = [title]
-    for policy in policies:
-        header += [policy, "paper"] if has_paper else [policy]
-    for policy in ours:
-        header += [f"over {policy}", "paper"] if has_paper else [f"over {policy}"]
-    yield _line(header)
-    yield _line(["---"] * len(header))
-    for point in points:
-        line = [_place(point, x_title)]
-        for policy in policies:
-            cell = point["policies"][policy]
-            line.append(_interval(cell["simulated"]))
-            line += [_number(cell["paper"])] if has_paper else []
-        for policy in ours:
-            ratio = point["ratios"][policy]
-            line.append(_ratio(ratio["simulated"]))
-            line += [_times(ratio["paper"])] if has_paper else []
-        yield _line(line)
-    for kind in ("generated", "real"):
-        alike = [p for p in points if (p["workload"] in REAL) == (kind == "real")]
-        if len(alike) > 1:
-            line = ["geometric mean" if x_title else f"geometric mean, {kind}"]
-            line += [""] * (len(policies) * (2 if has_paper else 1))
-            for policy in ours:
-                ratios = [p["ratios"][policy] for p in alike]
-                line.append(_ratio(_geometric_mean([r["simulated"] for r in ratios])))
-                papers = [r["paper"] for r in ratios if r["paper"]]
-                mean = math.exp(sum(map(math.log, papers)) / len(papers)) if papers else None
-                line += [_times(mean)] if has_paper else []
-            yield _line(line)
+def _read(given: str) -> Found:
+    name, _, file = given.rpartition("=")
+    return name or given, json.loads(Path(file).read_text("utf-8"))
 
 
-def _geometric_mean(ratios: Sequence[dict[str, float] | None]) -> dict[str, float] | None:
-    """Of those that are known: nothing is no times less than something."""
-    known = [ratio for ratio in ratios if ratio is not None and ratio["mean"] > 0]
-    if len(known) < 2:
-        return None
-    log_mean = sum(math.log(ratio["mean"]) for ratio in known) / len(known)
-    widths = [math.log(r["high"] / r["low"]) / 2 for r in known if r["low"] > 0]
-    width = math.sqrt(sum(w * w for w in widths)) / len(known)
-    low, high = math.exp(log_mean - width), math.exp(log_mean + width)
-    return {"mean": math.exp(log_mean), "low": low, "high": high}
+def _figures(found: Sequence[Found], args: argparse.Namespace) -> Iterator[list[str]]:
+    files = [file for _, file in found]
+    yield from paper_points.tables(files, args.metric, with_paper=not args.no_paper)
 
 
-def _place(point: Point, x_title: str) -> str:
-    if x_title:
-        return f"{x_title} {point['x']:g}"
-    return f"{point['workload']} {point['rate']:.3g}/s"
+def _all_means(found: Sequence[Found], args: argparse.Namespace) -> Iterator[list[str]]:
+    yield paper_points.means([file for _, file in found], args.metric)
 
 
-def _interval(found: dict[str, float] | None) -> str:
-    if found is None:
-        return "-"
-    return f"{report.number(found['mean'])} ±{report.number((found['high'] - found['low']) / 2)}"
+def _parts(found: Sequence[Found], _: argparse.Namespace) -> Iterator[list[str]]:
+    yield paper_runs.parts(dict(found))
 
 
-def _ratio(found: dict[str, float] | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found['mean']:.3g} ({found['low']:.3g} to {found['high']:.3g})"
+def _of_files(
+    table: Callable[[Sequence[Any]], list[str]],
+) -> Callable[[Sequence[Found], argparse.Namespace], Iterator[list[str]]]:
+    def of(found: Sequence[Found], _: argparse.Namespace) -> Iterator[list[str]]:
+        yield table([file for _, file in found])
+
+    return of
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else report.number(value)
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+KINDS: dict[str, Callable[[Sequence[Found], argparse.Namespace], Iterator[list[str]]]] = {
+    "figures": _figures,
+    "means": _all_means,
+    "others": _of_files(paper_points.others),
+    "cost": _of_files(paper_points.cost),
+    "overtaken": _of_files(paper_runs.overtaken),
+    "bound": _of_files(paper_runs.bound),
+    "parts": _parts,
+    "policies": _of_files(paper_runs.policies),
+}
 
 
 if __name__ == "__main__":
