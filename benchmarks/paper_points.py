@@ -60,7 +60,9 @@ def all_points(file: File) -> list[Point]:
             for policy in place["policies"]
         }
 
-    points = [{**point, "values": values(point, point["metric"])} for point in file["points"]]
+    points: list[Point] = [
+        {**point, "values": values(point, point["metric"])} for point in file["points"]
+    ]
     places = {_key(point): point for point in points}
     for metric in FROM_RUNS.get(file["figure"], ()):
         points += [
