@@ -18,11 +18,10 @@ from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.wire.models import (
     ClusterStatus,
     Event,
-    EventFrame,
     InstanceState,
     InstanceStatus,
-    StatusFrame,
 )
+from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.fake_controller import FakeController
 from tests.unit.tui import tui_synthetic as synthetic
 

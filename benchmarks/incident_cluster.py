@@ -15,16 +15,14 @@ from controller.api.wire.models import (
     DrainStatus,
     EndedMoveStatus,
     Event,
-    EventFrame,
-    Frame,
     FrontendStatus,
     InstanceState,
     InstanceStatus,
     LevelStatus,
     MoveStatus,
     QueueHeadStatus,
-    StatusFrame,
 )
+from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from controller.core.load.freeness import dispatch_freeness, freeness
 from controller.core.load.queue_reason import queue_reason
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import EventFrame, Frame, GapFrame, StatusFrame
+from controller.api.wire.stream import EventFrame, Frame, GapFrame, StatusFrame
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient

@@ -7,7 +7,7 @@ import time
 
 from pydantic import TypeAdapter, ValidationError
 
-from controller.api.wire.models import Frame, GapFrame
+from controller.api.wire.stream import Frame, GapFrame
 
 MAX_FIGURE = 1e15
 """Above all times, bytes and counts. Infinity and the like end a dashboard that draws them."""

@@ -17,13 +17,11 @@ from controller.api.wire.models import (
     LIVE_STATES,
     ClusterStatus,
     Event,
-    RequestBegan,
     RequestList,
-    RequestsFrame,
-    RequestStands,
     RequestState,
     RequestStatus,
 )
+from controller.api.wire.stream import RequestBegan, RequestsFrame, RequestStands
 
 EVERY_S = 5.0
 """What runs gets tokens all the time, so each request costs some 36 bytes whenever it is told; and

@@ -16,7 +16,8 @@ from controller.api.frames import MAX_FIGURE, figure, parse_frame
 from controller.api.state import plain_file
 from controller.api.version import own_version
 from controller.api.wire.base import WireModel
-from controller.api.wire.models import Event, EventFrame, Frame
+from controller.api.wire.models import Event
+from controller.api.wire.stream import EventFrame, Frame
 
 RECORDING_VERSION = 2
 """1: without the instances' requests."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
-from controller.api.client import ControlClient, actor
+from controller.api.client import ControlClient
+from controller.api.connection import actor
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog

@@ -146,7 +146,7 @@ def _kept(
 
 def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> None:
     """Shows events until the reader of stdout leaves or the cluster is stopped."""
-    from controller.api.wire.models import EventFrame, GapFrame
+    from controller.api.wire.stream import EventFrame, GapFrame
 
     try:
         for frame in following.follow(cluster, after):

@@ -10,7 +10,7 @@ from llumctl import connect
 from llumctl.text import output
 
 if TYPE_CHECKING:
-    from controller.api.wire.models import Frame
+    from controller.api.wire.stream import Frame
 
 WAIT_S = 0.2
 MAX_HEARD = 4096

@@ -17,14 +17,11 @@ from controller.api.wire.models import (
     ClusterStatus,
     ErrorBody,
     Event,
-    EventFrame,
     EventPage,
-    GapFrame,
-    PingFrame,
     RequestDetail,
     RequestList,
-    StatusFrame,
 )
+from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from controller.api.wire.traffic import TrafficBatch
 from tests.unit.cli_support import TOKEN, cluster
 

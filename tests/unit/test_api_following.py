@@ -9,7 +9,7 @@ import pytest
 from controller.api import following
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.following import Follower, Lost
-from controller.api.wire.models import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
+from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from tests.unit.cli_support import cluster
 from tests.unit.fake_controller import event, until
 

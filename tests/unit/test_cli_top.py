@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import EventFrame, Frame, StatusFrame
+from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from llumctl.app import run
 from llumctl.text import output
 from tests.unit.cli_process import ended, interrupted, llumctl

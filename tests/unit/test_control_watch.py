@@ -13,16 +13,8 @@ import pytest
 
 from controller.api.frames import parse_frame
 from controller.api.state.audit import AuditLog
-from controller.api.wire.models import (
-    EventFrame,
-    EventPage,
-    Frame,
-    GapFrame,
-    PingFrame,
-    RequestDetail,
-    RequestList,
-    StatusFrame,
-)
+from controller.api.wire.models import EventPage, RequestDetail, RequestList
+from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested

@@ -16,13 +16,11 @@ from controller.api.recording import RecordingHeader, RecordingReader, Recording
 from controller.api.wire.models import (
     ClusterStatus,
     Event,
-    EventFrame,
     RequestList,
-    RequestsFrame,
     RequestState,
     RequestStatus,
-    StatusFrame,
 )
+from controller.api.wire.stream import EventFrame, RequestsFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 
 

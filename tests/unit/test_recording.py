@@ -13,7 +13,8 @@ from controller.api.recording import (
     RecordingWriter,
     new_header,
 )
-from controller.api.wire.models import Event, EventFrame, Frame, GapFrame, PingFrame
+from controller.api.wire.models import Event
+from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame
 
 HEADER = RecordingHeader(cluster="c1", time_s=100.0, status_every_s=0.5)
 FRAMES: list[Frame] = [

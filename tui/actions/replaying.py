@@ -6,7 +6,7 @@ from controller.api.errors import LlumctlError
 from controller.api.text import events as event_words
 from controller.api.text.events import Weight
 from controller.api.text.quantities import duration, printable, time_of_day
-from controller.api.wire.models import GapFrame
+from controller.api.wire.stream import GapFrame
 from tui.actions import moment, registry
 from tui.drawing.format import Tone
 from tui.feed.replay import Progress, ReplaySource

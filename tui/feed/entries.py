@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.api.text.events import Weight, weight
-from controller.api.wire.models import Event, EventFrame, GapFrame, PingFrame
+from controller.api.wire.models import Event
+from controller.api.wire.stream import EventFrame, GapFrame, PingFrame
 
 MOVES_S = 60.0
 MAX_EVENTS = 1000

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from controller.api.wire.explain import Explanation
-from controller.api.wire.models import Frame, MemberLog, RequestList
+from controller.api.wire.models import MemberLog, RequestList
+from controller.api.wire.stream import Frame
 
 
 @dataclass(frozen=True, slots=True)

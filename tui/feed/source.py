@@ -16,7 +16,8 @@ from controller.api.errors import LlumctlError, NotRunningError
 from controller.api.following import Connect, Follower
 from controller.api.recording import RecordingWriter
 from controller.api.state import last_stop
-from controller.api.wire.models import LIVE_STATES, Frame, StatusFrame
+from controller.api.wire.models import LIVE_STATES
+from controller.api.wire.stream import Frame, StatusFrame
 from tui.feed.heard import (
     Arrived,
     ExplanationArrived,

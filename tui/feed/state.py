@@ -12,12 +12,8 @@ from operator import attrgetter
 from controller.api.recorded_requests import Recorded, after
 from controller.api.settings.console import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.wire.models import (
-    ClusterStatus,
-    InstanceStatus,
-    RequestsFrame,
-    StatusFrame,
-)
+from controller.api.wire.models import ClusterStatus, InstanceStatus
+from controller.api.wire.stream import RequestsFrame, StatusFrame
 from tui.feed import entries, histories
 from tui.feed.entries import RATE_S, Counts, Entry, Unread, Way
 from tui.feed.heard import (

@@ -13,13 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.views import event_model
 from controller.api.wire.base import WireModel
-from controller.api.wire.models import (
-    ClusterStatus,
-    EventFrame,
-    GapFrame,
-    PingFrame,
-    StatusFrame,
-)
+from controller.api.wire.models import ClusterStatus
+from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from controller.runtime.controller.journal import Journal
 
 PING_EVERY_S = 1.0

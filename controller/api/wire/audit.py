@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 from controller.api.wire.settings import SettingValue
 
 
@@ -36,9 +36,8 @@ class OperationEntry(WireModel):
         return not self.outcome.startswith(("refused", "failed", "unknown"))
 
 
-class OperationList(WireModel):
+class OperationList(AnswerModel):
     """The last operations, the newest first. `revision`: the spec's, at which `why_not` holds."""
 
-    schema_version: int = SCHEMA_VERSION
     operations: tuple[OperationEntry, ...]
     revision: int = 0

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 
 AutoscaleMode = Literal["off", "dry-run", "on"]
 AutoscaleOutcome = Literal["nothing", "done", "would", "blocked"]
@@ -70,7 +70,5 @@ class AutoscaleStatus(WireModel):
     """Since this controller started."""
 
 
-class AutoscaleReport(AutoscaleStatus):
+class AutoscaleReport(AutoscaleStatus, AnswerModel):
     """The same by itself."""
-
-    schema_version: int = SCHEMA_VERSION

@@ -22,6 +22,12 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class AnswerModel(WireModel):
+    """A whole answer of the control API; the part that answers of all schemas share."""
+
+    schema_version: int = SCHEMA_VERSION
+
+
 class OrderModel(WireModel):
     """Refuses unknown fields, so that a typing error does not silently become a default."""
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 
 
 class CheckResult(StrEnum):
@@ -20,6 +20,5 @@ class Check(WireModel):
     cure: str = ""
 
 
-class DoctorReport(WireModel):
-    schema_version: int = SCHEMA_VERSION
+class DoctorReport(AnswerModel):
     checks: tuple[Check, ...]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 from controller.api.wire.models import RequestStatus
 from controller.api.wire.moves import MoveStage
 
@@ -116,11 +116,10 @@ class Waiting(WireModel):
     figures: Figures = Field(default_factory=dict)
 
 
-class Explanation(WireModel):
+class Explanation(AnswerModel):
     """`request` says whether it could move now. If not, `why_not_movable` says why in words; if so,
     `could_move_to` is the freest instance that could take it, if there is one."""
 
-    schema_version: int = SCHEMA_VERSION
     request: RequestStatus
     steps: tuple[Step, ...]
     waiting: Waiting | None = None

@@ -4,12 +4,12 @@ The compatibility rules are those of `base`.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
 from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
 from controller.api.wire.replays import ReplaysStatus
@@ -190,8 +190,7 @@ class LevelStatus(WireModel):
     """Of the worst frontend."""
 
 
-class ClusterStatus(WireModel):
-    schema_version: int = SCHEMA_VERSION
+class ClusterStatus(AnswerModel):
     cluster: str
     state: ClusterState
     detail: str = ""
@@ -261,11 +260,10 @@ class Event(WireModel):
     """Further names: `from` and `to` of a move, the `policy` of a dispatch."""
 
 
-class EventPage(WireModel):
+class EventPage(AnswerModel):
     """`missed`: events between the wanted position and the first one here that the controller has
     forgotten; null if it cannot tell, as it has restarted since."""
 
-    schema_version: int = SCHEMA_VERSION
     events: tuple[Event, ...]
     next_position: str
     missed: int | None = 0
@@ -326,104 +324,27 @@ class RequestStatus(WireModel):
     """Of a request that the controller holds: its place there."""
 
 
-class RequestList(WireModel):
+class RequestList(AnswerModel):
     """`num_matching` counts all matches; requests of `silent_frontends`, which did not answer, are
     missing."""
 
-    schema_version: int = SCHEMA_VERSION
     requests: tuple[RequestStatus, ...]
     num_matching: int
     silent_frontends: tuple[str, ...] = ()
 
 
-class RequestDetail(RequestStatus):
+class RequestDetail(RequestStatus, AnswerModel):
     """`num_forgotten`: events that are missing in the middle of the history."""
 
-    schema_version: int = SCHEMA_VERSION
     history: tuple[Event, ...] = ()
     num_forgotten: int = 0
 
 
-class MemberLog(WireModel):
+class MemberLog(AnswerModel):
     """The last lines of a member's log, as it wrote them: who shows them makes them harmless."""
 
-    schema_version: int = SCHEMA_VERSION
     member_id: str
     lines: tuple[str, ...]
-
-
-class StatusFrame(WireModel):
-    type: Literal["status"] = "status"
-    time_s: float
-    status: ClusterStatus
-
-
-class EventFrame(WireModel):
-    type: Literal["event"] = "event"
-    time_s: float
-    event: Event
-
-
-class GapFrame(WireModel):
-    """`missed` events were lost before the next one; null: an unknown number."""
-
-    type: Literal["gap"] = "gap"
-    time_s: float
-    missed: int | None = None
-    reason: str = ""
-    """Why the reader of a stream left an event out; empty where the controller forgot some."""
-    position: str = ""
-    """Behind the event that was left out, in the controller's log; empty where it is not known."""
-
-
-class PingFrame(WireModel):
-    """Nothing happened: the stream is alive."""
-
-    type: Literal["ping"] = "ping"
-    time_s: float
-
-
-class RequestBegan(NamedTuple):
-    """What does not change while a request lives."""
-
-    id: str
-    client_id: str
-    parent_id: str | None
-    level: str
-    frontend_id: str
-    arrival_time_s: float
-    num_prompt_tokens: int
-
-
-class RequestStands(NamedTuple):
-    """How a request stands. `number`: its place among all that began in the recording, from 0."""
-
-    number: int
-    state: RequestState
-    instance_id: str | None
-    num_output_tokens: int
-    num_evictions: int
-    num_moves: int
-    ttft_s: float | None
-
-
-class RequestsFrame(WireModel):
-    """The requests of all instances, as far as they are others than in the frame of this type
-    before; in recordings only. `num_before`: how many began before the first of `began`."""
-
-    type: Literal["requests"] = "requests"
-    time_s: float
-    num_before: int
-    began: tuple[RequestBegan, ...] = ()
-    stands: tuple[RequestStands, ...] = ()
-    gone: tuple[int, ...] = ()
-
-
-Frame = Annotated[
-    StatusFrame | EventFrame | GapFrame | PingFrame | RequestsFrame, Field(discriminator="type")
-]
-"""One line of the watch stream, and of a recording. `time_s`: when the controller wrote it,
-seconds since the epoch. Readers skip types that they do not know."""
 
 
 class StopRequest(WireModel):
@@ -433,8 +354,7 @@ class StopRequest(WireModel):
     grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
 
 
-class StopProgress(WireModel):
-    schema_version: int = SCHEMA_VERSION
+class StopProgress(AnswerModel):
     stopped: bool
     num_live_reqs: int
 

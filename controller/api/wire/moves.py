@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 
 
 class MigrateRequest(WireModel):
@@ -58,11 +58,10 @@ class MovePlanned(WireModel):
     downtime_s: float | None = None
 
 
-class MigrationReport(WireModel):
+class MigrationReport(AnswerModel):
     """How a move ended, or would end. `outcome`: that of the last attempt; in a dry run
     `would_move` or `refused`. `code` and `why` say why the request does not move."""
 
-    schema_version: int = SCHEMA_VERSION
     request_id: str
     client_id: str
     from_instance_id: str

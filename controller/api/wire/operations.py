@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.wire.base import SCHEMA_VERSION, OrderModel, Reason, Revision, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
 from controller.api.wire.models import RequestState
 
 OnDeadline = Literal["keep", "abort"]
@@ -105,13 +105,12 @@ class PlannedDeparture(WireModel):
     why: str = ""
 
 
-class DrainReport(WireModel):
+class DrainReport(AnswerModel):
     """The drain of one instance. `state`: draining; drained (it has no requests left); restarting
     (its process ended, the next one starts); active (it is not being drained); removed (it is gone
     for good). The end of a restart is called restarted or failed by those who follow it. With
     `dry_run`, `plan` says what would happen."""
 
-    schema_version: int = SCHEMA_VERSION
     instance_id: str
     drain_id: str = ""
     state: DrainState
@@ -145,8 +144,7 @@ class DrainReport(WireModel):
     """The call changed something, or would in a dry run."""
 
 
-class DrainList(WireModel):
-    schema_version: int = SCHEMA_VERSION
+class DrainList(AnswerModel):
     drains: tuple[DrainReport, ...] = ()
 
 
@@ -177,11 +175,10 @@ class ScaleRequest(OrderModel):
         return self
 
 
-class ScaleReport(WireModel):
+class ScaleReport(AnswerModel):
     """`previous` and `target` count planned instances: with those that start, without those to be
     removed. `undrained`: instances that were to be removed, and stay."""
 
-    schema_version: int = SCHEMA_VERSION
     previous: int
     target: int
     revision: int = 0
@@ -201,11 +198,10 @@ class PriorityRequest(OrderModel):
     dry_run: bool = False
 
 
-class PriorityReport(WireModel):
+class PriorityReport(AnswerModel):
     """`previous` and `level` are the same if nothing changed. `instance_id`: where the request is;
     null while no instance has it."""
 
-    schema_version: int = SCHEMA_VERSION
     request_id: str
     client_id: str = ""
     previous: str
@@ -221,11 +217,10 @@ class AbortRequest(OrderModel):
     dry_run: bool = False
 
 
-class AbortReport(WireModel):
+class AbortReport(AnswerModel):
     """`state`, `instance_id` and `num_output_tokens` are how the request was when the order came;
     the tokens may have reached the client."""
 
-    schema_version: int = SCHEMA_VERSION
     request_id: str
     client_id: str = ""
     request_ids: tuple[str, ...] = ()

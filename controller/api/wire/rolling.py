@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.wire.base import SCHEMA_VERSION, OrderModel, Reason, Revision, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
 
 RollingState = Literal["none", "going", "done", "stopped", "failed"]
 MAX_ENGINE_ARGS = 64
@@ -90,12 +90,11 @@ class EngineChangeStatus(WireModel):
     """New instances get them."""
 
 
-class RollingReport(WireModel):
+class RollingReport(AnswerModel):
     """The last rolling restart. `state`: none (there was none); going; done; stopped (by an
     operator); failed (`failed_id` could not be restarted; `why` says why). `left`: instances whose
     restart has not begun, in turn."""
 
-    schema_version: int = SCHEMA_VERSION
     rolling_id: str = ""
     state: RollingState = "none"
     why: str = ""

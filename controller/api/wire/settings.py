@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 
 SettingValue = int | float | str | bool | None
 """None: the setting has no value, such as a time limit that is not set."""
@@ -28,10 +28,9 @@ class Setting(WireModel):
     allowed: str = ""
 
 
-class SettingList(WireModel):
+class SettingList(AnswerModel):
     """`revision` counts the changes of the cluster's spec."""
 
-    schema_version: int = SCHEMA_VERSION
     settings: tuple[Setting, ...]
     revision: int = 0
 
@@ -66,11 +65,10 @@ class InstanceRole(WireModel):
     then: Role
 
 
-class SettingChanges(WireModel):
+class SettingChanges(AnswerModel):
     """`revision`: the one that these changes made, or the present one if nothing changed. `roles`:
     of all instances that report, in a dry run of changes that may give an instance another one."""
 
-    schema_version: int = SCHEMA_VERSION
     dry_run: bool = False
     changes: tuple[SettingChange, ...]
     """The settings whose value has changed."""

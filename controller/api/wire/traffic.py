@@ -5,7 +5,7 @@ The compatibility rules are those of `base`.
 
 from pydantic import ConfigDict, Field
 
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import AnswerModel, WireModel
 from controller.api.wire.models import RequestState
 
 PREFIX_HASH_DIGITS = 16
@@ -36,12 +36,11 @@ class RequestTraffic(WireModel):
     prefix_hashes: str = Field(default="", pattern=r"^([0-9a-f]{16})*$")
 
 
-class TrafficBatch(WireModel):
+class TrafficBatch(AnswerModel):
     """A line of the stream; one comes at least every second. `time_s`: now, by the controller's
     clock. `num_lost`: requests that ended since the line before and are in no line, as somebody
     lagged or died. `num_live`: requests that came since the recording began, and run."""
 
-    schema_version: int = SCHEMA_VERSION
     time_s: float
     requests: tuple[RequestTraffic, ...] = ()
     num_lost: int = Field(default=0, ge=0)

@@ -18,7 +18,8 @@ import psutil
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
 from controller.adapters.zmq.cluster_key import new_secret_key
-from controller.api.client import ControlClient, actor
+from controller.api.client import ControlClient
+from controller.api.connection import actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.settings.settings import Settings
 from controller.api.state import plain_file, run_state

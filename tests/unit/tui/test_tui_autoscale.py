@@ -10,8 +10,8 @@ from controller.api.wire.autoscale import (
     AutoscaleHoldStatus,
     AutoscaleStatus,
 )
-from controller.api.wire.models import StatusFrame
 from controller.api.wire.settings import SettingsPatch
+from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses, settle

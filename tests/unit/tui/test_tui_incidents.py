@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import incidents
 from controller.api.text.queue_heads import head_wait_s
-from controller.api.wire.models import StatusFrame
+from controller.api.wire.stream import StatusFrame
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
 CAUSES = {

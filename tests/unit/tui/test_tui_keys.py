@@ -8,7 +8,8 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from controller.api.wire.models import ClusterStatus, PingFrame, StatusFrame
+from controller.api.wire.models import ClusterStatus
+from controller.api.wire.stream import PingFrame, StatusFrame
 from tests.unit.tui import (
     test_tui_acting,
     test_tui_autoscale,

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import StatusFrame
+from controller.api.wire.stream import StatusFrame
 from tests.unit.cli_support import remember, stop
 from tests.unit.fake_controller import FakeController
 from tests.unit.tui import tui_synthetic as synthetic

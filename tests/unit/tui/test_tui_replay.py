@@ -9,14 +9,8 @@ from rich.cells import cell_len
 from controller.api.errors import UsageError
 from controller.api.recorded_requests import RequestNumbers
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import (
-    Event,
-    EventFrame,
-    Frame,
-    RequestList,
-    RequestState,
-    StatusFrame,
-)
+from controller.api.wire.models import Event, RequestList, RequestState
+from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (

@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import (
-    Event,
-    EventFrame,
-    InstanceState,
-    QueueHeadStatus,
-    StatusFrame,
-)
+from controller.api.wire.models import Event, InstanceState, QueueHeadStatus
 from controller.api.wire.replays import ReplaysStatus
+from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry
 from tui.actions.action import Place

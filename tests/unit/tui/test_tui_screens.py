@@ -2,7 +2,8 @@
 
 import pytest
 
-from controller.api.wire.models import Event, EventFrame, StatusFrame
+from controller.api.wire.models import Event
+from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,

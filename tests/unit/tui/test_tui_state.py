@@ -1,13 +1,7 @@
 """The reducer: frames in, what the dashboard knows out."""
 
-from controller.api.wire.models import (
-    Event,
-    EventFrame,
-    GapFrame,
-    InstanceState,
-    PingFrame,
-    StatusFrame,
-)
+from controller.api.wire.models import Event, InstanceState
+from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.feed.entries import MAX_EVENTS, MAX_RARE
 from tui.feed.heard import Arrived, Lost, RecordingFailed

@@ -4,7 +4,7 @@ import pytest
 
 from controller.api.errors import ConflictError, LlumctlError
 from controller.api.wire.audit import Undo
-from controller.api.wire.models import Event, EventFrame
+from controller.api.wire.models import Event
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
     DrainRequest,
@@ -13,6 +13,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from controller.api.wire.settings import SettingsPatch, SettingValue
+from controller.api.wire.stream import EventFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_control import FakeControl

@@ -8,7 +8,7 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from controller.api.wire.models import StatusFrame
+from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import FakeCaller, FakeSource, dashboard, drawn, settle

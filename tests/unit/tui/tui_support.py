@@ -18,7 +18,8 @@ from textual.widget import Widget
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.explain import Explanation
-from controller.api.wire.models import Frame, MemberLog, RequestList
+from controller.api.wire.models import MemberLog, RequestList
+from controller.api.wire.stream import Frame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions.action import Place
 from tui.actions.registry import action_of

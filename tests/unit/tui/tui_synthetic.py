@@ -11,22 +11,18 @@ from controller.api.wire.models import (
     DrainStatus,
     EndedMoveStatus,
     Event,
-    EventFrame,
-    Frame,
     FrontendStatus,
-    GapFrame,
     InstanceState,
     InstanceStatus,
     LevelStatus,
     MoveStatus,
-    PingFrame,
     QueueHeadStatus,
     RequestList,
     RequestState,
     RequestStatus,
-    StatusFrame,
 )
 from controller.api.wire.replays import EndedReplayStatus, ReplaysStatus, ReplayStatus
+from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 
 START_S = 1_767_268_800.0
 """2026-01-01 12:00:00 UTC."""
