@@ -30,9 +30,12 @@ class RayNodes:
         self._folder = f"/tmp/llumctl-ray-{os.getpid()}"
 
     def start(self) -> None:
+        self.start_first()
+        self.start_second()
+
+    def start_first(self) -> None:
         head = ("--head", "--port", str(self._port), "--include-dashboard", "false")
         self._start(self.first, *head, "--temp-dir", self._folder)
-        self.start_second()
 
     def start_second(self) -> None:
         self._start(self.second, "--address", self.address)

@@ -17,13 +17,24 @@ def doctor(
     output_format: Annotated[TableOrJson, format_option] = TableOrJson.TABLE,
     cluster: ClusterName = None,
     config: Config = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Check each node of this Ray too; else of the config file's, if it names one.",
+        ),
+    ] = None,
 ) -> None:
-    """Check this machine; exit 1 if anything fails."""
+    """Check this machine, and the nodes of a Ray to join; exit 1 if anything fails."""
     from controller.api.wire.doctor import CheckResult, DoctorReport
     from llumctl.config import settings as settings_module
 
     settings = settings_module.load(
-        config=config, flags={("cluster", "name"): ("--cluster", cluster)}
+        config=config,
+        flags={
+            ("cluster", "name"): ("--cluster", cluster),
+            ("cluster", "ray_address"): ("--ray-address", ray_address),
+        },
     )
     from controller.main.doctor import doctor as doctor_main
 

@@ -352,12 +352,15 @@ def test_secrets_are_compared_in_constant_time() -> None:
 
 
 SHELF = "tui/feed/shelf.py:"
+PROBES = "controller/main/doctor/nodes/gather.py:"
 
 
 def test_no_pickle_on_any_socket() -> None:
     """A replay's shelf is no socket: a file without a name, of which only the process that wrote it
-    has a descriptor."""
-    found = [each for each in offenders(code_from_bytes) if not each.startswith(SHELF)]
+    has a descriptor. And Ray itself sends actors so, over its own sockets: `doctor` says of one
+    module that it goes along, as nodes may not have it."""
+    elsewhere = (SHELF, PROBES)
+    found = [each for each in offenders(code_from_bytes) if not each.startswith(elsewhere)]
     assert found == []
 
 

@@ -1,7 +1,8 @@
 """Finds what would keep a cluster from starting on this machine, and the cure.
 
 `doctor` starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata
-tells enough) and takes well under 2 s.
+tells enough) and takes well under 2 s. With the address of a Ray it asks that Ray's nodes too, by
+a process of its own (`controller/main/doctor/nodes`).
 """
 
 import importlib.util
@@ -58,7 +59,7 @@ def run(settings: Settings) -> list[Check]:
         state_dir_check(settings.cluster.name),
         temp_dir_check(),
         cache_dir_check(settings),
-        *ray_address_checks(settings.cluster.ray_address),
+        *ray_checks(settings),
         state_check,
     ]
 
@@ -201,6 +202,16 @@ def cache_dir_check(settings: Settings) -> Check:
     if problem := _unwritable(path):
         return _check(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
     return _check(name, OK, f"{path} (not made yet)")
+
+
+def ray_checks(settings: Settings) -> list[Check]:
+    """Of the Ray that is to be joined, and then of its nodes."""
+    checks = ray_address_checks(settings.cluster.ray_address)
+    if any(check.result is not OK for check in checks) or not checks:
+        return checks
+    from controller.main.doctor.nodes.asking import ask
+
+    return [*checks, *ask(settings)]
 
 
 def ray_address_checks(address: str | None) -> list[Check]:

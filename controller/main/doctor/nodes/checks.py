@@ -1,0 +1,278 @@
+"""What a cluster over the nodes of a Ray needs, judged by what is known of each node. Pure."""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controller.api.wire.doctor import Check, CheckResult
+from controller.main.doctor.nodes.facts import NodeFacts, RayFacts, Versions
+
+OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
+
+GIB = 1 << 30
+MAX_NAMED = 6
+"""Nodes that a row names; the others are counted."""
+MAX_CLOCK_SKEW_S = 0.1
+"""No decision compares clocks of two nodes. An instance's TTFT, the history of a request and the
+times of events do, and a TTFT is some 0.1 s."""
+LEAST_SHM_BYTES = GIB // 2
+LEAST_OPEN_FILES = 4096
+"""A member's inbox takes 2,048 connections of strangers before it closes the oldest; its clients,
+peers and files come on top."""
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the cluster is to be, as far as nodes are concerned."""
+
+    address: str
+    host: str
+    """`cluster.host`."""
+    num_instances: int
+    instance_bytes: int
+    num_gpus_per_instance: int
+    """0: instances ask Ray for none."""
+    ours: Versions
+    """Of the environment in which `up` would run."""
+    needs_vllm: bool
+    """Emulated instances do not."""
+    model: str
+
+
+def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
+    """One row for each thing. Those about what nodes said are left out where none answered."""
+    if facts.problem:
+        return [_unreachable_ray(facts.problem, wanted.address)]
+    nodes = [node for node in facts.nodes if not node.problem]
+    first = _answers_check(facts.nodes)
+    if not nodes:
+        return [first]
+    return [
+        first,
+        _addresses_check(facts.nodes, wanted.host),
+        _version_check(nodes, wanted, "python"),
+        _version_check(nodes, wanted, "ray"),
+        _version_check(nodes, wanted, "llumctl"),
+        *(_version_check(nodes, wanted, kind) for kind in ("vllm", "torch") if wanted.needs_vllm),
+        _gpus_check(nodes, facts.num_free_gpus, wanted),
+        _model_check(nodes, wanted.model),
+        _logs_check(nodes),
+        _network_check(nodes),
+        _clocks_check(nodes),
+        _shm_check(nodes),
+        _memory_check(nodes, wanted),
+        _open_files_check(nodes),
+    ]
+
+
+def _unreachable_ray(problem: str, address: str) -> Check:
+    if "ersion mismatch" in problem:
+        cure = "install the same Ray and Python here as there, or the other way round"
+    elif "node" in problem and "head" not in problem.lower():
+        cure = f"ray start --address={address}      (this machine must be one of its nodes)"
+    else:
+        cure = f"ray status --address={address}      then ray start --address={address} here"
+    return _check("nodes", FAIL, f"Ray at {address} cannot be joined: {problem}", cure)
+
+
+def _answers_check(nodes: tuple[NodeFacts, ...]) -> Check:
+    silent = {node.address: node.problem for node in nodes if node.problem}
+    cure = "there: ray stop, then ray start --address=... again; its logs are in /tmp/ray"
+    fine = f"{len(nodes)} answer: {_named(node.address for node in nodes)}"
+    return _judged("nodes", silent, fine, cure)
+
+
+def _addresses_check(nodes: tuple[NodeFacts, ...], host: str) -> Check:
+    """Members advertise Ray's address of their node, or `cluster.host`, to those of other nodes."""
+    name = "node addresses"
+    if len(nodes) == 1:
+        return _check(name, OK, "one node")
+    local = {
+        node.address: "no other node can reach it" for node in nodes if _is_local(node.address)
+    }
+    if local:
+        return _judged(name, local, "", "ray start --node-ip-address=ADDRESS --address=... there")
+    doubled = [each for each, n in Counter(node.address for node in nodes).items() if n > 1]
+    if host != AUTO and not (len(doubled) == 1 and doubled[0] == host):
+        return _check(
+            name,
+            FAIL,
+            f"cluster.host = {host!r} is one address, and {len(nodes)} nodes need one each",
+            'set cluster.host to "auto"',
+        )
+    return _check(name, OK, "each can be named by the others")
+
+
+def _version_check(nodes: list[NodeFacts], wanted: Wanted, kind: str) -> Check:
+    ours = getattr(wanted.ours, kind)
+    wrong = {
+        node.address: f"has {found or 'none'}"
+        for node in nodes
+        if (found := getattr(node.versions, kind)) != ours
+    }
+    cures = {
+        "python": f"use Python {ours} there, for `ray start` too",
+        "ray": f"pip install ray=={ours} there, then ray stop and ray start",
+        "llumctl": "install the sources of this machine there, for the Python of `ray start`",
+        "vllm": f"install vLLM {ours} there",
+        "torch": f"install torch {ours} there",
+    }
+    return _judged(f"node {kind}", wrong, f"{ours} everywhere", cures[kind], f"here {ours}; ")
+
+
+def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
+    name, each = "node gpus", wanted.num_gpus_per_instance
+    total = sum(node.num_ray_gpus for node in nodes)
+    if not each:
+        if total and wanted.needs_vllm:
+            return _check(
+                name,
+                WARN,
+                f"Ray has {total} GPUs, this machine none: instances would run on CPUs",
+                "llumctl up on a machine with GPUs",
+            )
+        return _check(name, OK, "instances ask for none")
+    hidden = {
+        node.address: f"Ray hands out {node.num_ray_gpus} of {len(node.gpus)}"
+        for node in nodes
+        if node.num_ray_gpus > len(node.gpus)
+    }
+    if hidden:
+        return _judged(name, hidden, "", "ray start without --num-gpus there, and see nvidia-smi")
+    kinds = {node.address: _kinds(node) for node in nodes if node.gpus}
+    capabilities = {gpu.compute_capability for node in nodes for gpu in node.gpus}
+    if len(capabilities) > 1:
+        cure = "one cluster for each kind: engines on them choose other kernels and KV layouts"
+        return _check(name, FAIL, f"of several compute capabilities: {_listed(kinds)}", cure)
+    places = sum(node.num_ray_gpus // each for node in nodes)
+    needed = f"{wanted.num_instances} instances of {each} each"
+    if places < wanted.num_instances:
+        what = f"{total} on {len(nodes)} nodes have place for {places}, not for {needed}"
+        return _check(name, FAIL, what, f"llumctl up -n {places}" if places else "add nodes")
+    if num_free < wanted.num_instances * each:
+        what = f"{num_free} of {total} are free, not enough for {needed}"
+        return _check(name, WARN, what, "ray status      says what has the others")
+    if len(set(kinds.values())) > 1 and len({k.split(" x ")[-1] for k in kinds.values()}) > 1:
+        what = f"of several kinds: {_listed(kinds)}"
+        return _check(name, WARN, what, "the slowest kind sets what one instance can take")
+    return _check(name, OK, f"{total}, enough for {needed}: {_listed(kinds)}")
+
+
+def _model_check(nodes: list[NodeFacts], model: str) -> Check:
+    name = "node model"
+    missing = {node.address: node.model_problem for node in nodes if node.model_problem}
+    if missing:
+        return _judged(name, missing, "", "copy the folder there, to the same path")
+    empty = {node.address: "not in its cache" for node in nodes if not node.model_is_cached}
+    cure = f"there: hf download {model}      or let each node fetch it at the start"
+    return _judged(name, empty, "every node has what it reads", cure, result=WARN)
+
+
+def _logs_check(nodes: list[NodeFacts]) -> Check:
+    wrong = {node.address: node.log_dir_problem for node in nodes if node.log_dir_problem}
+    cure = "let the user of `ray start` there write that folder, or set XDG_STATE_HOME here"
+    return _judged("node logs", wrong, "members can write them everywhere", cure)
+
+
+def _network_check(nodes: list[NodeFacts]) -> Check:
+    wrong = {}
+    for node in nodes:
+        for other, why in node.unreachable.items():
+            wrong[f"{node.address} to {other}"] = why
+    cure = "open all TCP ports between the nodes: members listen on ports that the system chooses"
+    pairs = len(nodes) * (len(nodes) - 1)
+    fine = f"all of {pairs} ways between {len(nodes)} nodes are open" if pairs else "one node"
+    return _judged("node network", wrong, fine, cure)
+
+
+def _clocks_check(nodes: list[NodeFacts]) -> Check:
+    wrong = {
+        node.address: f"is {abs(node.clock_ahead_s):.2f} s"
+        f" {'ahead' if node.clock_ahead_s > 0 else 'behind'}"
+        for node in nodes
+        if abs(node.clock_ahead_s) > MAX_CLOCK_SKEW_S
+    }
+    cure = "run chrony or ntpd there: TTFT, histories and times of events mix both clocks"
+    fine = f"within {MAX_CLOCK_SKEW_S:g} s of this machine's"
+    return _judged("node clocks", wrong, fine, cure, result=WARN)
+
+
+def _shm_check(nodes: list[NodeFacts]) -> Check:
+    small = {
+        node.address: f"{_gib(node.shm_free_bytes)} free"
+        for node in nodes
+        if node.shm_free_bytes < LEAST_SHM_BYTES
+    }
+    cure = "docker run --shm-size=2g      or      delete what fills /dev/shm there"
+    return _judged("node shared memory", small, "enough everywhere", cure, result=WARN)
+
+
+def _memory_check(nodes: list[NodeFacts], wanted: Wanted) -> Check:
+    """Ray spreads instances, so each node may get its share of them, rounded up."""
+    name, each = "node memory", wanted.instance_bytes
+    share = -(-wanted.num_instances // len(nodes))
+    short = [node for node in nodes if node.available_bytes < each * share]
+    available = {node.address: f"{_gib(node.available_bytes)} available" for node in short}
+    needs = f"{_gib(each)} for each of {share} instances: "
+    none_fits = any(node.available_bytes < each for node in short)
+    cure = "free memory there, or fewer instances"
+    least = min(node.available_bytes for node in nodes)
+    fine = f"at least {_gib(least)} available, about {_gib(each * share)} needed"
+    return _judged(name, available, fine, cure, needs, result=FAIL if none_fits else WARN)
+
+
+def _open_files_check(nodes: list[NodeFacts]) -> Check:
+    low = {
+        node.address: f"may open {node.max_open_files}"
+        for node in nodes
+        if 0 <= node.max_open_files < LEAST_OPEN_FILES
+    }
+    cure = "ulimit -n 65536      there, before ray start"
+    fine = f"{LEAST_OPEN_FILES:,} or more everywhere"
+    return _judged("node open files", low, fine, cure, result=WARN)
+
+
+def _judged(
+    name: str,
+    wrong: Mapping[str, str],
+    fine: str,
+    cure: str,
+    before: str = "",
+    result: CheckResult = FAIL,
+) -> Check:
+    """`wrong`: by node, what is wrong with it."""
+    if not wrong:
+        return _check(name, OK, fine)
+    return _check(name, result, before + _listed(wrong), cure)
+
+
+def _listed(texts: Mapping[str, str]) -> str:
+    return _named(f"{address}: {text}" for address, text in texts.items())
+
+
+def _named(names: Iterable[str]) -> str:
+    names = list(names)
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f", and {more} more" if more > 0 else "")
+
+
+def _kinds(node: NodeFacts) -> str:
+    counts = Counter(gpu.name for gpu in node.gpus)
+    return ", ".join(f"{number} x {name}" for name, number in counts.items())
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def _check(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
+    return Check(name=name, result=result, what=what, cure=cure)

@@ -1,0 +1,140 @@
+"""Asks each node of a Ray: `python -P -m controller.main.doctor.nodes.gather ADDRESS QUESTIONS`.
+
+It is a process of its own, as Ray's client library ends the process where it gives up. It prints
+RayFacts as JSON, the last line of its output. Its actors belong to it, and end with it.
+"""
+
+import socket
+import sys
+import time
+from typing import Any
+
+from controller.main.doctor.nodes import probe
+from controller.main.doctor.nodes.facts import NodeFacts, Questions, RayFacts
+
+NODE_TIMEOUT_S = 30.0
+"""For a node's answer. Ray starts a process there first: 4 s, or 12 s on a busy machine."""
+CLOCK_TIMEOUT_S = 5.0
+NUM_CLOCK_READINGS = 5
+MAX_REASON_CHARS = 300
+NO_NODE = "this machine is no node of it"
+
+
+def main(address: str, questions_json: str) -> None:
+    import ray
+
+    questions = Questions.model_validate_json(questions_json)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        _tell(RayFacts(problem=one_line(error)))
+        return
+    try:
+        here = ray.util.get_node_ip_address()
+        _tell(_gather(questions) if is_mine(here) else RayFacts(problem=NO_NODE))
+    finally:
+        ray.shutdown()
+
+
+def _tell(facts: RayFacts) -> None:
+    sys.stdout.write(f"{facts.model_dump_json()}\n")
+
+
+def _gather(questions: Questions) -> RayFacts:
+    import ray
+    from ray import cloudpickle
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    cloudpickle.register_pickle_by_value(probe)
+    listed = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: n["NodeManagerAddress"])
+    free_gpus = int(ray.available_resources().get("GPU", 0))
+    remote = ray.remote(probe.NodeProbe)
+    probes = {}
+    for node in listed:
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        options = remote.options(num_cpus=0, scheduling_strategy=place)
+        probes[node["NodeID"]] = options.remote(node["NodeManagerAddress"])
+    try:
+        asked = {i: p.facts.remote(*questions.model_dump().values()) for i, p in probes.items()}
+        answers, problems = _answers(asked, NODE_TIMEOUT_S)
+        doors = {
+            node["NodeID"]: (str(node["NodeManagerAddress"]), int(answers[node["NodeID"]]["port"]))
+            for node in listed
+            if node["NodeID"] in answers
+        }
+        asked = {
+            i: probes[i].reach.remote([door for other, door in doors.items() if other != i])
+            for i in doors
+        }
+        reached, failed = _answers(asked, NODE_TIMEOUT_S)
+        nodes = []
+        for node in listed:
+            node_id = node["NodeID"]
+            found: dict[str, Any] = {"node_id": node_id, "address": node["NodeManagerAddress"]}
+            problem = problems.get(node_id) or failed.get(node_id, "")
+            if not problem:
+                found |= {k: v for k, v in answers[node_id].items() if k != "port"}
+                found["clock_ahead_s"] = _clock_ahead_s(probes[node_id])
+                found["unreachable"] = reached[node_id]
+                found["num_ray_gpus"] = int(node["Resources"].get("GPU", 0))
+            nodes.append(NodeFacts(**found, problem=problem))
+        return RayFacts(nodes=tuple(nodes), num_free_gpus=free_gpus)
+    finally:
+        for each in probes.values():
+            ray.kill(each)
+
+
+def _answers(asked: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """The answers by node, and why which nodes gave none. All have the same time."""
+    import ray
+
+    answers, problems = {}, {}
+    refs = list(asked.values())
+    done = set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
+    for node_id, ref in asked.items():
+        if ref not in done:
+            problems[node_id] = f"no answer in {timeout_s:.0f} s"
+            continue
+        try:
+            answers[node_id] = ray.get(ref)
+        except Exception as error:
+            problems[node_id] = one_line(error)
+    return answers, problems
+
+
+def _clock_ahead_s(node: Any) -> float:
+    """By the quickest of some readings; 0 if its way there and back could explain the difference,
+    or if the node does not answer any more."""
+    import ray
+
+    best = (float("inf"), 0.0)
+    for _ in range(NUM_CLOCK_READINGS):
+        began_s = time.time()
+        try:
+            there_s = ray.get(node.clock.remote(), timeout=CLOCK_TIMEOUT_S)
+        except Exception:
+            return 0.0
+        took_s = time.time() - began_s
+        best = min(best, (took_s, there_s - began_s - took_s / 2))
+    took_s, ahead_s = best
+    return ahead_s if abs(ahead_s) > took_s / 2 else 0.0
+
+
+def is_mine(address: str) -> bool:
+    """Whether this machine has the address. Ray joins by a socket file, and a file system may be
+    shared with the machine of a node."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as own:
+            own.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:MAX_REASON_CHARS] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

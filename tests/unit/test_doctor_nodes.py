@@ -1,0 +1,234 @@
+"""What `llumctl doctor` makes of the facts of each node, with facts that are made up; and what a
+probe finds on this machine."""
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.api.settings.settings import ClusterTable, Settings
+from controller.api.wire.doctor import Check, CheckResult
+from controller.main.doctor import doctor
+from controller.main.doctor.nodes import asking, probe
+from controller.main.doctor.nodes.checks import GIB, Wanted, node_checks
+from controller.main.doctor.nodes.facts import Gpu, NodeFacts, Questions, RayFacts, Versions
+
+OURS = Versions(
+    python="3.11.7", ray="2.60.0", llumctl="1.0 abcd", vllm="0.32.0", torch="2.13.0+cu130"
+)
+H100 = Gpu(name="H100", memory_mib=81559, compute_capability="9.0")
+H200 = Gpu(name="H200", memory_mib=143771, compute_capability="9.0")
+A10 = Gpu(name="A10", memory_mib=24564, compute_capability="8.6")
+WANTED: dict[str, Any] = {
+    "address": "192.0.2.1:6379",
+    "host": "auto",
+    "num_instances": 4,
+    "instance_bytes": GIB,
+    "num_gpus_per_instance": 1,
+    "ours": OURS,
+    "needs_vllm": True,
+    "model": "Q/Q",
+}
+FIRST, SECOND = "192.0.2.1", "192.0.2.2"
+
+
+def node(address: str, **changed: Any) -> NodeFacts:
+    facts: dict[str, Any] = {
+        "node_id": address,
+        "address": address,
+        "versions": OURS,
+        "gpus": (H100, H100),
+        "num_ray_gpus": 2,
+        "shm_free_bytes": 8 * GIB,
+        "available_bytes": 64 * GIB,
+        "max_open_files": 65536,
+    }
+    return NodeFacts(**facts | changed)
+
+
+def judged(*nodes: NodeFacts, num_free_gpus: int = 4, **wanted: Any) -> dict[str, Check]:
+    facts = RayFacts(nodes=nodes, num_free_gpus=num_free_gpus)
+    checks = node_checks(facts, Wanted(**WANTED | wanted))
+    assert len({check.name for check in checks}) == len(checks)
+    for check in checks:
+        assert bool(check.cure) == (check.result is not CheckResult.OK), check
+    return {check.name: check for check in checks}
+
+
+def test_two_nodes_that_are_alike() -> None:
+    checks = judged(node(FIRST), node(SECOND))
+    assert {check.result for check in checks.values()} == {CheckResult.OK}
+    assert checks["nodes"].what == f"2 answer: {FIRST}, {SECOND}"
+    assert checks["node gpus"].what.startswith("4, enough for 4 instances of 1 each")
+    assert len(checks) == 15
+
+
+# The second node differs in one thing, and one row says so with its address.
+DIFFERENCES: tuple[tuple[dict[str, Any], str, str, str], ...] = (
+    ({"problem": "no answer in 30 s"}, "nodes", "fail", "no answer in 30 s"),
+    ({"versions": OURS.model_copy(update={"python": "3.12.1"})}, "node python", "fail", "3.12.1"),
+    ({"versions": OURS.model_copy(update={"ray": "2.59.0"})}, "node ray", "fail", "2.59.0"),
+    ({"versions": OURS.model_copy(update={"llumctl": ""})}, "node llumctl", "fail", "has none"),
+    ({"versions": OURS.model_copy(update={"llumctl": "1.0 ef"})}, "node llumctl", "fail", "1.0 ef"),
+    ({"versions": OURS.model_copy(update={"vllm": "0.31.0"})}, "node vllm", "fail", "0.31.0"),
+    ({"versions": OURS.model_copy(update={"torch": "2.12.0"})}, "node torch", "fail", "2.12.0"),
+    ({"gpus": (A10, A10)}, "node gpus", "fail", "2 x A10"),
+    ({"gpus": (H200, H200)}, "node gpus", "warn", "2 x H200"),
+    ({"gpus": (H100,)}, "node gpus", "fail", "Ray hands out 2 of 1"),
+    ({"model_problem": "there is no folder /m"}, "node model", "fail", "no folder /m"),
+    ({"model_is_cached": False}, "node model", "warn", "not in its cache"),
+    ({"log_dir_problem": "/ cannot be written"}, "node logs", "fail", "cannot be written"),
+    ({"unreachable": {FIRST: "timed out"}}, "node network", "fail", f"to {FIRST}: timed out"),
+    ({"clock_ahead_s": -7.0}, "node clocks", "warn", "7.00 s behind"),
+    ({"clock_ahead_s": 0.2}, "node clocks", "warn", "0.20 s ahead"),
+    ({"shm_free_bytes": GIB // 4}, "node shared memory", "warn", "0.2 GiB free"),
+    ({"available_bytes": int(1.5 * GIB)}, "node memory", "warn", "1.5 GiB available"),
+    ({"available_bytes": GIB // 2}, "node memory", "fail", "0.5 GiB available"),
+    ({"max_open_files": 1024}, "node open files", "warn", "may open 1024"),
+)
+
+
+@pytest.mark.parametrize(
+    ("difference", "name", "result", "words"), DIFFERENCES, ids=lambda value: str(value)[:40]
+)
+def test_a_node_that_differs(
+    difference: dict[str, Any], name: str, result: str, words: str
+) -> None:
+    checks = judged(node(FIRST), node(SECOND, **difference))
+    found = checks[name]
+    assert found.result.value == result
+    assert SECOND in found.what
+    assert words in found.what
+    assert not found.what.startswith(FIRST) or name == "node gpus"
+    silent = "problem" in difference
+    others = [check.result for check in checks.values() if check.name not in (name, "node gpus")]
+    assert set(others) == {CheckResult.OK}
+    assert silent == (name == "nodes")
+
+
+def test_addresses_that_no_other_node_can_use() -> None:
+    local = judged(node("127.0.0.1"), node(SECOND))["node addresses"]
+    assert local.result is CheckResult.FAIL
+    assert "127.0.0.1: no other node can reach it" in local.what
+    for host in ("127.0.0.1", FIRST):
+        fixed = judged(node(FIRST), node(SECOND), host=host)["node addresses"]
+        assert (fixed.result, fixed.cure) == (CheckResult.FAIL, 'set cluster.host to "auto"')
+    alone = judged(node("127.0.0.1"), host="127.0.0.1", num_instances=2)["node addresses"]
+    assert alone.result is CheckResult.OK
+
+
+def test_gpus_that_are_too_few() -> None:
+    few = judged(node(FIRST), node(SECOND), num_instances=5)["node gpus"]
+    assert (few.result, few.cure) == (CheckResult.FAIL, "llumctl up -n 4")
+    # An instance is on one machine with all of its GPUs.
+    wide = judged(node(FIRST), node(SECOND), num_instances=1, num_gpus_per_instance=4)["node gpus"]
+    assert (wide.result, wide.cure) == (CheckResult.FAIL, "add nodes")
+    taken = judged(node(FIRST), node(SECOND), num_free_gpus=3)["node gpus"]
+    assert taken.result is CheckResult.WARN
+    cpu = judged(node(FIRST), node(SECOND), num_gpus_per_instance=0)["node gpus"]
+    assert cpu.result is CheckResult.WARN
+    emulated = judged(node(FIRST), num_gpus_per_instance=0, needs_vllm=False)
+    assert emulated["node gpus"].result is CheckResult.OK
+    assert "node vllm" not in emulated
+
+
+def test_many_nodes_that_fail_are_counted() -> None:
+    nodes = [node(f"192.0.2.{n}", max_open_files=256) for n in range(1, 21)]
+    what = judged(*nodes, num_free_gpus=40)["node open files"].what
+    assert "192.0.2.6" in what
+    assert "192.0.2.7" not in what
+    assert what.endswith("and 14 more")
+
+
+def test_a_ray_that_cannot_be_joined() -> None:
+    (check,) = node_checks(RayFacts(problem="Version mismatch: ..."), Wanted(**WANTED))
+    assert (check.name, check.result) == ("nodes", CheckResult.FAIL)
+    assert "same Ray and Python" in check.cure
+    (check,) = node_checks(RayFacts(problem="no raylet of this node"), Wanted(**WANTED))
+    assert check.cure.startswith("ray start --address=192.0.2.1:6379")
+    (check,) = judged(node(FIRST, problem="it is gone")).values()
+    assert check.result is CheckResult.FAIL
+
+
+# -- the probe --------------------------------------------------------------------------------
+
+
+def test_a_probe_reaches_what_listens(tmp_path: Path) -> None:
+    here = probe.NodeProbe("127.0.0.1")
+    facts = here.facts(str(tmp_path), "", str(tmp_path / "logs"))
+    port = facts.pop("port")
+    found = NodeFacts(node_id="a", address="127.0.0.1", **facts)
+    assert found.versions == Versions(**probe.versions())
+    assert found.model_problem == f"{tmp_path} has no config.json"
+    assert found.available_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+    assert here.reach([("127.0.0.1", port)]) == {}
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert "refused" in here.reach([bound.getsockname()])["127.0.0.1"]
+    here.close()
+
+
+def test_what_a_probe_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe.folder_problem("") == probe.unwritable("") == ""
+    assert "there is no folder" in probe.folder_problem(str(tmp_path / "none"))
+    (tmp_path / "config.json").write_text("{}")
+    assert probe.folder_problem(str(tmp_path)) == ""
+    assert "cannot be written" in probe.unwritable("/proc/llumctl-test")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert not probe.is_cached("Q/Q")
+    (tmp_path / "models--Q--Q" / "snapshots" / "1").mkdir(parents=True)
+    assert probe.is_cached("Q/Q")
+    assert probe.gpu("NVIDIA H100, 81559, 9.0") == {
+        "name": "NVIDIA H100",
+        "memory_mib": 81559,
+        "compute_capability": "9.0",
+    }
+    assert probe.gpu("No devices were found") is None
+
+
+def test_other_sources_have_another_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "some_package_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = probe.fingerprint(package.name)
+    (package / "new.py").write_text("")
+    assert probe.fingerprint(package.name) != before != ""
+    assert probe.fingerprint("no_such_package_of_a_test") == ""
+
+
+# -- the process that asks ----------------------------------------------------------------------
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("print('noise'); print('{\"problem\": \"so\"}')", "so"),
+        ("import sys; sys.exit('it gave up')", "it gave up"),
+        ("import os; os._exit(7)", "it ended with 7"),
+        ("import time; time.sleep(60)", "it did not answer within 1 s"),
+    ],
+)
+def test_how_asking_may_end(script: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(asking, "TIMEOUT_S", 1.0 if "sleep" in script else 30.0)
+    assert asking.facts_of("192.0.2.1:6379", Questions()).problem == problem
+
+
+def test_no_node_is_asked_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(asking, "ask", lambda _: asked.append("asked") or [])
+    assert doctor.ray_checks(Settings()) == []
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        address = f"127.0.0.1:{ray.getsockname()[1]}"
+        there = Settings(cluster=ClusterTable(ray_address=address))
+        assert [check.name for check in doctor.ray_checks(there)] == ["ray address"]
+        assert asked == ["asked"]
+    assert [check.result for check in doctor.ray_checks(there)] == [CheckResult.FAIL]
+    assert asked == ["asked"]
