@@ -10,12 +10,10 @@ the controller held (their frontends ask again), and the record of moves that en
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from msgspec.structs import replace
-
-from controller.core.operations.leaving import LeaveReason, move_reason, why_emptied
+from controller.core.operations.leaving import move_reason
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
@@ -23,10 +21,6 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     Dispatch,
     Event,
-    FrontendDied,
-    InstanceDied,
-    InstanceRemoved,
-    InstanceStarted,
     Instruction,
     Reject,
     StatusReported,
@@ -41,6 +35,8 @@ from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.holding_watch import HoldingWatch
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.member_config import config_messages
+from controller.runtime.controller.member_mail import MemberMail
+from controller.runtime.controller.membership import Membership
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.drains import Drains
@@ -51,21 +47,18 @@ from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.refusal_watch import RefusalWatch
 from controller.runtime.controller.rescheduler import Rescheduler
-from controller.runtime.controller.roster import Member, Roster, RosterChange
+from controller.runtime.controller.roster import Roster
 from controller.runtime.controller.slow_watch import SlowWatch
 from controller.runtime.controller.stall_watch import StallWatch
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers, Inbox
 from controller.runtime.messages.members import (
     DrainFrontend,
     EventsReported,
     Hello,
-    InstanceLost,
     StatusPull,
     StatusPushed,
-    Welcome,
 )
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
@@ -107,11 +100,12 @@ class Controller:
         self.keeper = keeper
         self.scheduler = GlobalScheduler(config.scheduler, own_key_limits)
         self.roster = Roster()
+        self.mail = MemberMail(mailbox, self.roster)
         self.statuses: dict[str, StatusPushed] = {}
         """Each instance's last status, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
         self.journal = Journal(epoch, config.max_events, store=events)
-        self.queries = MemberQueries(self._send_to, epoch)
+        self.queries = MemberQueries(self.mail.send_to, epoch)
         self.operator_moves = OperatorMoves(
             self.roster,
             self.scheduler,
@@ -122,7 +116,7 @@ class Controller:
             config.limits,
             self.num_moves,
         )
-        send_order = partial(self._send_to, droppable=True)
+        send_order = partial(self.mail.send_to, droppable=True)
         blocked_help = BlockedHelp(
             self.roster,
             self.scheduler,
@@ -144,25 +138,26 @@ class Controller:
         self.replays = ReplayLog()
         self.journal.on_event = self._on_event
         self.directories = Directories(
-            self.roster, self.scheduler, self._send_to_all, lambda: self.now_s(), epoch
+            self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
         )
         self.stalls = StallWatch(
             self.roster,
             self.scheduler,
             self.journal,
-            lambda member: self.send(member, StatusPull(), droppable=True),
-            self._fence,
+            lambda member: self.mail.send(member, StatusPull(), droppable=True),
+            lambda member, why: self.membership.fence(member, why),
         )
         self.busy = BusyWatch(self.roster, self.journal)
         self.holding = HoldingWatch(self.scheduler, self.journal)
         self.refusals = RefusalWatch(self.journal)
-        self.traffic = Traffic(self._to_frontends)
+        self.traffic = Traffic(self.mail.send_to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
         self.slow = SlowWatch(self, self.drains)
         self.rolling = RollingRestarts(self, self.drains)
         self.scaling = Scaling(self, self.drains, launcher)
         self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
+        self.membership = Membership(self)
         self.was_ready = False
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by_s = float("inf")
@@ -172,7 +167,7 @@ class Controller:
 
     def start(self, num_frontends: int) -> None:
         """Launches the frontends and the spec's instances."""
-        self._mailbox.start(Inbox(self._handlers()).take, self._on_lost)
+        self._mailbox.start(Inbox(self._handlers()).take, self.membership.lost)
         self.journal.controller_started()
         self.drains.resume()
         for index in range(num_frontends):
@@ -195,14 +190,9 @@ class Controller:
         is restarted or counted as a failure."""
         self._launcher.terminate(instance_id)
         member = self.roster.forget(instance_id)
-        if member is None:
-            return
-        reason = why_emptied(self.keeper.spec, instance_id) or LeaveReason.DEATH
-        self.replays.died(instance_id, member.incarnation, reason)
-        self.handle(InstanceRemoved(instance_id))
-        self.statuses.pop(instance_id, None)
-        self.journal.forget(instance_id)
-        self._instance_gone(instance_id, member.incarnation)
+        if member is not None:
+            self.membership.removed(member)
+            self.statuses.pop(instance_id, None)
 
     async def run(self) -> None:
         rounds = asyncio.create_task(self.rescheduler.run())
@@ -245,7 +235,7 @@ class Controller:
         self._cut = not drain
         grace_s = grace_s if drain else 0.0
         self._stop_by_s = self.now_s() + grace_s + STOP_MARGIN_S
-        self._to_frontends(DrainFrontend(grace_s))
+        self.mail.send_to_frontends(DrainFrontend(grace_s))
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def configure(self, config: LiveConfig) -> None:
@@ -262,7 +252,8 @@ class Controller:
         self.journal.log.resize(config.max_events)
         for member in self.roster.members.values():
             if member.serving:
-                self._send_config(member, before)
+                for message in config_messages(member, config, before):
+                    self.mail.send(member, message)
         for instruction in instructions:
             self._carry_out(instruction)
 
@@ -310,7 +301,7 @@ class Controller:
             DispatchAsked: self._on_dispatch_asked,
             DispatchWithdrawn: lambda told: self.handle(told.withdrawn),
             KeysCounted: lambda counted: self.handle(counted.told),
-            Hello: self._on_hello,
+            Hello: self.membership.hello,
         }
 
     def _on_move_answer(self, answer: MoveAnswered) -> None:
@@ -350,92 +341,6 @@ class Controller:
                 for m in self.roster.members.values()
             )
 
-    def _on_hello(self, hello: Hello) -> None:
-        change = self.roster.hello(hello, self.now_s())
-        if change is None:
-            log.warning("hello of an unknown member %s", hello.member_id)
-            return
-        member = change.member
-        if hello.leaves_in_s is not None and not self.stopping:
-            self.drains.must_go(member, hello.leaves_in_s)
-        if change.failed:
-            self.journal.member(member, member.incarnation, "failed", member.detail)
-        if change.died is not None:
-            self._announce_death(member, change.died, "another process took its place")
-        if change.welcome is not None:
-            log.info("%s is incarnation %d", member.member_id, member.incarnation)
-            self.send(member, self._welcome(member, change.welcome))
-        if change.began_serving:
-            self._begin_serving(change)
-        elif change.welcome is not None and member.kind == "frontend":
-            self.send(member, self.directories.present())
-
-    def _welcome(self, member: Member, welcome: Welcome) -> Welcome:
-        if member.kind == "frontend":
-            return welcome
-        return replace(welcome, engine=self.keeper.spec.engine_of(member.member_id))
-
-    def _begin_serving(self, change: RosterChange) -> None:
-        member = change.member
-        log.info("%s (incarnation %d) serves", member.member_id, member.incarnation)
-        self.journal.member(member, member.incarnation, "started")
-        if member.kind == "instance":
-            self.handle(InstanceStarted(member.member_id, member.incarnation))
-            self.directories.tell()
-            self._send_config(member)
-            self.drains.began_serving(member)
-            self.send(member, StatusPull())
-        else:
-            self._send_config(member)
-
-    def _on_lost(self, address: str) -> None:
-        member = self.roster.lost(address)
-        if member is not None:
-            log.warning("%s (incarnation %d) is gone", member.member_id, member.incarnation)
-            self._announce_death(member, member.incarnation, "its process is gone")
-
-    def _fence(self, member: Member, why: str) -> None:
-        incarnation = member.incarnation
-        log.warning("%s (incarnation %d) is %s", member.member_id, incarnation, why)
-        self.roster.fence(member.member_id, why)
-        self.replays.died(member.member_id, incarnation, LeaveReason.FENCED)
-        self._announce_death(member, incarnation, why)
-
-    def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
-        if self.stopping:
-            why = "it was stopped"
-        elif self.drains.is_replacing(member.member_id):
-            why = "an operator restarts it"
-        self.journal.member(member, incarnation, "died", why)
-        if member.kind == "instance":
-            self.replays.died(member.member_id, incarnation, self._why_it_died(member))
-            self.handle(InstanceDied(member.member_id, incarnation))
-            self._instance_gone(member.member_id, incarnation)
-            if (lost := self.roster.lost_with(member)) and not self.stopping:
-                self.journal.node_lost(member.node, [each.member_id for each in lost])
-        else:
-            self.handle(FrontendDied(member.member_id))
-            self.traffic.frontend_died(member.member_id)
-            self.queries.member_died(member.member_id)
-
-    def _why_it_died(self, member: Member) -> LeaveReason:
-        """A process that is told to end for good is an evacuation's, though it ends by itself."""
-        emptied = why_emptied(self.keeper.spec, member.member_id)
-        ordered = self.drains.is_replacing(member.member_id)
-        is_told = emptied is not None and (ordered or emptied is LeaveReason.EVACUATION)
-        return emptied if is_told and emptied is not None else LeaveReason.DEATH
-
-    def _instance_gone(self, instance_id: str, incarnation: int) -> None:
-        """The instance died, or was removed."""
-        self.stalls.forget(instance_id, incarnation)
-        self.busy.forget(instance_id, incarnation)
-        self.queries.member_died(instance_id)
-        self.rescheduler.instance_died(instance_id)
-        lost = InstanceLost(instance_id, incarnation)
-        # Other instances may have moves to or from this one.
-        others = (other for other in self.roster.instances() if other.member_id != instance_id)
-        self._send_to_all([*self.roster.frontends(), *others], lost)
-
     # -- what goes out -------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
@@ -452,27 +357,4 @@ class Controller:
             case Reject():
                 self.refusals.note(instruction, self.now_s())
                 answer = Refused(instruction)
-        self.send(frontend, answer)
-
-    def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:
-        for message in config_messages(member, self.live, before):
-            self.send(member, message)
-
-    def _to_frontends(self, message: Message) -> None:
-        self._send_to_all(self.roster.frontends(), message)
-
-    def _send_to_all(self, members: Iterable[Member], message: Message) -> None:
-        encoded = encode(message)
-        for member in members:
-            if member.alive:
-                self._mailbox.send(member.address, encoded)
-
-    def _send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
-        """Does nothing if the member is gone."""
-        member = self.roster.members.get(member_id)
-        if member is not None:
-            self.send(member, message, droppable=droppable)
-
-    def send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
-        if member.alive:
-            self._mailbox.send(member.address, encode(message), droppable=droppable)
+        self.mail.send(frontend, answer)

@@ -361,7 +361,7 @@ class Drains:
             leaves_in_s = None
             if order is not None and order.evacuates and order.deadline_s is not None:
                 leaves_in_s = order.deadline_s - self._wall_clock()
-            self._cluster.send(member, DrainSet(order is not None, leaves_in_s))
+            self._cluster.mail.send(member, DrainSet(order is not None, leaves_in_s))
 
     def _note_evacuated(self) -> None:
         drains = self._cluster.keeper.spec.drains

@@ -7,14 +7,14 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Event
 from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.member_mail import MemberMail
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
-from controller.runtime.controller.roster import Member, Roster
+from controller.runtime.controller.roster import Roster
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import StatusPushed
-from controller.runtime.messages.message import Message
 
 
 class OperatedCluster(Protocol):
@@ -22,6 +22,7 @@ class OperatedCluster(Protocol):
     keeper: SpecKeeper
     scheduler: GlobalScheduler
     roster: Roster
+    mail: MemberMail
     statuses: dict[str, StatusPushed]
     journal: Journal
     operator_moves: OperatorMoves
@@ -32,8 +33,6 @@ class OperatedCluster(Protocol):
     def now_s(self) -> float: ...
 
     def handle(self, event: Event) -> None: ...
-
-    def send(self, member: Member, message: Message, *, droppable: bool = False) -> None: ...
 
     def launch(self, instance_ids: Sequence[str]) -> None: ...
 
