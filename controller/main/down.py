@@ -9,6 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
+from controller.adapters.ray.head_watch import (
+    RECONNECT_DEFAULT_S,
+    RECONNECT_VARIABLE,
+    HeadWatch,
+)
+from controller.adapters.ray.starts import noted_processes
 from controller.api.client import ControlClient
 from controller.api.connection import actor
 from controller.api.errors import LlumctlError
@@ -119,7 +125,7 @@ def tear_down(
         end([head], HEAD_PATIENCE_S)
     keep_ray_logs = keep_ray_logs or head is None
     if not state.owns_ray:
-        _kill_actors(state)
+        _end_actors(state, progress)
     sweep(state.nonce)
     folder = run_state.state_path(state.cluster)
     if keep_ray_logs:
@@ -151,9 +157,32 @@ def _ask_controller(
             time.sleep(POLL_S)
 
 
+def _end_actors(state: RunState, progress: Callable[[str], None]) -> None:
+    """On somebody else's Ray: ends our actors through it, wherever they run, or without a head
+    those of this machine: those of others are ended by their own Ray then. Raises LlumctlError if
+    there is a head and they could not be ended; the run state stays, so that `down` can be tried
+    again."""
+    if HeadWatch(state.ray_address).look() is None:
+        try:
+            _kill_actors(state)
+        except LlumctlError:
+            _end_noted(state)
+            raise
+        return
+    progress(
+        f"no Ray answers at {state.ray_address}: processes on other machines end by themselves,"
+        f" {RECONNECT_DEFAULT_S:.0f} s after it was lost unless {RECONNECT_VARIABLE} is set there"
+    )
+    _end_noted(state)
+
+
+def _end_noted(state: RunState) -> None:
+    noted = noted_processes(Path(state.log_dir), state.namespace)
+    end([process for each in noted if (process := same_process(*each))], HEAD_PATIENCE_S)
+
+
 def _kill_actors(state: RunState) -> None:
-    """On somebody else's Ray: ends our actors through it, wherever they run. Raises LlumctlError
-    if that Ray cannot be reached; the run state stays then, so that `down` can be tried again."""
+    """Raises LlumctlError."""
     log_file = Path(state.log_dir) / "down.log"
     command = [sys.executable, "-P", "-m", "controller.main.machine.kill_actors"]
     environment = {k: v for k, v in os.environ.items() if k != NONCE_VARIABLE}
@@ -174,5 +203,6 @@ def _kill_actors(state: RunState) -> None:
     if code != 0:
         raise LlumctlError(
             f"the cluster's actors on Ray at {state.ray_address} could not be ended ({code})",
-            f"see {log_file}, then: llumctl down --cluster {state.cluster}",
+            f"see {log_file}; if this machine's raylet is gone: ray start"
+            f" --address={state.ray_address}, then: llumctl down --cluster {state.cluster}",
         )

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from controller.adapters.ray.head_watch import HeadWatch
 from controller.adapters.ray.starts import Start
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
@@ -76,6 +77,7 @@ async def controller(plan_json: str, start: Start) -> None:
         # address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,
+        head=_head_watch(),
     )
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
@@ -269,6 +271,14 @@ def bind_host(plan: ClusterPlan) -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
+
+
+def _head_watch() -> HeadWatch:
+    import ray
+
+    watch = HeadWatch(str(ray.get_runtime_context().gcs_address))
+    watch.start()
+    return watch
 
 
 def _ray_node_id() -> str:

@@ -17,6 +17,7 @@ from controller.api.state.audit import AuditLog
 from controller.api.wire.models import ClusterStatus
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
+from controller.ports.launcher import LauncherLoss
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend.request_book import RequestBook
@@ -78,6 +79,10 @@ class Launcher:
         self.terminated: list[str] = []
         self.restarted: list[str] = []
         self.why_no_room = ""
+        self.lost: LauncherLoss | None = None
+
+    def loss(self) -> LauncherLoss | None:
+        return self.lost
 
     def launch_instance(self, instance_id: str) -> None:
         self.launched.append(instance_id)

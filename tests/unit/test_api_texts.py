@@ -132,7 +132,7 @@ def test_what_happens_to_requests_all_the_time_is_routine_and_nothing_else(kind:
         assert weight is not Weight.ROUTINE
     trouble = {"rejected", "failed", "instance_died", "instance_stalled", "instance_busy"}
     trouble |= {"instance_failed", "frontend_died", "frontend_failed", "drain_overdue"}
-    trouble |= {"autoscale_blocked", "rolling_failed", "node_lost"}
+    trouble |= {"autoscale_blocked", "rolling_failed", "node_lost", "ray_lost"}
     assert (weight is Weight.TROUBLE) is (kind in trouble | {"events_lost"})
 
 

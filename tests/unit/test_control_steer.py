@@ -11,7 +11,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import ConflictError, NotFoundError, RefusedError
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.models import ClusterState, ClusterStatus
 from controller.api.wire.operations import (
     DrainList,
     DrainReport,
@@ -21,6 +21,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from controller.core.migration.refusals import MoveRefusal
+from controller.ports.launcher import LauncherLoss
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.control_support import AUTHORIZED, Listener, listening
 from tests.unit.move_support import Source, serve_running_request
@@ -520,6 +521,19 @@ async def test_scale_is_refused_with_the_reason(bed: Bed) -> None:
     bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
     assert await bed.refused("scale", change=1) == (409, "no_room")
     assert (await bed.scale(change=1, force=True)).added == ("i-3",)
+
+
+async def test_without_rays_head_restarts_are_refused_and_the_status_says_so(bed: Bed) -> None:
+    bed.cluster.launcher.lost = LauncherLoss("Ray's head at h:1 does not answer", 9.0, 86400.0)
+    for path in (RESTART, "rolling-restart"):
+        assert await bed.refused(path, force=True) == (503, "ray_lost"), path
+    status = await bed.status()
+    assert (status.state, status.detail) == (
+        ClusterState.DEGRADED,
+        "Ray's head at h:1 does not answer (9 s): what runs goes on, but no process is started or"
+        " ended, and after 24 h without it all processes end; when clients can wait: llumctl down,"
+        " then llumctl up",
+    )
 
 
 # -- revisions and refusals ---------------------------------------------------------------

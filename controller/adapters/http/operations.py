@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import ApiError, no_such_instance
+from controller.adapters.http.launcher_view import CANNOT_RESTART, refuse_without_launcher
 from controller.adapters.http.operation_reports import (
     SteerReports,
     as_drain,
@@ -227,6 +228,7 @@ class SteerApi:
         """Gives the nonce of the process that would be replaced."""
         self._check_revision(wanted.if_revision)
         self._check_still_there(instance_id)
+        refuse_without_launcher(self._controller.launcher_loss, CANNOT_RESTART)
         member = self._controller.roster.members[instance_id]
         if not member.nonce:
             raise ApiError(

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import ApiError
+from controller.adapters.http.launcher_view import CANNOT_RESTART, refuse_without_launcher
 from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations import as_api_errors
 from controller.adapters.http.rolling_view import rolling_report
@@ -129,6 +130,7 @@ class RollingApi:
 
     def _check(self, wanted: RollingRequest) -> None:
         self._check_revision(wanted.if_revision)
+        refuse_without_launcher(self._controller.launcher_loss, CANNOT_RESTART)
         with as_api_errors():
             self._controller.rolling.check(force=wanted.force)
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from controller.adapters.http import overload_views
 from controller.adapters.http.autoscale_view import autoscale_status
 from controller.adapters.http.held_views import held_now
+from controller.adapters.http.launcher_view import while_stopping, without_launcher
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
 from controller.adapters.http.replay_views import replays_now, with_replays
 from controller.adapters.http.rolling_view import engine_changes, rolling_report
@@ -126,8 +127,9 @@ def _level(
 def _cluster_state(
     controller: Controller, members: list[InstanceStatus | FrontendStatus]
 ) -> tuple[ClusterState, str]:
+    loss = controller.launcher_loss
     if controller.stopping:
-        return ClusterState.STOPPING, f"{controller.num_live_reqs} requests live"
+        return ClusterState.STOPPING, while_stopping(controller.num_live_reqs, loss)
     failed = [m for m in members if m.state == InstanceState.FAILED]
     absent = [m for m in members if m.state not in (InstanceState.ACTIVE, InstanceState.DRAINING)]
     if failed and not controller.was_ready:
@@ -135,6 +137,8 @@ def _cluster_state(
     if absent and not controller.was_ready:
         return ClusterState.STARTING, ""
     words = ", ".join(f"{m.id} is {m.state}" for m in absent)
+    if loss is not None:
+        return ClusterState.DEGRADED, "; ".join(filter(None, (without_launcher(loss), words)))
     # An instance that is added to a serving cluster takes its time to start; nothing is wrong.
     if any(m.state != InstanceState.STARTING for m in absent):
         return ClusterState.DEGRADED, words

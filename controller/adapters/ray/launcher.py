@@ -7,7 +7,9 @@ from typing import Any
 
 import ray
 
+from controller.adapters.ray.head_watch import CALL_TIMEOUT_S, HeadWatch
 from controller.adapters.ray.member import RayMember
+from controller.ports.launcher import LauncherLoss, LauncherLostError
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,11 @@ class RayLauncher:
     frontend: ActorPlan
     available_bytes: Callable[[], int]
     """Memory that is left for new members."""
+    head: HeadWatch | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
+
+    def loss(self) -> LauncherLoss | None:
+        return None if self.head is None else self.head.loss
 
     def launch_instance(self, instance_id: str) -> None:
         self._launch(instance_id, self.instance)
@@ -44,6 +50,8 @@ class RayLauncher:
 
     def no_room(self, num_instances: int) -> str:
         """Compares with the GPUs that Ray has free on any node, and this machine's memory."""
+        if (loss := self._look()) is not None:
+            return loss.what
         num_gpus = num_instances * self.instance.num_gpus
         if num_gpus:
             free = int(ray.available_resources().get("GPU", 0))
@@ -58,14 +66,24 @@ class RayLauncher:
 
     def restart(self, member_id: str) -> None:
         if handle := self._handles.get(member_id):
+            self._refuse_if_lost()
             ray.kill(handle, no_restart=False)
 
     def terminate(self, member_id: str) -> None:
         if handle := self._handles.get(member_id):
+            self._refuse_if_lost()
             ray.kill(handle, no_restart=True)
             del self._handles[member_id]  # only now: a kill that raised is tried again
 
+    def _look(self) -> LauncherLoss | None:
+        return None if self.head is None else self.head.look(CALL_TIMEOUT_S)
+
+    def _refuse_if_lost(self) -> None:
+        if (loss := self._look()) is not None:
+            raise LauncherLostError(loss.what)
+
     def _launch(self, member_id: str, plan: ActorPlan) -> None:
+        self._refuse_if_lost()
         arguments = {"member_id": member_id, **plan.arguments}
         self._handles[member_id] = launch_actor(
             self.namespace,

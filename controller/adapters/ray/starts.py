@@ -9,9 +9,12 @@ the next one looks for the reason in the log. `up` reads the file of the control
 import contextlib
 import json
 import logging
+import os
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from controller.adapters.ray.end_notice import EndNotice
 from controller.api.state import private_file
@@ -40,6 +43,9 @@ class Starts:
     has_served: bool = False
     log_bytes: int = 0
     """How long the log was when the last start began."""
+    pid: int = 0
+    process_started_s: float = 0.0
+    """Of the last process: by both `down` finds it again without Ray."""
 
     @property
     def given_up(self) -> bool:
@@ -97,7 +103,10 @@ def begin(log_file: Path, run: str, notice: EndNotice | None = None) -> Start:
     size = 0
     with contextlib.suppress(OSError):
         size = log_file.stat().st_size
-    now = replace(before, is_open=True, log_bytes=size)
+    started_s = psutil.Process().create_time()
+    now = replace(
+        before, is_open=True, log_bytes=size, pid=os.getpid(), process_started_s=started_s
+    )
     _write(path, now)
     return Start(path, now, notice)
 
@@ -109,6 +118,12 @@ def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
     if found is None or not found.num_failed:
         return "", False
     return found.reason, found.given_up
+
+
+def noted_processes(log_dir: Path, run: str) -> list[tuple[int, float]]:
+    """The number and the start of each member's last process on this machine, dead or alive."""
+    noted = [_read(file, run) for file in sorted(log_dir.glob("*.starts"))]
+    return [(each.pid, each.process_started_s) for each in noted if each is not None and each.pid]
 
 
 def last_words(text: str) -> str:

@@ -36,6 +36,8 @@ KINDS = (
     "instance_started",
     "instance_died",
     "node_lost",
+    "ray_lost",
+    "ray_found",
     "instance_stalled",
     "instance_recovered",
     "instance_busy",

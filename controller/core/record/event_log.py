@@ -9,6 +9,7 @@ so that all that came of one cause can be read together:
     lost-events-MEMBER-N   events of incarnation N of a member did not arrive
     start-MEMBER-N         incarnation N of a member began to serve
     start-controller       the controller came, or came back
+    ray                    Ray's head, or its raylet beside the controller, was lost or is back
     stall-MEMBER-N         incarnation N of a member fell silent, or reports again
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     held-K                 requests wait at a controller for the Kth time: until none does
@@ -69,6 +70,10 @@ class EventKind(StrEnum):
     INSTANCE_DIED = "instance_died"
     NODE_LOST = "node_lost"
     """All instances of a machine are gone, and there are other machines."""
+    RAY_LOST = "ray_lost"
+    """No process can be started or ended any more."""
+    RAY_FOUND = "ray_found"
+    """They can again."""
     INSTANCE_STALLED = "instance_stalled"
     INSTANCE_RECOVERED = "instance_recovered"
     INSTANCE_BUSY = "instance_busy"

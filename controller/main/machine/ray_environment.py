@@ -11,6 +11,9 @@ TOKEN_FILE = "ray.token"
 MEMORY = {"MALLOC_ARENA_MAX": "2"}
 """glibc keeps the free memory of up to 8 arenas a core, of 64 MiB each, for the threads that once
 used them: after an hour of fuzzing an instance had ten such arenas, full of holes."""
+PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
+"""For how many seconds the processes of our own Ray live on without its head, which is a minute by
+default. All that it is needed for is to start and end others; `status` says that it is gone."""
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -45,6 +48,7 @@ def head_environment(
     user = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     return (
         MEMORY
+        | PATIENT
         | user
         | authentication
         | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if loopback else {})

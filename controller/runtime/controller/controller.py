@@ -27,13 +27,14 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.ports.event_store import EventStore
-from controller.ports.launcher import Launcher
+from controller.ports.launcher import Launcher, LauncherLoss, LauncherLostError
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.holding_watch import HoldingWatch
 from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.launcher_watch import LauncherWatch
 from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.member_mail import MemberMail
 from controller.runtime.controller.membership import Membership
@@ -148,6 +149,9 @@ class Controller:
             lambda member, why: self.membership.fence(member, why),
         )
         self.busy = BusyWatch(self.roster, self.journal)
+        self.launching = LauncherWatch(
+            launcher, self.journal, lambda: self.stop(drain=False, grace_s=0.0)
+        )
         self.holding = HoldingWatch(self.scheduler, self.journal)
         self.refusals = RefusalWatch(self.journal)
         self.traffic = Traffic(self.mail.send_to_frontends)
@@ -212,6 +216,7 @@ class Controller:
             self.holding.tick(self.now_s())
             self.refusals.tick(self.now_s())
             if not self.stopping:
+                self.launching.tick()
                 self.slow.tick(self.statuses, self.live.slow)
                 self.drains.tick()
                 self.rolling.tick()
@@ -266,6 +271,11 @@ class Controller:
         return self._stopping is not None and self._stopping.done()
 
     @property
+    def launcher_loss(self) -> LauncherLoss | None:
+        """Meanwhile no process is started or ended."""
+        return self._launcher.loss()
+
+    @property
     def num_live_reqs(self) -> int:
         return sum(frontend.num_live_reqs for frontend in self.roster.frontends())
 
@@ -283,7 +293,10 @@ class Controller:
         while self.now_s() < self._stop_by_s and any(f.serving for f in self.roster.frontends()):
             await asyncio.sleep(0.02)
         for member_id in self.roster.members:
-            self._launcher.terminate(member_id)
+            try:
+                self._launcher.terminate(member_id)
+            except LauncherLostError as error:
+                log.warning("%s is not ended: %s", member_id, error)
 
     # -- messages ------------------------------------------------------------------------
 

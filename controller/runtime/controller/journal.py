@@ -136,6 +136,13 @@ class Journal:
             labels={"node": node},
         )
 
+    def launcher(self, what: str, *, lost: bool) -> None:
+        self._append(
+            EventKind.RAY_LOST if lost else EventKind.RAY_FOUND,
+            "ray",
+            f"{what}: no process is started or ended" if lost else f"no more: {what}",
+        )
+
     def stalled(self, member: Member, stalled: bool, silence_s: float) -> None:
         self._append(
             EventKind.INSTANCE_STALLED if stalled else EventKind.INSTANCE_RECOVERED,

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.ports.launcher import LauncherLoss, LauncherLostError
 from controller.ports.mailbox import OnLost, OnMessage
 from controller.runtime.messages.codec import AnyMessage, decode, encode
 from controller.runtime.messages.members import Directory, EngineInfo, Hello, InstanceEntry, Phase
@@ -331,18 +332,29 @@ class FakeLauncher:
         self.terminated: list[str] = []
         self.restarted: list[str] = []
         self.why_no_room = ""
+        self.lost: LauncherLoss | None = None
+
+    def loss(self) -> LauncherLoss | None:
+        return self.lost
+
+    def _refuse_if_lost(self) -> None:
+        if self.lost is not None:
+            raise LauncherLostError(self.lost.what)
 
     def launch_instance(self, instance_id: str) -> None:
+        self._refuse_if_lost()
         self.launched.append(instance_id)
 
     def launch_frontend(self, frontend_id: str) -> None:
         self.launched.append(frontend_id)
 
     def no_room(self, _num_instances: int) -> str:
-        return self.why_no_room
+        return self.lost.what if self.lost else self.why_no_room
 
     def restart(self, member_id: str) -> None:
+        self._refuse_if_lost()
         self.restarted.append(member_id)
 
     def terminate(self, member_id: str) -> None:
+        self._refuse_if_lost()
         self.terminated.append(member_id)

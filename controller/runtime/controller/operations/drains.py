@@ -24,6 +24,7 @@ from controller.core.operations.drain import DrainState, Remainder, is_overdue, 
 from controller.core.operations.restart import InstanceProcess, RestartStep, restart_step
 from controller.core.record.event_log import EventKind, Number
 from controller.core.scheduler_events import DrainBegan, DrainEnded
+from controller.ports.launcher import LauncherLostError
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.operations.remainders import Remainders
@@ -237,7 +238,7 @@ class Drains:
                 self._look_at(order)
             except Exception as error:
                 watched.retry_at_s = now_s + RETRY_S
-                is_defect = not isinstance(error, LlumctlError)
+                is_defect = not isinstance(error, LlumctlError | LauncherLostError)
                 log.error("drain of %s: %s", order.instance_id, error, exc_info=is_defect)
 
     # -- inside --------------------------------------------------------------------------

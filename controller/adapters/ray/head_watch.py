@@ -1,0 +1,83 @@
+"""Whether Ray can still start and end processes: its head answers, and this machine's raylet lives.
+
+Ray's own calls do not tell: without a head each blocks for a minute or more, and would block the
+controller with it. So a thread tries a connection each second, and once more before each call. A
+head that is stopped (SIGSTOP) accepts connections all the same, and is not noticed.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from controller.ports.launcher import LauncherLoss
+
+LOOK_EVERY_S = 1.0
+CONNECT_TIMEOUT_S = 3.0
+"""A first packet that is lost on its way is sent again after 1 s."""
+CALL_TIMEOUT_S = 1.5
+"""Before a call: the controller's loop waits."""
+RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""For so long each of Ray's processes waits for a head that is gone; then it ends."""
+RECONNECT_DEFAULT_S = 60.0
+NO_HEAD = "Ray's head at {address} does not answer"
+NO_RAYLET = "Ray's raylet on the controller's machine is gone"
+
+
+class HeadWatch:
+    """`address`: HOST:PORT of the head. Made in an actor's process, which a raylet has started."""
+
+    def __init__(
+        self,
+        address: str,
+        clock: Callable[[], float] = time.monotonic,
+        parent: Callable[[], int] = os.getppid,
+    ) -> None:
+        self._address = address
+        self._clock = clock
+        self._parent = parent
+        self._raylet = parent()
+        self._lost: tuple[float, str] | None = None
+        """Since when, and what."""
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="head watch", daemon=True).start()
+
+    @property
+    def loss(self) -> LauncherLoss | None:
+        lost = self._lost
+        if lost is None:
+            return None
+        since_s, what = lost
+        ends_after_s = None if what == NO_RAYLET else reconnect_s()
+        return LauncherLoss(what, self._clock() - since_s, ends_after_s)
+
+    def look(self, timeout_s: float = CONNECT_TIMEOUT_S) -> LauncherLoss | None:
+        what = self._trouble(timeout_s)
+        if not what:
+            self._lost = None
+        elif self._lost is None or self._lost[1] != what:
+            self._lost = (self._clock(), what)
+        return self.loss
+
+    def _watch(self) -> None:
+        while True:
+            self.look()
+            time.sleep(LOOK_EVERY_S)
+
+    def _trouble(self, timeout_s: float) -> str:
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+        except OSError:
+            return NO_HEAD.format(address=self._address)
+        return "" if self._parent() == self._raylet else NO_RAYLET
+
+
+def reconnect_s() -> float:
+    """As the raylet's environment, which its processes inherit, has it."""
+    try:
+        return float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_DEFAULT_S))
+    except ValueError:
+        return RECONNECT_DEFAULT_S

@@ -1,0 +1,158 @@
+"""Whether Ray's head answers and the raylet lives, and what `down` finds without either."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.adapters.ray import head_watch, starts
+from controller.adapters.ray.head_watch import HeadWatch
+from controller.api.errors import LlumctlError
+from controller.api.state.run_state import RunState
+from controller.main import down
+from controller.main.machine.processes import same_process
+from controller.ports.launcher import LauncherLoss
+
+
+class Machine:
+    """A clock, and who started the process that watches."""
+
+    now_s = 100.0
+    raylet = 7
+
+    def watch(self, address: str) -> HeadWatch:
+        return HeadWatch(address, lambda: self.now_s, lambda: self.raylet)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.delenv(head_watch.RECONNECT_VARIABLE, raising=False)
+    return Machine()
+
+
+def test_a_head_that_goes_and_comes(machine: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        watch = machine.watch(f"127.0.0.1:{port}")
+        assert watch.look() is None
+    what = f"Ray's head at 127.0.0.1:{port} does not answer"
+    assert watch.loss is None
+    assert watch.look() == LauncherLoss(what, 0.0, 60.0)
+    machine.now_s += 9.0
+    assert watch.look() == watch.loss == LauncherLoss(what, 9.0, 60.0)
+    with socket.create_server(("127.0.0.1", port)):
+        assert watch.look() is None
+        assert watch.loss is None
+
+
+def test_a_raylet_that_is_gone(machine: Machine) -> None:
+    """Another process adopts its children. No process ends by itself then."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        watch = machine.watch(f"127.0.0.1:{head.getsockname()[1]}")
+        machine.raylet = 1
+        assert watch.look() == LauncherLoss(head_watch.NO_RAYLET, 0.0, None)
+        machine.now_s += 5.0
+    loss = watch.look()
+    assert loss is not None
+    assert "does not answer" in loss.what
+    assert loss.for_s == 0.0
+
+
+@pytest.mark.parametrize(("given", "ends_s"), [("86400", 86400.0), ("soon", 60.0)])
+def test_how_long_processes_wait_for_a_head(
+    given: str, ends_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(head_watch.RECONNECT_VARIABLE, given)
+    assert head_watch.reconnect_s() == ends_s
+
+
+@pytest.mark.parametrize(
+    ("ends_after_s", "for_s", "soon"),
+    [(60.0, 51.0, False), (60.0, 52.0, True), (10.0, 4.0, False), (10.0, 5.0, True)],
+)
+def test_the_last_seconds(ends_after_s: float, for_s: float, soon: bool) -> None:
+    assert LauncherLoss("w", for_s, ends_after_s).ends_soon(8.0) is soon
+    assert not LauncherLoss("w", 1e9, None).ends_soon(8.0)
+
+
+# -- down, on somebody else's Ray ---------------------------------------------------------------
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A member's process, which has noted its start."""
+    note = (
+        "import sys; from pathlib import Path; from controller.adapters.ray import starts;"
+        "starts.begin(Path(sys.argv[1]), 'run'); print('noted', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", note, str(tmp_path / "i-0.log")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"noted\n"
+        yield process
+        process.kill()
+
+
+def state(folder: Path, address: str, run: str = "run") -> RunState:
+    return RunState(
+        cluster="default",
+        nonce="00",
+        control_url="http://127.0.0.1:1",
+        control_token="t",
+        endpoint_url="http://127.0.0.1:2",
+        ray_address=address,
+        owns_ray=False,
+        ray_head_pid=None,
+        ray_head_started_s=None,
+        namespace=run,
+        started_at_s=1.0,
+        log_dir=str(folder),
+        temp_dir="/t",
+    )
+
+
+@pytest.mark.process
+def test_without_a_head_the_members_here_are_ended(
+    tmp_path: Path, member: "subprocess.Popen[bytes]"
+) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        said: list[str] = []
+        down._end_actors(state(tmp_path, address, run="another"), said.append)
+        assert member.poll() is None
+        assert said[0].startswith(f"no Ray answers at {address}: processes on other machines end")
+        down._end_actors(state(tmp_path, address), said.append)
+    member.wait(timeout=10)  # raises if it lives on
+
+
+@pytest.mark.process
+def test_with_a_head_that_cannot_be_used_the_members_here_are_ended_too(
+    tmp_path: Path, member: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_state: RunState) -> None:
+        raise LlumctlError("the cluster's actors could not be ended", "ray start")
+
+    monkeypatch.setattr(down, "_kill_actors", fails)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        there = state(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
+        with pytest.raises(LlumctlError, match="could not be ended"):
+            down._end_actors(there, lambda _: None)
+        member.wait(timeout=10)  # raises if it lives on
+        monkeypatch.setattr(down, "_kill_actors", lambda _: None)
+        down._end_actors(there, lambda _: None)
+
+
+def test_a_note_without_a_process_names_none(tmp_path: Path) -> None:
+    (tmp_path / "controller.starts").write_text('{"run": "run", "num_failed": 0, "reason": ""}')
+    assert starts.noted_processes(tmp_path, "run") == []
+    starts.begin(tmp_path / "i-0.log", "run")
+    ((pid, started_s),) = starts.noted_processes(tmp_path, "run")
+    assert same_process(pid, started_s) is not None
+    assert starts.noted_processes(tmp_path, "another") == []
