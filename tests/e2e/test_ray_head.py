@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,8 @@ import pytest
 
 from tests.e2e.cluster import Cluster, marked_processes, wait_for
 from tests.e2e.emulated import Answer
+from tests.e2e.test_two_nodes import TwoNodes
+from tests.two_hosts import Host, two_hosts
 
 CONFIG = """
 [cluster]
@@ -123,3 +126,31 @@ def test_without_the_raylet_everything_serves_on(patient: Cluster) -> None:
     down = patient.run("down", "--now")
     assert down.returncode == 0, down.stderr
     wait_for(lambda: not patient.leftovers(), "nothing to be left")
+
+
+def named(host: Host, name: str) -> list[psutil.Process]:
+    found = []
+    for pid in host.pids():
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return [process for process in found if process.name() == name]
+
+
+@pytest.mark.full
+def test_down_ends_what_runs_here_on_a_ray_without_a_head(
+    tmp_path: Path, base_env: dict[str, str]
+) -> None:
+    with two_hosts() as hosts:
+        nodes, here = TwoNodes(hosts, tmp_path, base_env), hosts[0]
+        try:
+            nodes.start_on_first()
+            assert len(named(here, "ray::RayMember")) == 6
+            (head,) = named(here, "gcs_server")
+            head.kill()
+            wait_for(
+                lambda: "after 60 s without it" in nodes.read("status")["detail"], "a word of it"
+            )
+            nodes.llumctl("down", "--now")
+            assert named(here, "ray::RayMember") == []
+        finally:
+            nodes.end()

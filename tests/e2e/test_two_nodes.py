@@ -55,6 +55,10 @@ class TwoNodes:
         self._ray.start()
         self.llumctl("up", "--detach", "--wait", timeout_s=180)
 
+    def start_on_first(self) -> None:
+        self._ray.start_first()
+        self.llumctl("up", "--detach", "--wait", timeout_s=180)
+
     def llumctl(self, *args: str, timeout_s: float = 60.0) -> str:
         """What it prints; fails if it does."""
         done = self._run(self.hosts[0], LLUMCTL, *args, timeout_s=timeout_s)
