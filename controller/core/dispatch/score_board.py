@@ -53,6 +53,8 @@ class ScoreBoard:
         self.rooms: dict[str, Room] = {}
         """With late binding: of all schedulable instances by id, after `any_schedulable`. A room is
         kept as a score is: to make 16 of them took as long as to place a request."""
+        self._short: set[str] = set()
+        """Instances that are short of memory, of those in `rooms`."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
         """Scores by rank, parallel to `_ready`, for the ranks that were asked for."""
 
@@ -81,7 +83,7 @@ class ScoreBoard:
             return True
         before, room = self.rooms[record.instance_id], self._room(record)
         self.rooms[record.instance_id] = room
-        return room.exceeds(before)
+        return self._note_shortage(room) or room.exceeds(before)
 
     def any_schedulable(self, now_s: float) -> bool:
         if not self._is_known or now_s - self._oldest_report_s > self._stall_timeout_s:
@@ -125,6 +127,8 @@ class ScoreBoard:
         self._scores.clear()
         if self._room_to_grow_tokens is not None:
             self.rooms = {record.instance_id: self._room(record) for record in ready}
+            self._short = {room.instance_id for room in self.rooms.values() if room.is_short}
+            self._make_rooms()
         self._is_known = True
 
     def _begin(self, level: Level) -> list[float]:
@@ -141,7 +145,24 @@ class ScoreBoard:
     def _room(self, record: InstanceRecord) -> Room:
         assert record.snapshot is not None
         assert self._room_to_grow_tokens is not None
-        return Room.of(record.snapshot, self._room_to_grow_tokens, record.unreported)
+        tokens, by_step = self._room_to_grow_tokens, not self._short
+        return Room.of(record.snapshot, tokens, record.unreported, by_step=by_step)
+
+    def _note_shortage(self, room: Room) -> bool:
+        """Returns whether memory is short nowhere any more: all rooms are others then, as they are
+        when it becomes short somewhere."""
+        if room.is_short == (room.instance_id in self._short):
+            return False
+        was_short = bool(self._short)
+        (self._short.add if room.is_short else self._short.discard)(room.instance_id)
+        if was_short == bool(self._short):
+            return False
+        self._make_rooms()
+        return was_short
+
+    def _make_rooms(self) -> None:
+        """In the same dictionary: somebody may be placing requests in it."""
+        self.rooms.update((record.instance_id, self._room(record)) for record in self._ready)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -153,3 +174,7 @@ class ScoreBoard:
             assert record.last_report_s >= self._oldest_report_s
             for level, scores in self._scores.values():
                 assert scores[place] == self._score(record, level), "a kept score is out of date"
+            if self._room_to_grow_tokens is not None:
+                room = self.rooms[record.instance_id]
+                assert room.is_short == (room.instance_id in self._short)
+                assert room == self._room(record), "a kept room is out of date"

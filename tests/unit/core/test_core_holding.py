@@ -11,7 +11,7 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.holding.placement import Placement
 from controller.core.holding.room_plan import plan_leaving, plan_room
-from controller.core.load.room import MAX_QUEUED, Room
+from controller.core.load.room import MAX_QUEUED, STEP_TOKENS, Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
@@ -259,6 +259,37 @@ def test_few_requests_wait_on_an_instance_at_once() -> None:
     assert Room.of(replace(idle, num_running=50), 0).num_places == MAX_QUEUED
     waiting_there = Room.of(replace(idle, num_queued=1), 0, Unreported(MAX_QUEUED - 1, 3))
     assert waiting_there.spare_blocks == 0
+
+
+def test_where_memory_is_short_nowhere_as_many_wait_as_a_step_computes() -> None:
+    """Requests of a few tokens would else be computed four at a time, however many come."""
+    idle = InstanceSnapshot("i-0", 1, 16, 1000, 1000)
+    a_step = STEP_TOKENS // 16
+    for num_waiting, fits in ((4, True), (60, True), (a_step - 1, True), (a_step, False)):
+        unreported = Unreported(num_waiting, num_waiting)
+        assert (Room.of(idle, 0, unreported, by_step=True).spare_blocks > 0) is fits
+    batch = replace(idle, max_num_running=6)
+    assert Room.of(batch, 0, Unreported(5, 5), by_step=True).num_places == 1
+    assert Room.of(batch, 0, Unreported(6, 6), by_step=True).spare_blocks == 0
+
+
+def test_a_burst_of_short_requests_goes_at_once_while_memory_is_short_nowhere() -> None:
+    to = scheduler()
+    report(to, "a")
+    burst = [ask(to, f"r{number}", 1) for number in range(52)]
+    assert [len(sent) for sent in burst] == [1] * 51 + [0], "less than half of its memory is free"
+    assert report(to, "a", running("all", 51), seq=50) == [("r51", "a")]
+
+
+def test_where_memory_is_short_on_one_few_wait_on_each() -> None:
+    to = scheduler()
+    report(to, "a")
+    report(to, "b", running("y", 51))
+    burst = [ask(to, f"r{number}", 1) for number in range(9)]
+    assert [len(sent) for sent in burst] == [1] * 8 + [0]
+    assert len(report(to, "b", running("y", 5), seq=4)) == 1
+    more = [ask(to, f"s{number}", 1) for number in range(9)]
+    assert [len(sent) for sent in more] == [1] * 9, "memory is short nowhere any more"
 
 
 ROOMS = st.builds(
