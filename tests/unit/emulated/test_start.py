@@ -13,6 +13,7 @@ from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.wire.doctor import CheckResult
+from controller.core.operations.engine_change import AS_STARTED
 from controller.main import roles
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
@@ -182,7 +183,7 @@ def test_the_plan_s_engine_is_as_the_settings_say(
 ) -> None:
     memory(64)
     table = {"num_blocks": 90, "mode": "prefill-first", "prefix_caching": False, "speed": 4.0}
-    engine = roles._engine_factory(plan_of(emulated=table))(lambda detail: None)
+    engine = roles._engine_factory(plan_of(emulated=table), AS_STARTED)(lambda detail: None)
     assert isinstance(engine, EmulatedEngine)
     assert (engine.num_gpu_blocks, engine.max_model_len) == (91, 1440)
     config = engine._model.config

@@ -21,12 +21,14 @@ async def bed(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 async def added(bed: Bed, *requests: tuple[str, int, int]) -> None:
-    """Adds (id, prompt tokens, output tokens), and waits until the engine has them."""
+    """Adds (id, prompt tokens, output tokens), and waits until the engine has them and has made
+    the steps that it may."""
     for name, num_prompt_tokens, max_tokens in requests:
         bed.add(name, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
     await bed.taken_in(len(requests))
+    wanted = (len(requests), bed.engine.num_steps + 2)
     bed.engine.allow(2)
-    await bed.until(lambda: len(bed.engine.running) == len(requests))
+    await bed.until(lambda: (len(bed.engine.running), bed.engine.num_steps) == wanted)
 
 
 async def test_the_end_of_a_request_is_told_after_its_step(bed: Bed) -> None:
