@@ -83,7 +83,8 @@ def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
     ended.sort(key=lambda each: -each.ended_s)
     found = [
         *_evacuations(status, now_s, names),
-        *(_replaying(each, names) for each in status.replays.under_way),
+        # Of one under way it counts how long its client waits already.
+        *(_replay(each, Span("-"), names) for each in status.replays.under_way),
         *(_moving(each, names) for each in (*status.moves, *status.queued_moves)),
         *(_ended(each, now_s, names) for each in ended),
     ]
@@ -151,8 +152,7 @@ def _moving(move: MoveStatus, names: Names) -> MigrationRow:
     )
 
 
-def _replaying(replay: ReplayStatus, names: Names) -> MigrationRow:
-    """What counts is how long its client waits already."""
+def _replay(replay: ReplayStatus | EndedReplayStatus, age: Span, names: Names) -> MigrationRow:
     return MigrationRow(
         id=f"replay {replay.request_id}",
         target=Target(replay.to_instance_id or replay.from_instance_id, replay.request_id),
@@ -162,7 +162,7 @@ def _replaying(replay: ReplayStatus, names: Names) -> MigrationRow:
         stage=_toned(replay_words.stage(replay)),
         blocks=f"{fmt.number(replay.num_tokens)}t",
         down=latency(replay.pause_s),
-        age=Span("-"),
+        age=age,
         why=replay_words.why(replay),
         what="replay",
     )
@@ -172,19 +172,7 @@ def _ended(each: EndedMoveStatus | EndedReplayStatus, now_s: float, names: Names
     """Its request is where it went to, or stayed."""
     age = Span(duration(max(0.0, now_s - each.ended_s)), Tone.DIM)
     if isinstance(each, EndedReplayStatus):
-        return MigrationRow(
-            id=f"replay {each.request_id}",
-            target=Target(each.to_instance_id or each.from_instance_id, each.request_id),
-            request_id=each.request_id,
-            names=names,
-            way=replay_words.way(each),
-            stage=_toned(replay_words.stage(each)),
-            blocks=f"{fmt.number(each.num_tokens)}t",
-            down=latency(each.pause_s),
-            age=age,
-            why=replay_words.why(each),
-            what="replay",
-        )
+        return _replay(each, age, names)
     at = each.to_instance_id if each.outcome == "migrated" else each.from_instance_id
     return MigrationRow(
         id=each.migration_id,
