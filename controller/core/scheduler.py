@@ -1,7 +1,8 @@
 """The global scheduler: events in, instructions out.
 
-It sees instances, not requests: a status per instance, what it sent there since, and the requests
-that wait because no instance may take them. Any one monotonic clock gives `now_s`.
+It sees instances, not requests: a status per instance, what it sent there since (`InstancePool`,
+which chooses), and the requests that wait because no instance may take them. Any one monotonic
+clock gives `now_s`.
 
     dispatch    at once, to the policy's choice among the schedulable instances
     hold        only while there is none; of one too many the lowest rank's newest is refused,
@@ -17,21 +18,16 @@ Nothing survives a crash of the process, by design. After a restart InstanceStar
 and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import assert_never
 
-from controller.core.dispatch.history import History
-from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import find_policy
-from controller.core.dispatch.score_board import ScoreBoard
+from controller.core.dispatch.instance_pool import InstancePool
+from controller.core.dispatch.policies import Policy, find_policy
 from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.demand import demand_with_output
-from controller.core.holding.first_token import Cached, best_fitting
+from controller.core.holding.first_token import best_fitting
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldView
@@ -40,16 +36,10 @@ from controller.core.overload.drain_rate import DrainRate
 from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits
 from controller.core.overload.key_table import KeyTable
 from controller.core.scheduler_events import (
-    Dispatch,
     DispatchCancelled,
     DispatchRequested,
-    DrainBegan,
-    DrainEnded,
     Event,
     FrontendDied,
-    InstanceDied,
-    InstanceRemoved,
-    InstanceStarted,
     Instruction,
     KeysTold,
     Reject,
@@ -86,21 +76,15 @@ class GlobalScheduler:
         """`own_limits`: of API keys, where they differ from `config.key_limits`."""
         self._config = config
         self.keys = KeyTable(config.key_limits, own_limits)
-        self._level_by_rank = {level.rank: level for level in config.levels}
-        self._records: dict[str, InstanceRecord] = {}
-        self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
+        self._pool = InstancePool(*_terms(config))
+        self.instances = self._pool.instances
         """By instance id, for others to look at."""
-        self._policy = find_policy(config.policy)
-        self._board = self._new_board()
         self._held = HeldRequests()
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
         """With late binding. It may lack the last of `_held` until an instance is schedulable."""
         self._last_schedulable_s = float("-inf")
         """When an instance was schedulable, by the last tick with late binding."""
-        self._draining: set[str] = set()
-        """Instances that are to get no requests, known or not."""
-        self._history = History()
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
         """Goes by another configuration from now on; returns what to do now, as `handle`. Held
@@ -108,13 +92,9 @@ class GlobalScheduler:
 
         Raises ValueError if it names an unknown policy; nothing changed then.
         """
-        policy = find_policy(config.policy)
-        self._config, self._policy = config, policy
+        self._pool.configure(*_terms(config))
+        self._config = config
         self.keys.limits = config.key_limits
-        self._level_by_rank = {level.rank: level for level in config.levels}
-        for record in self._records.values():
-            record.stall_timeout_s = config.stall_timeout_s
-        self._board = self._new_board()
         if self._placement is None or config.holding is None:
             self._placement = _placement(config)
         else:
@@ -123,11 +103,7 @@ class GlobalScheduler:
 
     def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
         """The last snapshots of all instances that may get requests."""
-        return [
-            record.snapshot
-            for record in self._records.values()
-            if record.snapshot is not None and record.schedulable(now_s)
-        ]
+        return self._pool.schedulable_snapshots(now_s)
 
     @property
     def num_held(self) -> int:
@@ -140,7 +116,7 @@ class GlobalScheduler:
 
     def held_view(self, now_s: float) -> HeldView:
         """What is held and why, to look at."""
-        rooms = self._board.rooms if self._board.any_schedulable(now_s) else {}
+        rooms = self._pool.rooms if self._pool.any_schedulable(now_s) else {}
         if self._placement is not None and len(self._placement.queue) == len(self._held):
             return HeldView(list(self._placement.queue), self._placement, rooms)
         entries = [held.entry(key, self._demand(held.request)) for key, held in self._held.items()]
@@ -154,22 +130,26 @@ class GlobalScheduler:
     ) -> list[MoveHead | MakeRoom]:
         """What a round does for blocked requests; nothing without late binding. `may_move`: from
         one instance to another now."""
-        if self._placement is None or not self._board.any_schedulable(now_s):
+        if self._placement is None or not self._pool.any_schedulable(now_s):
             return []
         snapshots = self.schedulable_snapshots(now_s)
-        return help_blocked(snapshots, self._board.rooms, self._placement, may_move)
+        return help_blocked(snapshots, self._pool.rooms, self._placement, may_move)
 
     def choice(self, request: DispatchRequested, now_s: float) -> str | None:
         """The instance that this request would go to at once. None if it would not, and while any
         request is held. Changes nothing."""
-        if self._held or not self._board.any_schedulable(now_s):
+        if self._held or not self._pool.any_schedulable(now_s):
             return None
         if self._placement is None:
-            return self._board.pick(self._newcomer(request), self._history).instance_id
-        rooms = self._board.rooms.values()
-        demand_blocks, cached = self._demand(request), self._cached(request)
-        config = self._placement.config
-        found = best_fitting(rooms, demand_blocks, request.rank, self._score, cached, config)
+            return self._pool.choice(request)
+        found = best_fitting(
+            self._pool.rooms.values(),
+            self._demand(request),
+            request.rank,
+            self._pool.score,
+            self._pool.cached(request),
+            self._placement.config,
+        )
         return None if found is None else found.instance_id
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
@@ -179,86 +159,24 @@ class GlobalScheduler:
         """
         match event:
             case StatusReported():
-                more_room = self._on_status(event, now_s)
+                more_room = self._pool.report(event, now_s)
                 return self._release(now_s, same_or_less=not more_room)
             case DispatchRequested():
                 return self._on_request(event, now_s)
             case DispatchCancelled():
                 self._forget_held((event.frontend_id, event.request_id))
-                return []
             case Ticked():
                 return [*self._release(now_s, same_or_less=True), *self._expire(now_s)]
-            case InstanceStarted():
-                self._on_started(event)
-            case InstanceDied():
-                self._on_died(event)
-            case InstanceRemoved():
-                self._records.pop(event.instance_id, None)
-                self._draining.discard(event.instance_id)
-                self._history.prefixes.forget(event.instance_id)
-            case DrainBegan():
-                self._on_drain_began(event)
-            case DrainEnded():
-                self._on_drain_ended(event)
+            case KeysTold():
+                self.keys.told(event)
             case FrontendDied():
                 for key in [key for key, _ in self._held.items() if key[0] == event.frontend_id]:
                     self._forget_held(key)
-                for record in self._records.values():
-                    record.frontend_died(event.frontend_id)
+                self._pool.handle(event)
                 self.keys.frontend_died(event.frontend_id)
-            case KeysTold():
-                self.keys.told(event)
-                return []
             case _:
-                assert_never(event)
-        self._board.forget()
+                self._pool.handle(event)
         return []
-
-    def _new_board(self) -> ScoreBoard:
-        config, holding = self._config, self._config.holding
-        return ScoreBoard(
-            self._records,
-            self._policy,
-            config.levels,
-            config.stall_timeout_s,
-            holding.room_to_grow_tokens if holding is not None else None,
-        )
-
-    def _on_started(self, event: InstanceStarted) -> None:
-        known = self._records.get(event.instance_id)
-        if known is None or event.incarnation > known.incarnation:
-            self._records[event.instance_id] = InstanceRecord(
-                event.instance_id,
-                event.incarnation,
-                stall_timeout_s=self._config.stall_timeout_s,
-                draining=event.instance_id in self._draining,
-            )
-            self._history.prefixes.forget(event.instance_id)
-
-    def _on_drain_began(self, event: DrainBegan) -> None:
-        self._draining.add(event.instance_id)
-        if record := self._records.get(event.instance_id):
-            record.drain()
-
-    def _on_drain_ended(self, event: DrainEnded) -> None:
-        self._draining.discard(event.instance_id)
-        if record := self._records.get(event.instance_id):
-            record.draining = False
-
-    def _on_died(self, event: InstanceDied) -> None:
-        record = self._records.get(event.instance_id)
-        if record is not None and event.incarnation >= record.incarnation:
-            # The record stays: it refuses what the dead incarnation still sends.
-            record.die()
-            self._history.prefixes.forget(event.instance_id)
-
-    def _on_status(self, event: StatusReported, now_s: float) -> bool:
-        """Returns whether something may fit now that did not before."""
-        record = self._records.get(event.snapshot.instance_id)
-        if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
-            record.report(event.snapshot, event.last_dispatch_seq, now_s)
-            return self._board.changed(record, now_s)
-        return False
 
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
@@ -270,8 +188,8 @@ class GlobalScheduler:
             self._held.hold(event, held.since_s, self._cost(event))  # the rank may have changed
         elif (refusal := self.keys.asked(event)) is not None:
             return [_reject(event, refusal.code, refusal.retry_after_s)]
-        elif self._config.holding is None and self._board.any_schedulable(now_s):
-            return [self._dispatch(event, now_s)]
+        elif self._config.holding is None and self._pool.any_schedulable(now_s):
+            return [self._pool.dispatch(event, now_s)]
         else:
             self._held.hold(event, now_s, self._cost(event))
         released = [] if self._placement is None else self._release(now_s)
@@ -296,14 +214,14 @@ class GlobalScheduler:
     def _release(self, now_s: float, *, same_or_less: bool = False) -> list[Instruction]:
         """Dispatches all held requests if any instance may take them; with late binding, those
         that fit. `same_or_less`: since the last time no instance can take more."""
-        if not self._held or not self._board.any_schedulable(now_s):
+        if not self._held or not self._pool.any_schedulable(now_s):
             return []
         if self._placement is not None:
             return self._place(self._placement, now_s, same_or_less=same_or_less)
         held = sorted((held.request for _, held in self._held.items()), key=lambda r: r.order)
         self._held = HeldRequests()
         self._drain_rate.gone(now_s, len(held))
-        return [self._dispatch(request, now_s) for request in held]
+        return [self._pool.dispatch(request, now_s) for request in held]
 
     def _place(
         self, placement: Placement, now_s: float, *, same_or_less: bool
@@ -311,33 +229,31 @@ class GlobalScheduler:
         if (
             same_or_less
             and len(placement.queue) == len(self._held)
-            and placement.is_settled(self._board.rooms, now_s)
+            and placement.is_settled(self._pool.rooms, now_s)
         ):
             return []
         dispatched: list[Instruction] = []
         for key, held in reversed(list(self._not_placed(placement))):
             same_or_less = False
             entry = held.entry(key, self._demand(held.request))
-            if any(r.capacity_blocks >= entry.demand_blocks for r in self._board.rooms.values()):
+            if any(r.capacity_blocks >= entry.demand_blocks for r in self._pool.rooms.values()):
                 placement.queue.push(entry)
             else:
                 self._held.discard(key, served=True)
-                dispatched.append(self._dispatch(held.request, now_s))
+                dispatched.append(self._pool.dispatch(held.request, now_s))
         for placed in placement.place(
-            self._board.rooms,
-            self._score,
-            lambda key: self._cached(self._held[key].request),
+            self._pool.rooms,
+            self._pool.score,
+            lambda key: self._pool.cached(self._held[key].request),
             now_s,
             same_or_less=same_or_less,
         ):
             request = self._held[placed.held.key].request
             self._held.discard(placed.held.key, served=True)
-            chosen = self._records[placed.instance_id]
-            if placement.config.by_prefix:
-                self._history.note(chosen, self._newcomer(request))
-            score = self._score(placed.instance_id, request.rank)
-            candidates = ((placed.instance_id, round(score, 1)),)
-            dispatched.append(self._send(request, chosen, candidates, now_s))
+            by_prefix = placement.config.by_prefix
+            dispatched.append(
+                self._pool.dispatch_to(placed.instance_id, request, now_s, by_prefix=by_prefix)
+            )
         self._drain_rate.gone(now_s, len(dispatched))
         return dispatched
 
@@ -352,7 +268,7 @@ class GlobalScheduler:
     def _demand(self, request: DispatchRequested) -> int:
         """What a request needs in order to start; 0 while no instance has told its block size."""
         holding = self._config.holding
-        block_size = next((r.snapshot.block_size for r in self._records.values() if r.snapshot), 0)
+        block_size = next((r.snapshot.block_size for r in self.instances.values() if r.snapshot), 0)
         share = holding.expected_output_share if holding is not None else 0.0
         if not block_size:
             return 0
@@ -362,7 +278,7 @@ class GlobalScheduler:
             request.num_prompt_tokens,
             int(share * request.expected_output_tokens),
             block_size,
-            max((room.capacity_blocks for room in self._board.rooms.values()), default=0),
+            max((room.capacity_blocks for room in self._pool.rooms.values()), default=0),
         )
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
@@ -372,49 +288,8 @@ class GlobalScheduler:
                 return  # later ones come last
             yield key, held
 
-    def _score(self, instance_id: str, rank: int) -> float:
-        return self._board.score(instance_id, self._level(rank))
-
-    def _level(self, rank: int) -> Level:
-        return self._level_by_rank.get(rank) or Level(str(rank), rank)
-
-    def _dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
-        newcomer, history = self._newcomer(request), self._history
-        chosen, candidates = self._board.choose(newcomer, history)
-        history.last = chosen.instance_id
-        if self._policy.by_prefix:
-            history.note(chosen, newcomer)
-        return self._send(request, chosen, candidates, now_s)
-
-    def _newcomer(self, request: DispatchRequested) -> Newcomer:
-        return Newcomer.of(request, self._level(request.rank))
-
-    def _cached(self, request: DispatchRequested) -> Cached:
-        newcomer = self._newcomer(request)
-        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, newcomer)
-
-    def _send(
-        self,
-        request: DispatchRequested,
-        chosen: InstanceRecord,
-        candidates: tuple[tuple[str, float], ...],
-        now_s: float,
-    ) -> Dispatch:
-        seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
-        self._board.changed(chosen, now_s)
-        return Dispatch(
-            request.request_id,
-            request.frontend_id,
-            chosen.instance_id,
-            chosen.incarnation,
-            seq,
-            candidates,
-            self._config.policy,
-            len(self._board),
-        )
-
     def _expire(self, now_s: float) -> list[Instruction]:
-        if self._placement is not None and self._board.any_schedulable(now_s):
+        if self._placement is not None and self._pool.any_schedulable(now_s):
             self._last_schedulable_s = now_s
             return []
         since_s, timeout_s = self._last_schedulable_s, self._config.hold_timeout_s
@@ -430,18 +305,20 @@ class GlobalScheduler:
 
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
-        self._board.check()
-        self._history.prefixes.check()
+        self._pool.check()
         if self._placement is not None:
             self._placement.check()
             assert all(held.key in self._held for held in self._placement.queue)
         self._held.check()
-        for instance_id, record in self._records.items():
-            assert record.instance_id == instance_id
-            assert record.draining == (instance_id in self._draining)
-            record.check()
-            if self._held and self._placement is None:
-                assert not record.schedulable(now_s), "held though one may take it"
+        if self._held and self._placement is None:
+            assert not self._pool.schedulable_snapshots(now_s), "held though one may take it"
+
+
+def _terms(config: SchedulerConfig) -> tuple[Policy, Sequence[Level], float, int | None]:
+    """What the pool of instances goes by. Raises ValueError if the policy is unknown."""
+    room_to_grow_tokens = config.holding.room_to_grow_tokens if config.holding else None
+    policy = find_policy(config.policy)
+    return policy, config.levels, config.stall_timeout_s, room_to_grow_tokens
 
 
 def _placement(config: SchedulerConfig) -> Placement | None:

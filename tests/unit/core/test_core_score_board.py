@@ -76,7 +76,7 @@ class SimpleBoard:
 def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
     config = SchedulerConfig(levels=THREE_LEVELS, policy=policy, stall_timeout_s=STALL_S)
     simple = GlobalScheduler(config)
-    simple._board = SimpleBoard(simple._records, config)
+    simple._pool._board = SimpleBoard(simple._pool._records, config)
     return GlobalScheduler(config), simple
 
 
@@ -195,7 +195,7 @@ def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
     scheduler = _counting(score)
     for rank in range(-100, 101):
         scheduler.handle(request(f"r{rank}", rank=rank), 0.0)
-    num_kept = len(scheduler._board._scores)
+    num_kept = len(scheduler._pool._board._scores)
     assert 1 <= num_kept <= MAX_RANKS
     scheduler.check(0.0)
 
@@ -215,7 +215,7 @@ def test_the_chosen_one_leads_the_best_of_all_that_were_considered(
     for index in range(10):  # the higher its number, the freer
         scheduler.handle(InstanceStarted(f"i{index}", 1), 0.0)
         scheduler.handle(status(f"i{index}", requests=[running("x", 30 - index)]), 0.0)
-    scheduler._history.last = "i1"
+    scheduler._pool._history.last = "i1"
     [found] = scheduler.handle(request("r"), 0.0)
     assert isinstance(found, Dispatch)
     assert [instance_id for instance_id, _ in found.candidates] == expected

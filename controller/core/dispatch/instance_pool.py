@@ -1,0 +1,209 @@
+"""The instances that requests are dispatched to: what each reports, what was sent there since, and
+which of them gets a request.
+
+The pool is a part of the global scheduler (`core.scheduler`), which says when a request goes; the
+pool says to which instance.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import assert_never
+
+from controller.core.dispatch.history import History
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.dispatch.newcomer import Newcomer
+from controller.core.dispatch.policies import Policy
+from controller.core.dispatch.score_board import ScoreBoard
+from controller.core.load.room import Room
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchRequested,
+    DrainBegan,
+    DrainEnded,
+    FrontendDied,
+    InstanceDied,
+    InstanceRemoved,
+    InstanceStarted,
+    StatusReported,
+)
+
+PoolEvent = (
+    InstanceStarted | InstanceDied | InstanceRemoved | DrainBegan | DrainEnded | FrontendDied
+)
+"""An event after which other instances may be schedulable, or have other scores."""
+
+
+class InstancePool:
+    def __init__(
+        self,
+        policy: Policy,
+        levels: Sequence[Level],
+        stall_timeout_s: float,
+        room_to_grow_tokens: int | None,
+    ) -> None:
+        """The arguments are those of `configure`."""
+        self._records: dict[str, InstanceRecord] = {}
+        self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
+        """By instance id, for others to look at."""
+        self._draining: set[str] = set()
+        """Instances that are to get no requests, known or not."""
+        self._history = History()
+        self.configure(policy, levels, stall_timeout_s, room_to_grow_tokens)
+
+    def configure(
+        self,
+        policy: Policy,
+        levels: Sequence[Level],
+        stall_timeout_s: float,
+        room_to_grow_tokens: int | None,
+    ) -> None:
+        """The pool goes by these from now on. `stall_timeout_s`: an instance whose last status is
+        older gets no requests. `room_to_grow_tokens`: set with late binding only."""
+        self._policy = policy
+        self._level_by_rank = {level.rank: level for level in levels}
+        self._stall_timeout_s = stall_timeout_s
+        for record in self._records.values():
+            record.stall_timeout_s = stall_timeout_s
+        self._board = ScoreBoard(
+            self._records, policy, levels, stall_timeout_s, room_to_grow_tokens
+        )
+
+    # -- what happens to instances -------------------------------------------------------
+
+    def handle(self, event: PoolEvent) -> None:
+        match event:
+            case InstanceStarted():
+                self._on_started(event)
+            case InstanceDied():
+                self._on_died(event)
+            case InstanceRemoved():
+                self._records.pop(event.instance_id, None)
+                self._draining.discard(event.instance_id)
+                self._history.prefixes.forget(event.instance_id)
+            case DrainBegan():
+                self._draining.add(event.instance_id)
+                if record := self._records.get(event.instance_id):
+                    record.drain()
+            case DrainEnded():
+                self._draining.discard(event.instance_id)
+                if record := self._records.get(event.instance_id):
+                    record.draining = False
+            case FrontendDied():
+                for record in self._records.values():
+                    record.frontend_died(event.frontend_id)
+            case _:
+                assert_never(event)
+        self._board.forget()
+
+    def report(self, event: StatusReported, now_s: float) -> bool:
+        """Takes a status in. Returns whether something may fit now that did not before."""
+        record = self._records.get(event.snapshot.instance_id)
+        if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
+            record.report(event.snapshot, event.last_dispatch_seq, now_s)
+            return self._board.changed(record, now_s)
+        return False
+
+    def _on_started(self, event: InstanceStarted) -> None:
+        known = self._records.get(event.instance_id)
+        if known is None or event.incarnation > known.incarnation:
+            self._records[event.instance_id] = InstanceRecord(
+                event.instance_id,
+                event.incarnation,
+                stall_timeout_s=self._stall_timeout_s,
+                draining=event.instance_id in self._draining,
+            )
+            self._history.prefixes.forget(event.instance_id)
+
+    def _on_died(self, event: InstanceDied) -> None:
+        record = self._records.get(event.instance_id)
+        if record is not None and event.incarnation >= record.incarnation:
+            # The record stays: it refuses what the dead incarnation still sends.
+            record.die()
+            self._history.prefixes.forget(event.instance_id)
+
+    # -- where a request goes ------------------------------------------------------------
+
+    def any_schedulable(self, now_s: float) -> bool:
+        return self._board.any_schedulable(now_s)
+
+    def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
+        """The last snapshots of all instances that may get requests."""
+        return [
+            record.snapshot
+            for record in self._records.values()
+            if record.snapshot is not None and record.schedulable(now_s)
+        ]
+
+    @property
+    def rooms(self) -> Mapping[str, Room]:
+        """With late binding: of all schedulable instances by id, after `any_schedulable`."""
+        return self._board.rooms
+
+    def score(self, instance_id: str, rank: int) -> float:
+        """Of one of the schedulable instances, for a request of this rank."""
+        return self._board.score(instance_id, self._level(rank))
+
+    def cached(self, request: DispatchRequested) -> Callable[[str], int]:
+        """How many tokens of the request an instance has seen, by the instance's id."""
+        newcomer = self._newcomer(request)
+        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, newcomer)
+
+    def choice(self, request: DispatchRequested) -> str:
+        """The instance that `dispatch` would choose. Changes nothing."""
+        return self._board.pick(self._newcomer(request), self._history).instance_id
+
+    def dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
+        """To the policy's choice, after `any_schedulable` was true."""
+        newcomer, history = self._newcomer(request), self._history
+        chosen, candidates = self._board.choose(newcomer, history)
+        history.last = chosen.instance_id
+        if self._policy.by_prefix:
+            history.note(chosen, newcomer)
+        return self._send(request, chosen, candidates, now_s)
+
+    def dispatch_to(
+        self, instance_id: str, request: DispatchRequested, now_s: float, *, by_prefix: bool
+    ) -> Dispatch:
+        """To a schedulable instance that late binding chose. `by_prefix`: the request's prompt is
+        remembered as sent there."""
+        chosen = self._records[instance_id]
+        if by_prefix:
+            self._history.note(chosen, self._newcomer(request))
+        candidates = ((instance_id, round(self.score(instance_id, request.rank), 1)),)
+        return self._send(request, chosen, candidates, now_s)
+
+    def _send(
+        self,
+        request: DispatchRequested,
+        chosen: InstanceRecord,
+        candidates: tuple[tuple[str, float], ...],
+        now_s: float,
+    ) -> Dispatch:
+        seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
+        self._board.changed(chosen, now_s)
+        return Dispatch(
+            request.request_id,
+            request.frontend_id,
+            chosen.instance_id,
+            chosen.incarnation,
+            seq,
+            candidates,
+            self._policy.name,
+            len(self._board),
+        )
+
+    def _newcomer(self, request: DispatchRequested) -> Newcomer:
+        return Newcomer.of(request, self._level(request.rank))
+
+    def _level(self, rank: int) -> Level:
+        return self._level_by_rank.get(rank) or Level(str(rank), rank)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self._board.check()
+        self._history.prefixes.check()
+        for instance_id, record in self._records.items():
+            assert record.instance_id == instance_id
+            assert record.draining == (instance_id in self._draining)
+            record.check()
