@@ -1,7 +1,5 @@
 """A move of which this instance is the source: carries out what its machine instructs."""
 
-import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +9,10 @@ from functools import partial
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration import source_terms as source
-from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
+from controller.core.migration.machine import CancelCopy, Say, SetRank
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage, Verb
-from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
+from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
 from controller.core.migration.source import SourceMove
@@ -25,8 +23,8 @@ from controller.ports.engine import Engine
 from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
 from controller.runtime.instance.moves.host import MoveHost
-from controller.runtime.instance.moves.kv_digest import KvDigest
 from controller.runtime.instance.moves.live_request import LiveRequest
+from controller.runtime.instance.moves.stage_copies import StageCopies
 from controller.runtime.messages import output_tokens
 from controller.runtime.messages.moves import (
     ArrivingRequest,
@@ -37,8 +35,6 @@ from controller.runtime.messages.moves import (
     MoveEnvelope,
     RequestLost,
 )
-
-log = logging.getLogger(__name__)
 
 STATE = source.SourceState
 
@@ -76,22 +72,15 @@ class OutgoingMove:
         self._outputs: Sequence[int] = ()
         self._pinned: list[int] = []
         """Full blocks in order, from the request's first on."""
-        self._num_cached = 0
-        self._num_copied = 0
-        """The number of blocks at the destination, cached or copied, from the first on."""
         self._num_reserved = 0
+        self._copies = StageCopies(host, order, self.handle, lambda: self.machine.over)
         self._suspended: SuspendedRequest | None = None
         self._taken_out = False
         """Whether there is something to resume. Used on the engine's thread."""
         self.reserved_s: float | None = None
         """When this source heard that the destination holds blocks for the request."""
         self._num_tokens = 0
-        self._digest = KvDigest(host.blocks) if order.verify_kv else None
-        self._digested: bytes | None = None
-        """The digest of all blocks copied so far."""
         self._encoded: dict[int, Frames] = {}
-        self._stages: list[StageRecord] = []
-        self._copying = ""
 
     @property
     def epoch(self) -> Epoch:
@@ -110,8 +99,9 @@ class OutgoingMove:
 
     def receive(self, message: MoveMessage) -> None:
         """Takes a message of the destination."""
-        if message.verb is Verb.PRE_ALLOCATED and message.stage == 0 and self._num_copied == 0:
-            self._num_cached = self._num_copied = message.num_blocks
+        is_first = message.stage == 0 and self._copies.num_copied == 0
+        if is_first and message.verb is Verb.PRE_ALLOCATED:
+            self._copies.cached(message.num_blocks)
             self.reserved_s = self._host.now_s()
         self.handle(message)
 
@@ -122,8 +112,8 @@ class OutgoingMove:
             self.order.destination.instance_id,
             self.machine.state,
             self.machine.stage,
-            self._num_copied,
-            max(self._num_copied, self._num_blocks),
+            self._copies.num_copied,
+            max(self._copies.num_copied, self._num_blocks),
             self.order.reason,
             self._host.now_s() - self._began_s,
         )
@@ -151,7 +141,7 @@ class OutgoingMove:
             case source.CopyStage(stage=stage):
                 self._copy(stage)
             case CancelCopy():
-                host.transfer.cancel(self._copying)
+                self._copies.cancel()
             case source.Suspend():
                 host.between_steps(self._suspend, self._on_suspended)
             case source.Resume(hop=hop):
@@ -208,51 +198,20 @@ class OutgoingMove:
             self.handle(source.StagePlanned(0, last=True))
             return
         self._pinned.extend(found.pinned.block_ids)
-        num_left = len(self._pinned) - self._num_copied
+        num_left = len(self._pinned) - self._copies.num_copied
         last = is_last(num_left, self.machine.stage, self.order.max_stages)
         self._num_tokens = found.pinned.num_tokens
         self._num_reserved = blocks_to_reserve(self._num_tokens, self._block_size, last=last)
         if last:
-            num_left = self._num_blocks - self._num_copied
-        self.handle(source.StagePlanned(self._num_reserved, last, self._least_time_s(num_left)))
-
-    def _least_time_s(self, num_blocks: int) -> float:
-        """The time that the blocks' copy takes by the bandwidth limit."""
-        limit = self._host.transfer.max_bytes_per_s
-        return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
+            num_left = self._num_blocks - self._copies.num_copied
+        least_time_s = self._copies.least_time_s(num_left)
+        self.handle(source.StagePlanned(self._num_reserved, last, least_time_s))
 
     def _copy(self, stage: int) -> None:
         """Copies full blocks that are not at the destination yet; once the request is suspended,
         all that hold computed tokens."""
         held = self._pinned if self._suspended is None else self._suspended.block_ids
-        block_ids = tuple(held[self._num_copied : self._num_reserved])
-        self._copying = f"{self.order.migration_id}/{stage}"
-        copy = self._host.transfer.send(self.order.destination, self._copying, block_ids)
-        copy.add_done_callback(partial(self._on_copied, stage, block_ids))
-
-    def _on_copied(
-        self, stage: int, block_ids: Sequence[int], copy: "asyncio.Future[StageRecord]"
-    ) -> None:
-        if copy.cancelled() or (error := copy.exception()) is not None:
-            log.info("stage %s was not sent: %s", self._copying, error)
-            self.handle(StageLost(stage, "transfer"))
-            return
-        done = copy.result()
-        self._num_copied += done.num_blocks
-        if done.num_blocks:
-            self._stages.append(done)
-        if self._digest is None or self.machine.over:
-            self.handle(StageCopied(stage))
-        else:
-            self._digest.add(block_ids).add_done_callback(partial(self._on_digested, stage))
-
-    def _on_digested(self, stage: int, digest: "asyncio.Future[bytes]") -> None:
-        if digest.cancelled() or (error := digest.exception()) is not None:
-            log.error("no digest of stage %s: %s", self._copying, error)
-            self.handle(StageLost(stage, "transfer"))
-            return
-        self._digested = digest.result()
-        self.handle(StageCopied(stage))
+        self._copies.copy(stage, tuple(held[self._copies.num_copied : self._num_reserved]))
 
     # -- out of the batch and back -------------------------------------------------------
 
@@ -345,7 +304,7 @@ class OutgoingMove:
             live.next_index,
             len(self._suspended.state),
             tuple(kept),
-            self._digested,
+            self._copies.digest,
             self._record(STATE.MIGRATED, ""),
             live.rank_change,
             live.rank,
@@ -373,9 +332,9 @@ class OutgoingMove:
             outcome,
             code,
             self._num_tokens,
-            self._num_cached,
+            self._copies.num_cached,
             self._host.now_s() - self._began_s,
-            tuple(self._stages),
+            tuple(self._copies.records),
             self._decision,
         )
 
