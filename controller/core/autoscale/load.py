@@ -51,12 +51,8 @@ class ClusterLoad:
 
     @property
     def free_blocks(self) -> int:
-        """M - used - fill - queued demand, in all; negative if more is wanted than there is."""
-        free = sum(
-            each.admissible_blocks - each.fill_blocks - each.queued_demand_blocks
-            for each in self.schedulable
-        )
-        return free - self.held_demand_blocks
+        """What is unclaimed in all; negative if more is wanted than there is."""
+        return sum(each.unclaimed_blocks for each in self.schedulable) - self.held_demand_blocks
 
     def freeness(self, more_blocks: int = 0) -> float:
         """F_scale in decode steps, if the cluster had `more_blocks` (negative: fewer)."""

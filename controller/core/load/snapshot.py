@@ -85,6 +85,12 @@ class InstanceSnapshot:
         return self.num_free_blocks - self.watermark_blocks
 
     @property
+    def unclaimed_blocks(self) -> int:
+        """M - used - fill - queued demand: what no request here has or waits for; negative if more
+        is wanted than there is."""
+        return self.admissible_blocks - self.fill_blocks - self.queued_demand_blocks
+
+    @property
     def num_used_blocks(self) -> int:
         return self.num_total_blocks - self.num_free_blocks
 

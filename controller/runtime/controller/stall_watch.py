@@ -3,7 +3,6 @@ and has them fenced in the end."""
 
 from collections.abc import Callable
 
-from controller.core.autoscale.load import ClusterLoad
 from controller.core.scheduler import GlobalScheduler
 from controller.core.tracking.fencing import Rest, Silent, to_fence
 from controller.core.tracking.silence import Silences
@@ -90,13 +89,9 @@ class StallWatch:
 
     def _rest(self, now_s: float) -> Rest:
         schedulable = self._scheduler.schedulable_snapshots(now_s)
-        load = ClusterLoad(
-            schedulable,
-            block_size=1,
-            new_capacity_blocks=0,
-            held_demand_blocks=self._scheduler.held_view(now_s).demand_blocks,
-        )
+        unclaimed = sum(each.unclaimed_blocks for each in schedulable)
+        held_demand = self._scheduler.held_view(now_s).demand_blocks
         self._fenced = [each for each in self._fenced if now_s - each[0] < SETTLED_S]
         under_way = sum(need_blocks for _, need_blocks in self._fenced)
         num_away = sum(member.fenced for member in self._roster.instances())
-        return Rest(len(schedulable), load.free_blocks - under_way, num_away)
+        return Rest(len(schedulable), unclaimed - held_demand - under_way, num_away)
