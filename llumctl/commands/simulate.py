@@ -10,10 +10,12 @@ from llumctl.commands import simulate_options as options
 from llumctl.commands import simulate_paper
 from llumctl.commands.options import TableOrJson, positive
 from llumctl.commands.simulate_options import within
+from llumctl.config import assignments
 
 app = typer.Typer(name="simulate", rich_markup_mode=None)
 app.command("paper")(simulate_paper.paper)
 HINT = "llumctl simulate --workload M-M --rate 7.5"
+SET_HINT = "--set migration.source_below_steps=160"
 
 
 @app.callback(invoke_without_command=True)
@@ -101,7 +103,7 @@ def simulate(
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
-        settings=options.assignments(set_ or ()),
+        settings=assignments.parse(set_ or (), "--set", SET_HINT),
         faults=faults,
         warm_up=warm_up,
         autoscale=None if bounds is None else bounds[:2],
@@ -169,7 +171,7 @@ def find_knee(
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
-        settings=options.assignments(set_ or ()),
+        settings=assignments.parse(set_ or (), "--set", SET_HINT),
     )
     session.deliver_knee(wanted, target_ttft_p99, jobs, as_json=output_format is TableOrJson.JSON)
 

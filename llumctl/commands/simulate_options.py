@@ -1,7 +1,6 @@
 """The options of `llumctl simulate` and of the commands under it."""
 
 import re
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -245,22 +244,6 @@ def seeds(first: int, num: int | None, *, drawn: bool) -> list[int]:
     if not drawn:
         return [first]
     return list(range(first, first + (DEFAULT_SEEDS if num is None else num)))
-
-
-def assignments(texts: Sequence[str]) -> dict[str, str]:
-    """`KEY=VALUE` each."""
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not (key and equals and value) or not text.isprintable():
-            raise UsageError(
-                f"--set: {text[:60]!r} is not of the form KEY=VALUE",
-                "--set migration.source_below_steps=160",
-            )
-        if key in found:
-            raise UsageError(f"--set: {key[:60]} is given twice", "--set KEY=VALUE, once each")
-        found[key] = value
-    return found
 
 
 def within(

@@ -13,14 +13,15 @@ import re
 import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from controller.api.errors import UsageError
+from controller.api.settings import from_text
 from controller.api.settings.console import ConsoleTable
 from controller.api.settings.own_commands import OwnCommandTable
-from controller.api.settings.settings import Settings
+from controller.api.settings.settings import Settings, table_model
 from llumctl.config import config_file, settings_checks, settings_errors
 from llumctl.config.settings_origin import Origins
 
@@ -231,15 +232,11 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
             f"{variable}: commands of your own can only be set in the config file",
             f"write [commands.NAME] into it and unset {variable}",
         )
-    model = settings_errors.table_model(table)
+    model = table_model(table)
     if key not in model.model_fields:
         raise settings_errors.unknown_key(variable, (table, key))
-    info = model.model_fields[key]
-    kind: Any = info.annotation
-    for item in info.metadata:
-        kind = Annotated[kind, item]
     try:
-        return TypeAdapter(kind).validate_python(raw)
+        return from_text.converted(model.model_fields[key], raw)
     except ValidationError as error:
         raise settings_errors.explain_value(error, variable, raw) from error
 

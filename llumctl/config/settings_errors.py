@@ -3,28 +3,19 @@
 import contextlib
 import difflib
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.api.errors import UsageError, WrongSettingError
 from controller.api.settings.complaints import complaint
 from controller.api.settings.refused_options import why_refused
-from controller.api.settings.settings import Settings
+from controller.api.settings.settings import OPEN_TABLES, Settings, table_model
 from llumctl.config.settings_origin import Origins
 from llumctl.config.toml_lines import Path
 
 MAX_SHOWN = 10
-OPEN_TABLES = ("commands", "engine", "keys")
-"""These tables take any key."""
-
-
-def table_model(table: str) -> type[BaseModel]:
-    """The model of `[table]`, or of one `[[table]]`."""
-    annotation: Any = Settings.model_fields[table].annotation
-    candidates = (annotation, *get_args(annotation))
-    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
 
 
 def explain(error: ValidationError, origins: Origins) -> UsageError:

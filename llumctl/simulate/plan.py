@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from controller.api.errors import UsageError
+from controller.api.settings.from_text import value_of
 from controller.model.config import Mode
 from controller.model.profile import LatencyProfile, load_profile
 from controller.sim.bounds.pooled_cluster import ORACLES
@@ -181,7 +182,8 @@ def _changed(
     for policy in policies:
         own = {key: value for key, value in settings.items() if key in names[policy.name]}
         try:
-            found.append((with_settings(policy, own), tuple(own.items())))
+            values = {key: value_of(key, text) for key, text in own.items()}
+            found.append((with_settings(policy, values), tuple(own.items())))
         except ValueError as error:
             raise UsageError(f"--set: {error}") from error
     return found

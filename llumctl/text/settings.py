@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from controller.api.errors import UsageError
-from controller.api.text.settings import value_of
-from llumctl.config import toml_text
+from llumctl.config import assignments, toml_text
 
 if TYPE_CHECKING:
     from controller.api.wire.models import LevelStatus
@@ -14,19 +12,14 @@ if TYPE_CHECKING:
 HINT = "llumctl set migration.max_moves=2"
 
 
-def parse(assignments: Iterable[str]) -> "dict[str, SettingValue]":
+def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
     """`KEY=VALUE` each; the controller says whether there is such a key and value.
 
     Raises UsageError for another form, and for a key that is given twice."""
-    found: dict[str, SettingValue] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not (key and equals and text) or not assignment.isprintable():
-            raise UsageError(f"KEY=VALUE: {assignment[:60]!r} is not of that form", HINT)
-        if key in found:
-            raise UsageError(f"KEY=VALUE: {key[:60]} is given twice", HINT)
-        found[key] = value_of(text)
-    return found
+    found = assignments.parse(texts, "KEY=VALUE", HINT)
+    from controller.api.settings.from_text import value_of
+
+    return {key: value_of(key, text) for key, text in found.items()}
 
 
 def toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus]") -> str:

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from controller.api.settings.settings import PriorityTable, Settings
+from controller.api.settings.settings import OPEN_TABLES, PriorityTable, Settings, table_model
 from controller.core.dispatch.policies import POLICIES
 from llumctl.config import settings as llumctl_settings
-from llumctl.config.settings_errors import OPEN_TABLES, table_model
 from tui.input import keymap
 
 pytestmark = pytest.mark.process

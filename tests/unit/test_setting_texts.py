@@ -2,11 +2,12 @@
 
 import pytest
 
+from controller.api.settings.from_text import value_of
 from controller.api.settings.live_settings import changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
-from controller.api.text.settings import assignments, preview, value_of
-from controller.api.wire.settings import InstanceRole, Role, SettingChanges
+from controller.api.text.settings import assignments, preview
+from controller.api.wire.settings import InstanceRole, Role, SettingChanges, SettingValue
 
 ROLES: tuple[tuple[str, float | None, Role, Role], ...] = (
     ("i-0", 86.0, "neither", "source"),
@@ -45,8 +46,34 @@ def test_which_values_a_setting_may_have(key: str, words: str) -> None:
 def test_every_default_can_be_typed_as_it_is_shown() -> None:
     settings = Settings()
     for each in live_settings(settings).values():
-        value = value_of(setting_value(each.value))
+        value = value_of(each.key, setting_value(each.value))
         assert changed(settings, {each.key: value}) == settings, each.key
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("holding.overtaking", "off", False),
+        ("holding.overtaking", "on", True),
+        ("migration.enabled", "false", False),
+        ("migration.enabled", "True", True),
+        ("migration.enabled", "never", "never"),
+        ("autoscale.mode", "off", "off"),
+        ("autoscale.mode", "on", "on"),
+        ("scheduler.policy", "7", "7"),
+        ("migration.max_moves", "8", 8),
+        ("migration.max_moves", "2.5", 2.5),
+        ("endpoint.request_timeout_s", "none", None),
+        ("endpoint.request_timeout_s", "2.5", 2.5),
+        ("priority.high.target_load_tokens", "none", None),
+        ("priority.high.target_load_tokens", "800", 800),
+        ("of.a.later.version", "true", True),
+        ("unknown", "7", 7),
+    ],
+)
+def test_a_text_means_what_its_setting_takes(key: str, text: str, value: SettingValue) -> None:
+    found = value_of(key, text)
+    assert (found, type(found)) == (value, type(value))
 
 
 def test_what_changes_is_named_first() -> None:

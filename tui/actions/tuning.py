@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.api.client import ControlClient
+from controller.api.settings.from_text import value_of
 from controller.api.text import settings as words
 from controller.api.text.quantities import setting_value
 from controller.api.wire.settings import SettingChanges, SettingsPatch
@@ -24,7 +25,7 @@ class SetSettings(SpecOrder):
         """`migration.max_moves=2` each, as `llumctl set` takes them; the controller says whether
         there are such settings and values."""
         pairs = (each.partition("=") for each in assignments)
-        changes = {key: words.value_of(value) for key, _, value in pairs}
+        changes = {key: value_of(key, value) for key, _, value in pairs}
         return SetSettings(SettingsPatch(changes=changes))
 
     @property

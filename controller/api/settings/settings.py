@@ -4,9 +4,9 @@ The TOML file has one table per class below; `llumctl.config.settings` merges fi
 and flags into a `Settings` and hands it to `up`, which hands it to the controller.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.bounds import MAX_INSTANCES
@@ -287,3 +287,14 @@ class Settings(Table):
         if not any(level.rank == 0 for level in levels):
             raise ValueError("one priority level must have rank 0: requests get it by default")
         return levels
+
+
+OPEN_TABLES = ("commands", "engine", "keys")
+"""These tables take any key."""
+
+
+def table_model(table: str) -> type[BaseModel]:
+    """The model of `[table]`, or of one `[[table]]`."""
+    annotation: Any = Settings.model_fields[table].annotation
+    candidates = (annotation, *get_args(annotation))
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))

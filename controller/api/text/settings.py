@@ -11,22 +11,6 @@ if TYPE_CHECKING:
 MAX_NAMED = 12
 
 
-def value_of(text: str) -> "SettingValue":
-    """The inverse of `quantities.setting_value`."""
-    if text in ("true", "false"):
-        return text == "true"
-    if text == "none":
-        return None
-    for kind in (int, float):
-        try:
-            value = kind(text)
-        except ValueError:
-            continue
-        if value == value and abs(value) != float("inf"):
-            return value
-    return text
-
-
 def assignments(values: "Iterable[tuple[str, SettingValue]]") -> str:
     """`migration.max_moves=2`, several with a blank between: as `llumctl set` takes them."""
     return " ".join(f"{key}={setting_value(value)}" for key, value in values)
