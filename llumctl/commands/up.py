@@ -57,6 +57,14 @@ def up(
         list[str] | None,
         typer.Option(metavar="K=V", help="A vLLM engine argument, V as JSON; repeatable."),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the config file, as migration.max_moves=2; repeatable.",
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Leave the cluster running in the background.")
     ] = False,
@@ -84,13 +92,14 @@ def up(
         ("emulated", "profile"): ("--profile", profile),
         **endpoint_flags.given(context),
     }
-    start(config, flags, engine_arg or [], detach=detach, wait=wait, timeout_s=timeout)
+    start(config, flags, engine_arg or [], set_ or [], detach=detach, wait=wait, timeout_s=timeout)
 
 
 def start(
     config: Path | None,
     flags: "Flags",
     engine_args: list[str],
+    assigned: list[str],
     *,
     detach: bool,
     wait: bool,
@@ -100,7 +109,9 @@ def start(
     from llumctl.config import settings_errors
     from llumctl.text.progress import Progress
 
-    settings, origins = settings_module.load_with_origins(config, flags, engine_args)
+    settings, origins = settings_module.load_with_origins(
+        config, flags, engine_args, assigned=assigned
+    )
     from controller.main.start import up as up_main
 
     with Progress(settings) as progress, settings_errors.located(origins):

@@ -18,11 +18,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from controller.api.errors import UsageError
-from controller.api.settings import from_text
 from controller.api.settings.console import ConsoleTable
+from controller.api.settings.from_text import converted, value_of
+from controller.api.settings.live_settings import CONSOLE_TABLES, of_the_console
 from controller.api.settings.own_commands import OwnCommandTable
 from controller.api.settings.settings import Settings, table_model
-from llumctl.config import config_file, settings_checks, settings_errors
+from llumctl import choices
+from llumctl.config import assignments, config_file, settings_checks, settings_errors
 from llumctl.config.settings_origin import Origins
 
 PREFIX = "LLUMCTL_"
@@ -36,6 +38,8 @@ _KUBERNETES = re.compile(
     r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
     r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
 )
+
+SET_EXAMPLE = "llumctl up --set migration.max_moves=2"
 
 Key = tuple[str, str]
 Flags = Mapping[Key, tuple[str, Any]]
@@ -58,8 +62,9 @@ def load_with_origins(
     flags: Flags | None = None,
     engine_args: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    assigned: Sequence[str] = (),
 ) -> tuple[Settings, Origins]:
-    """`load`, with where each setting came from."""
+    """`load`, with where each setting came from. `assigned`: what `--set` sets."""
     environ = os.environ if environ is None else environ
     file = config_file.find(config, environ)
     origins = Origins(file)
@@ -75,6 +80,8 @@ def load_with_origins(
         key, value = parse_engine_arg(argument)
         origins.name(("engine", key), "--engine-arg")
         _put(data, "engine", key, value)
+    for key, text in assignments.parse(assigned, "--set", SET_EXAMPLE).items():
+        _assign(data, origins, key, text)
     return settings_checks.checked(_validated(data, origins), origins), origins
 
 
@@ -236,9 +243,46 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
     if key not in model.model_fields:
         raise settings_errors.unknown_key(variable, (table, key))
     try:
-        return from_text.converted(model.model_fields[key], raw)
+        return converted(model.model_fields[key], raw)
     except ValidationError as error:
         raise settings_errors.explain_value(error, variable, raw) from error
+
+
+def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> None:
+    """Puts what `--set TABLE.KEY=VALUE` sets. Raises UsageError for a table that a cluster has not,
+    and for a key that another flag sets, too."""
+    table, _, key = dotted.partition(".")
+    if table in CONSOLE_TABLES:
+        refused = of_the_console(dotted)
+        raise UsageError(f"--set: {refused}", refused.hint)
+    if table not in Settings.model_fields:
+        raise settings_errors.unknown_key("--set", (table, key) if key else (table,))
+    if not key:
+        raise UsageError(f"--set: {table} is a table: name a key of it", SET_EXAMPLE)
+    if table == "priority":
+        _assign_to_level(data, origins, key, text)
+        return
+    if table == "engine":
+        key = engine_key(key)
+    if origins.flag((table, key)):
+        raise UsageError(
+            f"--set: {dotted[:60]} is set by {origins.of((table, key))}, too", "llumctl up --help"
+        )
+    origins.name((table, key), "--set")
+    _put(data, table, key, parse_value(text) if table == "engine" else value_of(dotted, text))
+
+
+def _assign_to_level(data: dict[str, Any], origins: Origins, key: str, text: str) -> None:
+    """`LEVEL.target_load_tokens`: of the levels in the file, or of the default ones."""
+    name, _, field = key.partition(".")
+    levels = data.get("priority", Settings().model_dump()["priority"])
+    if not isinstance(levels, tuple) or not all(isinstance(each, dict) for each in levels):
+        return  # validation names it
+    names = [str(each.get("name")) for each in levels]
+    index = names.index(choices.one_of(name, names, "--set", "a priority level"))
+    origins.name(("priority", index), "--set")
+    changed = {**levels[index], field: value_of(f"priority.{key}", text)}
+    data["priority"] = (*levels[:index], changed, *levels[index + 1 :])
 
 
 def _put(data: dict[str, Any], table: str, key: str, value: Any) -> None:

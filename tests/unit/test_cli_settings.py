@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
+from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
+from controller.api.text.quantities import setting_value
 from llumctl.config import config_file, settings, toml_lines
 
 
@@ -27,14 +29,13 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: settings.Flags | None = None,
     engine_args: tuple[str, ...] = (),
+    assigned: tuple[str, ...] = (),
 ) -> Settings:
     path = None
     if text is not None:
         path = Path("c.toml")
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return settings.load(
-        config=path, environ=environ or {}, flags=flags or {}, engine_args=engine_args
-    )
+    return settings.load_with_origins(path, flags or {}, engine_args, environ or {}, assigned)[0]
 
 
 def refusal(*args: Any, **kwargs: Any) -> LlumctlError:
@@ -244,6 +245,90 @@ def test_a_variable_that_names_no_setting_is_refused(variable: str, meant: str) 
 def test_bad_flag_is_named() -> None:
     error = refusal("[cluster]\ninstances = 2\n", flags={("cluster", "instances"): ("-n", 0)})
     assert error.message == "-n: cluster.instances must be at least 1, not 0"
+
+
+def test_set_is_over_environment_and_file() -> None:
+    text = """
+migration.max_moves = 1
+holding.overtaking = true
+[[priority]]
+name = "normal"
+rank = 0
+[[priority]]
+name = "batch"
+rank = -1
+[engine]
+max-model-len = 64
+"""
+    found = load(
+        text,
+        {"LLUMCTL_MIGRATION_MAX_MOVES": "2", "LLUMCTL_ENGINE_SEED": "1"},
+        {("endpoint", "port"): ("--port", 9000)},
+        assigned=(
+            "migration.max_moves=3",
+            "holding.overtaking=off",
+            "autoscale.mode=on",
+            "endpoint.request_timeout_s = 60",
+            "endpoint.served_model_name=a,b",
+            "cluster.frontends=none",
+            "priority.batch.target_load_tokens=800",
+            "engine.max-model-len=4096",
+            "engine.seed=7",
+        ),
+    )
+    assert found.migration.max_moves == 3
+    assert not found.holding.overtaking
+    assert found.autoscale.mode == "on"
+    assert (found.endpoint.port, found.endpoint.request_timeout_s) == (9000, 60.0)
+    assert found.endpoint.served_model_name == ("a", "b")
+    assert found.cluster.frontends is None
+    assert [each.target_load_tokens for each in found.priority] == [None, 800]
+    assert found.engine == {"max_model_len": 4096, "seed": 7}
+
+
+def test_set_changes_a_default_level_where_the_file_has_none() -> None:
+    found = load(assigned=("priority.high.target_load_tokens=none",))
+    assert [(each.name, each.target_load_tokens) for each in found.priority] == [
+        ("normal", None),
+        ("high", None),
+    ]
+
+
+@pytest.mark.parametrize("key", live_settings(Settings()))
+def test_set_takes_what_llumctl_set_takes(key: str) -> None:
+    text = setting_value(live_settings(Settings())[key].value)
+    assert load(assigned=(f"{key}={text}",)) == load()
+
+
+BAD_ASSIGNMENTS = [
+    # what is assigned, what the message must contain, how the next command begins
+    (("migration.max_moves",), "--set: 'migration.max_moves' is not of the form KEY=VALUE", ""),
+    (("a.b=1", "a.b=2"), "--set: a.b is given twice", ""),
+    (("migration.max_moves=few",), "--set: migration.max_moves must be an integer, not 'few'", ""),
+    (("migration.max_moves=2000",), "--set: migration.max_moves must be at most 1024, not ", ""),
+    (("migration.max_move=2",), "unknown key migration.max_move; did you mean ", "the keys of [m"),
+    (("migratoin.max_moves=2",), "unknown key migratoin.max_moves; did you mean ", "the tables ar"),
+    (("max_moves=2",), "unknown table max_moves; did you mean migration.max_moves?", "the tables"),
+    (("migration=2",), "--set: migration is a table: name a key of it", ""),
+    (("holding.overtaking=never",), "--set: holding.overtaking must be true or false, not ", ""),
+    (("priority.hihg.rank=2",), "'hihg' is not a priority level; did you mean high?", "one of nor"),
+    (("priority.high.rnak=2",), "unknown key priority.rnak; did you mean priority.ran", "the keys"),
+    (("console.theme=x",), "console.theme is no setting of a cluster: ", "llumctl config path"),
+    (("keys.quit=q",), "keys.quit is no setting of a cluster: ", "llumctl config path"),
+    (("endpoint.port=9000",), "--set: endpoint.port is set by --port, too", "llumctl up --help"),
+    (("engine.max-model-len=1",), "--set: engine.max-model-len is set by --engine-arg, too", ""),
+    (("endpoint.middleware=x.y",), "endpoint.middleware is refused: it is code", ""),
+    (("endpoint.tool_parser_plugin=x.py",), "names code to run: only a ", "llumctl config path"),
+]
+
+
+@pytest.mark.parametrize(("assigned", "part", "hint"), BAD_ASSIGNMENTS)
+def test_bad_assignments_are_named(assigned: tuple[str, ...], part: str, hint: str) -> None:
+    flags: settings.Flags = {("endpoint", "port"): ("--port", 9001)}
+    error = refusal(flags=flags, engine_args=("max_model_len=64",), assigned=assigned)
+    assert error.message.startswith("--set: ")
+    assert part in error.message
+    assert error.hint.startswith(hint or "llumctl up")
 
 
 def test_engine_takes_any_key_from_anywhere() -> None:

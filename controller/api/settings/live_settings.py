@@ -31,6 +31,9 @@ LIVE = (
 )
 
 
+CONSOLE_TABLES = ("commands", "console", "keys")
+
+
 class SettingError(ValueError):
     """The setting is unknown, cannot be changed while the cluster runs, or not to this value."""
 
@@ -75,6 +78,14 @@ def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings
         raise SettingError(_first_line(error, settings)) from error
 
 
+def of_the_console(key: str) -> SettingError:
+    """Says where a setting of `CONSOLE_TABLES` belongs."""
+    return SettingError(
+        f"{key[:60]} is no setting of a cluster: top and status read it from the config file",
+        "llumctl config path",
+    )
+
+
 def _all(settings: Settings) -> Iterator[LiveSetting]:
     levels = {level.name: level for level in Settings().priority}
     for name in Settings.model_fields:
@@ -105,11 +116,8 @@ def _is_live(key: str) -> bool:
 
 def _not_live(key: str, settings: Settings) -> SettingError:
     table = key.partition(".")[0]
-    if table in ("commands", "console", "keys"):
-        return SettingError(
-            f"{key[:60]} is no setting of a cluster: top and status read it from the config file",
-            "llumctl config path",
-        )
+    if table in CONSOLE_TABLES:
+        return of_the_console(key)
     if any(each.key == key for each in _all(settings)) or table == "engine":
         return SettingError(
             f"{key[:60]} cannot be changed while the cluster runs: it takes a restart",
