@@ -36,9 +36,8 @@ class AutoscaleConfig:
     """For how long none is started after an instance could not start: what keeps one from starting
     keeps the next one too."""
     cold_start_s: float | None = None
-    """How long an instance takes from its launch until it serves, where that is known. It says when
-    a decision has its effect; no decision goes by it, because instances that start count as empty
-    all that time."""
+    """How long an instance takes from its launch until it serves, where that is known, for events
+    and simulations. No decision goes by it: instances that start count as empty all that time."""
 
     def __post_init__(self) -> None:
         if not self.up_below_steps <= self.down_above_steps:

@@ -88,10 +88,6 @@ class ScaleDecision:
     """F_scale without the memory of the one that would go next: what is compared with y. None
     without a schedulable instance."""
     num_added: int = 0
-    freeness_added_steps: float | None = None
-    """F_scale when what is added serves, if the load stays."""
-    expected_ready_s: float | None = None
-    """When what is added will serve, where the cold start is known."""
     removed_id: str | None = None
     kept_id: str | None = None
     """The instance that drains, and is to stay after all."""
@@ -142,11 +138,7 @@ def decide(
     if change > 0 and load.leaving_id is not None:
         decision = replace(decision, kept_id=load.leaving_id)
     elif change > 0:
-        ready_s = None if config.cold_start_s is None else now_s + config.cold_start_s
-        added = load.freeness_started(change)
-        decision = replace(
-            decision, num_added=change, freeness_added_steps=added, expected_ready_s=ready_s
-        )
+        decision = replace(decision, num_added=change)
     elif change < 0 and victim is not None:
         decision = replace(decision, removed_id=victim.instance_id)
     return decision, state

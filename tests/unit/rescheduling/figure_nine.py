@@ -23,7 +23,6 @@ from tests.unit.rescheduling.relief_builders import (
     view_of,
 )
 
-TOTAL_BLOCKS = 20
 LEVELS = (Level("normal", 0), Level("high", 1, target_load_tokens=8 * BLOCK_SIZE))
 MAX_ROUNDS = 10
 

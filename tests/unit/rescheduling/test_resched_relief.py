@@ -23,7 +23,6 @@ from tests.unit.rescheduling.relief_builders import (
     view_of,
 )
 
-CROWD = [running(f"r{i:02}", 5 + i) for i in range(13)]
 """143 blocks' worth of them do not fit into 100; the tests take what they need."""
 FULL = [running("x", 30), running("y", 20), running("z", 40)]
 """90 of 100 blocks: 53 steps; with thresholds of 96 it is a source."""

@@ -59,7 +59,6 @@ class ScriptedController:
         self.records: list[MoveRecord] = []
         """Of moves that nobody asked for by a question."""
         self.fruitless: list[ReliefFruitless] = []
-        self._num_dispatched = 0
 
     def send(self, member_id: str, message: Message) -> None:
         self.mailbox.send(self.members[member_id].address, encode(message))
@@ -78,7 +77,6 @@ class ScriptedController:
                 self.events.extend(events)
             case DispatchAsked(asked=DispatchRequested(request_id, frontend_id)):
                 instance_id = self.places.get(request_id, "i-0")
-                self._num_dispatched += 1
                 ref = self.ref(instance_id)
                 answer = Dispatch(request_id, frontend_id, ref.instance_id, ref.incarnation, 1)
                 self.send(frontend_id, Dispatched(answer))

@@ -22,8 +22,6 @@ from tests.unit.tcp.instances import (
 )
 from tests.unit.tcp.test_tcp_faults import num_opened, only_link
 
-Stranger = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
 
 @pytest.fixture
 async def open_streams() -> AsyncIterator[list[asyncio.StreamWriter]]:
