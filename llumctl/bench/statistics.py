@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.models import ClusterStatus, InstanceStatus
 from llumctl.bench.measure import Observed
 from llumctl.bench.runner import Result, Results
 from llumctl.bench.target import num_evictions
@@ -18,6 +18,7 @@ Values = NDArray[np.float64]
 
 LATE_CLIENT_S = 0.02
 BUSY_CLIENT_CORES = 0.8
+JUDGED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Latencies:
 class Emulation:
     """Did the machine keep the emulated engines' time? Steps took `time_ratio` times what the
     profile says; `late_steps_ratio` of them ended more than 5% late. `worst_time_ratio`: of the
-    instance that kept it worst."""
+    instance that kept it worst. Of all instances that were there at any time."""
 
     time_ratio: float
     worst_time_ratio: float
@@ -211,23 +212,43 @@ def _step_time_s(statuses: Sequence[ClusterStatus]) -> tuple[float, float] | Non
 
 
 def _emulation(statuses: Sequence[ClusterStatus]) -> Emulation | None:
-    """Between the first status and the last, of the instances that did not restart."""
+    """From the first status to the last. An instance that came in between adds all that it did, a
+    process that was started anew too; one that went, all that it had done when it was last seen."""
     if len(statuses) < 2:
         return None
-    before = {(item.id, item.incarnation): item for item in statuses[0].instances}
-    profile_s, wall_s, num_steps, num_late = 0.0, 0.0, 0, 0
-    ratios: list[float] = []
-    for item in statuses[-1].instances:
-        old = before.get((item.id, item.incarnation))
-        if old is None or old.emulation is None or item.emulation is None:
-            continue
-        took_s = item.emulation.wall_time_s - old.emulation.wall_time_s
-        should_s = item.emulation.profile_time_s - old.emulation.profile_time_s
-        profile_s, wall_s = profile_s + should_s, wall_s + took_s
-        num_steps += (item.num_steps or 0) - (old.num_steps or 0)
-        num_late += item.emulation.num_late_steps - old.emulation.num_late_steps
-        if should_s > 0:
-            ratios.append(took_s / should_s)
-    if not ratios or not num_steps:
+    seen = {item.id: item for item in statuses[0].instances}
+    added: dict[str, Values] = {}
+    for status in statuses[1:]:
+        for item in status.instances:
+            if item.emulation is None:
+                continue
+            old = seen.get(item.id)
+            before = _counts(old) if old is not None and _same_process(old, item) else 0.0
+            added[item.id] = added.get(item.id, 0.0) + _counts(item) - before
+            seen[item.id] = item
+    profile_s, wall_s, num_steps, num_late = sum(added.values(), np.zeros(4)).tolist()
+    if not num_steps or not profile_s:
         return None
-    return Emulation(wall_s / profile_s, max(ratios), num_late / num_steps)
+    return Emulation(wall_s / profile_s, _worst_time_ratio(added.values()), num_late / num_steps)
+
+
+def _counts(item: InstanceStatus) -> Values:
+    """What its steps should have taken and took, how many they were, and how many were late."""
+    told = item.emulation
+    if told is None:
+        return np.zeros(4)
+    steps = (item.num_steps or 0, told.num_late_steps)
+    return np.array([told.profile_time_s, told.wall_time_s, *steps], float)
+
+
+def _same_process(old: InstanceStatus, new: InstanceStatus) -> bool:
+    """A process that was fenced has another incarnation, and counts on."""
+    return old.incarnation == new.incarnation or (old.pid is not None and old.pid == new.pid)
+
+
+def _worst_time_ratio(added: Iterable[Values]) -> float:
+    """Of a few steps one late one would be the ratio, so that an instance that worked for less
+    than `JUDGED_S` counts only where none worked for longer."""
+    worked = [(each[0], each[1] / each[0]) for each in added if each[0] > 0]
+    judged = [ratio for profile_s, ratio in worked if profile_s >= JUDGED_S]
+    return float(max(judged or [ratio for _, ratio in worked]))

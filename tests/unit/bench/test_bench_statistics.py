@@ -188,6 +188,63 @@ def test_how_well_emulated_engines_kept_their_time() -> None:
     assert real.emulation is None
 
 
+def told(
+    instance_id: str, profile_s: float, wall_s: float, num_steps: int, late: int, **what: int
+) -> InstanceStatus:
+    found = EmulationStatus(profile_time_s=profile_s, wall_time_s=wall_s, num_late_steps=late)
+    return instance(instance_id, 0, emulation=found, num_steps=num_steps, **what)
+
+
+def kept(*statuses: ClusterStatus) -> figures.Emulation | None:
+    return figures.of(Results(ended_s=1.0), Observed(list(statuses)), 1, 0.0).emulation
+
+
+def test_instances_that_come_and_go_add_what_they_did() -> None:
+    loading = instance("i-1", None)
+    found = kept(
+        status(told("i-0", 100.0, 100.0, 1000, 10)),
+        status(told("i-0", 110.0, 110.0, 1100, 10), loading),
+        status(told("i-0", 120.0, 121.0, 1200, 20), told("i-1", 10.0, 10.5, 100, 30)),
+        status(told("i-1", 20.0, 22.0, 200, 40)),
+        status(told("i-1", 30.0, 33.0, 300, 60), told("i-2", 0.0, 0.0, 0, 0)),
+    )
+    assert found is not None
+    assert found.time_ratio == pytest.approx((21 + 33) / (20 + 30))
+    assert found.worst_time_ratio == pytest.approx(33 / 30)
+    assert found.late_steps_ratio == pytest.approx((10 + 60) / (200 + 300))
+
+
+def test_a_process_that_began_anew_adds_all_and_one_that_was_fenced_counts_on() -> None:
+    anew = kept(
+        status(told("i-0", 100.0, 100.0, 1000, 0, pid=7)),
+        status(told("i-0", 10.0, 12.0, 100, 50, pid=8, incarnation=2)),
+    )
+    assert anew is not None
+    assert anew.time_ratio == pytest.approx(1.2)
+    assert anew.late_steps_ratio == pytest.approx(0.5)
+    fenced = kept(
+        status(told("i-0", 100.0, 100.0, 1000, 0, pid=7)),
+        status(told("i-0", 110.0, 110.0, 1100, 50, pid=7, incarnation=2)),
+    )
+    assert fenced is not None
+    assert fenced.time_ratio == pytest.approx(1.0)
+    assert fenced.late_steps_ratio == pytest.approx(0.5)
+
+
+def test_an_instance_of_a_few_steps_is_not_the_worst() -> None:
+    brief = told("i-1", 0.1, 0.2, 2, 1)
+    found = kept(status(), status(told("i-0", 50.0, 50.5, 500, 0), brief))
+    assert found is not None
+    assert found.worst_time_ratio == pytest.approx(1.01)
+    alone = kept(status(), status(brief))
+    assert alone is not None
+    assert alone.worst_time_ratio == pytest.approx(2.0)
+
+
+def test_engines_that_made_no_step_kept_no_time() -> None:
+    assert kept(status(), status(told("i-0", 0.0, 0.0, 0, 0))) is None
+
+
 def test_a_client_that_spoils_the_figures_is_told() -> None:
     results = Results(ended_s=1.0, client_cpu_s=0.95, num_sent=1, ended=[result(50, [1.0])])
     observed = Observed(num_unanswered=2)
