@@ -38,7 +38,7 @@ help:
 	@echo "make pictures        take the dashboard's pictures anew: those of its tests, README, docs"
 	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
 	@echo "make bench-cluster   one policy per call on 16 emulated instances, beside the simulator (30 minutes each)"
-	@echo "make bench-autoscale a cluster that scales itself beside fixed ones (one run per call, 20 minutes each)"
+	@echo "make bench-autoscale a cluster that scales itself beside fixed ones (one run per call, 11 minutes each)"
 	@echo "make bench-fidelity  the simulator beside live runs, emulated and real (half an hour; ARGS=--short: minutes)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make clean           remove $(VENV) and what tools have left"

@@ -1,10 +1,11 @@
 """A cluster that scales itself beside clusters of a fixed size, under a load that rises and falls,
 a burst, and nothing at all: instances over time, cost, failures, P99 latencies. Emulated engines.
 
-One run per call: without --run the next one that is missing. Runs of one load are collected in
-benchmarks/results/autoscale, with a picture of all that are there. Times are the profile's: what a
-clock shows, times the speed; but a start takes what it takes on this machine. Before anything is
-read from the figures: `kept time` says whether the machine kept the profile's time.
+One run per call: without --run the next one that is missing; --simulate makes the same runs in
+virtual time. Runs of one load are collected in benchmarks/results/autoscale, with a picture of all
+that are there. Times are the profile's: what a clock shows, times the speed; but a start takes what
+it takes on this machine. Before anything is read from the figures: `kept time` says whether the
+machine kept the profile's time.
 """
 
 import argparse
@@ -14,36 +15,35 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine, results
 from benchmarks.autoscale_load import Tide, mean_over_time
+from benchmarks.autoscale_sim import SCALED, TIMES_S, Scene, simulate_all
+from benchmarks.autoscale_tables import draw, figures_table, health_table, saving_lines
 from benchmarks.cluster_runs import PROFILE
+from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, make_plan
 from benchmarks.policy_cluster import TIMEOUT_S, Cast, LiveCluster, as_environment, keeps_time
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.same_trace import LIMIT_FACTOR, live_latencies, write_trace
+from benchmarks.same_trace import live_latencies, write_trace
 from benchmarks.servers import RESULTS, ServerError, running
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.api.wire.models import ClusterStatus, Event
-from controller.model.profile import load_profile
 from controller.sim.policies import sim_policy
-from controller.sim.setup import ClusterSetup
 from llumctl.bench import session
 from llumctl.bench.workload import Load
 
-SCALED = "autoscale"
 LOOK_EVERY_S = 0.5
-# Settings of auto-scaling that are times, by the definitions' defaults.
-TIMES_S = {"check_interval_s": 10.0, "up_persistence_s": 10.0, "down_persistence_s": 10.0}
+NUM_SIMULATED = 4
+"""Simulated runs of each: P99 TTFT differs by multiples from one to the next."""
+SIMULATED_BESIDE = (SCALED, "infaas++")
+"""With that policy a cluster scales too, but moves nothing: the one that the paper saves over."""
 
 
 @dataclass
@@ -54,17 +54,20 @@ class Observed:
     times_s: list[float] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     serving: list[int] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+    """That the instances kept busy."""
 
     def look(self, at_s: float, status: ClusterStatus) -> None:
         self.times_s.append(at_s)
         self.numbers.append(len(status.instances))
         self.serving.append(sum(each.state == "active" for each in status.instances))
+        self.cores.append(sum(each.cpu_cores or 0.0 for each in status.instances))
 
     def since(self, began_s: float) -> "Observed":
         """Times count from then; of the looks before, the last one stands for that moment."""
         first = max(0, sum(at_s < began_s for at_s in self.times_s) - 1)
         times_s = [max(0.0, at_s - began_s) for at_s in self.times_s[first:]]
-        return Observed(times_s, self.numbers[first:], self.serving[first:])
+        return Observed(times_s, self.numbers[first:], self.serving[first:], self.cores[first:])
 
 
 class Observer(threading.Thread):
@@ -94,56 +97,77 @@ def main() -> int:
     options = _options()
     console = results.make_console()
     tide = Tide(options.duration, options.low, options.high, options.burst)
-    name = f"{options.lengths}-{options.duration:g}s-{options.high:g}-x{options.most}"
-    folder = RESULTS / "autoscale" / name
+    scene = Scene(tide, options.lengths, options.seed, options.least, options.most, options.speed)
+    rates = "-".join(f"{each:g}" for each in (options.low, options.high, options.burst))
+    load = f"{options.lengths}-{options.duration:g}s-{rates}-seed{options.seed}"
+    folder = RESULTS / "autoscale" / f"{load}-x{options.most}"
     runs = [SCALED, *(f"fixed-{number}" for number in options.fixed)]
-    wanted = options.run or next((each for each in runs if not _path(folder, each).exists()), None)
+    missing = (each for each in runs if not _path(folder, each, options.policy).exists())
+    wanted = options.run or next(missing, None)
     code = 0
-    if wanted is None:
+    if options.simulate:
+        _simulate(folder, scene, runs, options.policy)
+    elif wanted is None:
         console.print("all runs of this load are there; --run repeats one")
     elif not options.show:
         console.print(f"[bold]{wanted}[/bold]: {tide.mean_rate:.2f} requests/s in the mean")
         try:
             with signals_interrupt():
-                code = _play(console, folder, wanted, tide, options)
+                code = _play(console, folder, wanted, scene, options.policy)
         except KeyboardInterrupt:
             console.print("interrupted; nothing runs any more")
             return 130
         except (ServerError, LlumctlError) as error:
             console.print(f"[red]cut short: {error}[/red]")
             return 1
-    found = [
-        json.loads(_path(folder, each).read_text()) for each in runs if _path(folder, each).exists()
-    ]
-    if found:
-        console.print(_table(found))
-        console.print(f"picture: {_draw(folder / 'instances.png', found, tide)}")
+    _show(console, folder, tide)
     return code
 
 
-def _play(
-    console: Console, folder: Path, wanted: str, tide: Tide, options: argparse.Namespace
-) -> int:
-    policy, speed = sim_policy(options.policy), options.speed
-    setup = ClusterSetup(load_profile(PROFILE), policy, options.most, limit_factor=LIMIT_FACTOR)
-    trace = tide.trace(options.lengths, setup, options.seed)
-    path = write_trace(trace, folder / f"trace-{options.seed}.jsonl")
-    number = options.least if wanted == SCALED else int(wanted.removeprefix("fixed-"))
-    cast = Cast(policy, number, PROFILE, speed)
-    environment = dict(cast.environment())
+def _show(console: Console, folder: Path, tide: Tide) -> None:
+    """All runs of the load that were made, whichever call made them."""
+    live = [json.loads(path.read_text()) for path in sorted(folder.glob("live-*.json"))]
+    path = folder / "simulated.json"
+    simulated = json.loads(path.read_text()) if path.exists() else {}
+    if not live and not simulated:
+        return
+    console.print(figures_table(live, simulated))
+    for line in saving_lines(live, simulated):
+        console.print(line)
+    if live:
+        console.print(health_table(live))
+        for suffix in ("png", "svg"):
+            console.print(f"picture: {draw(folder / f'instances.{suffix}', live, tide)}")
+
+
+def _simulate(folder: Path, scene: Scene, runs: list[str], policy: str) -> None:
+    wanted = [*((run, policy) for run in runs), SIMULATED_BESIDE]
+    found = simulate_all(scene, list(dict.fromkeys(wanted)), NUM_SIMULATED)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "simulated.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _play(console: Console, folder: Path, wanted: str, scene: Scene, policy: str) -> int:
+    speed, trace = scene.speed, scene.trace
+    path = write_trace(trace, folder / f"trace-{scene.seed}.jsonl")
+    number = scene.least if wanted == SCALED else int(wanted.removeprefix("fixed-"))
+    environment = dict(Cast(sim_policy(policy), number, PROFILE, speed).environment())
     if wanted == SCALED:
-        settings = {"mode": "on", "min_instances": options.least, "max_instances": options.most}
+        settings = {"mode": "on", "min_instances": scene.least, "max_instances": scene.most}
         settings |= {key: value / speed for key, value in TIMES_S.items()}
         environment |= as_environment({f"autoscale.{key}": v for key, v in settings.items()})
     cluster = LiveCluster(_plan(number), environment, emulated=True)
     with running(cluster):
-        figures = _load_on(cluster, path, options.seed, speed)
-    last_s = trace.requests[-1].arrival_s
+        figures = _load_on(cluster, path, scene)
     times_s = [speed * at_s for at_s in figures["times_s"]]
-    cost = mean_over_time(times_s, figures["numbers"], tide.duration_s)
-    figures |= {"times_s": times_s, "mean_num_instances": cost, "last_arrival_s": last_s}
-    content = {"run": wanted, "speed": speed, "tide": asdict(tide), "machine": machine.describe()}
-    _path(folder, wanted).write_text(json.dumps(content | figures, indent=1) + "\n")
+    cost = mean_over_time(times_s, figures["numbers"], scene.tide.duration_s)
+    content = {
+        **{"run": wanted, "policy": policy, "speed": speed, "tide": asdict(scene.tide)},
+        **{"machine": machine.describe(), "seed": scene.seed},
+        **(figures | {"times_s": times_s, "mean_num_instances": cost}),
+        "last_arrival_s": trace.requests[-1].arrival_s,
+    }
+    _path(folder, wanted, policy).write_text(json.dumps(content, indent=1) + "\n")
     for line in figures["warnings"]:
         console.print(f"[yellow]{line}[/yellow]")
     return int(bool(figures["num_failed"] or figures["num_wrong_tokens"]))
@@ -154,25 +178,39 @@ def _plan(number: int) -> EnginePlan:
     return replace(make_plan(1), num_engines=number, engine_args=engine_args)
 
 
-def _load_on(cluster: LiveCluster, trace: Path, seed: int, speed: float) -> dict[str, Any]:
-    load = Load(trace=trace, speed=speed, duration_s=None, seed=seed)
+def _load_on(cluster: LiveCluster, trace: Path, scene: Scene) -> dict[str, Any]:
+    speed, tide = scene.speed, scene.tide
+    load = Load(trace=trace, speed=speed, duration_s=None, seed=scene.seed)
     name = cluster.plan.cluster
     state = run_state.load(name)
     assert state is not None
     with ControlClient(state.control_url, state.control_token) as control:
-        observer = Observer(control)
+        observer, meter = Observer(control), CpuMeter({})
         observer.start()
         try:
             wanted = session.Wanted(load=load, cluster=name, timeout_s=TIMEOUT_S / speed)
             measured = session.run(wanted)
         finally:
             seen = observer.finish()
+            other_cores = meter.used().other_cores
         events = _events(control)
     if measured.results.interrupted:
         raise KeyboardInterrupt
-    found = measured.figures
+    found, began_s = measured.figures, measured.results.started_s
+    right = [result for result in measured.results.ended if result.is_right]
+    seen = seen.since(began_s)
     return live_latencies(measured, speed) | {
-        **asdict(seen.since(measured.results.started_s)),
+        **asdict(seen),
+        "num_slow": tide.num_slow(
+            [speed * (result.due_s - began_s) for result in right],
+            [speed * (result.answer.token_times_s[0] - result.due_s) for result in right],
+        ),
+        "cores": {
+            "all": other_cores,
+            "instances": fmean(seen.cores),
+            "client": found.client_cpu_cores,
+        },
+        "client_lag_p99_s": found.send_lag_p99_s,
         "num_requests": found.num_requests,
         "num_failed": found.num_failed + found.num_unfinished,
         "num_wrong_tokens": found.num_wrong_tokens
@@ -196,51 +234,8 @@ def _events(control: ControlClient) -> list[Event]:
     return found
 
 
-def _table(runs: list[dict[str, Any]]) -> Table:
-    table = Table(title="s and ms of the profile's time", box=box.SIMPLE)
-    for column in (
-        *("run", "cost, instances", "most", "requests", "failed", "TTFT mean / P99 / max, s"),
-        *("TPOT P99, ms", "added / removed / kept", "kept time"),
-    ):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for run in runs:
-        ttft, tpot = run["ttft_s"] or {}, run["tpot_s"] or {}
-        table.add_row(
-            run["run"],
-            f"{run['mean_num_instances']:.2f}",
-            str(max(run["numbers"])),
-            str(run["num_requests"]),
-            str(run["num_failed"] + run["num_wrong_tokens"]),
-            " / ".join(f"{ttft[key]:.2f}" for key in ("mean", "p99", "max")) if ttft else "",
-            f"{1000 * tpot['p99']:.0f}" if tpot else "",
-            f"{run['num_added']} / {run['num_removed']} / {run['num_kept']}",
-            {True: "yes", False: "no", None: ""}[run["kept_time"]],
-        )
-    return table
-
-
-def _draw(path: Path, runs: list[dict[str, Any]], tide: Tide) -> Path:
-    picture = Figure(figsize=(11, 5), layout="constrained")
-    axes = picture.subplots()
-    for run in runs:
-        label = f"{run['run']}: {run['mean_num_instances']:.1f} in the mean"
-        axes.step(run["times_s"], run["numbers"], where="post", label=label)
-    axes.set_xlabel("s of the profile's time")
-    axes.set_ylabel("instances, with those that start and drain")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    rates = axes.twinx()
-    at_s = [tide.duration_s * number / 500 for number in range(501)]
-    rates.fill_between(at_s, [tide.rate(each) for each in at_s], alpha=0.15, color="grey")
-    rates.set_ylabel("requests/s (grey)")
-    rates.set_ylim(bottom=0)
-    axes.legend(loc="upper right", fontsize="small")
-    picture.savefig(path, dpi=120, format="png")
-    return path
-
-
-def _path(folder: Path, run: str) -> Path:
-    return folder / f"{run}.json"
+def _path(folder: Path, run: str, policy: str) -> Path:
+    return folder / f"live-{run}-{policy}.json"
 
 
 def _options() -> argparse.Namespace:
@@ -250,7 +245,9 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--run", help=f"{SCALED} or fixed-N; else the next that is missing")
-    parser.add_argument("--fixed", type=int, nargs="*", default=[4, 8], help="clusters beside it")
+    parser.add_argument(
+        "--fixed", type=int, nargs="*", default=[4, 6, 8], help="clusters beside it"
+    )
     parser.add_argument("--duration", type=float, default=3600.0, help="s, in profile time")
     parser.add_argument("--low", type=float, default=0.3, help="requests/s, in profile time")
     parser.add_argument("--high", type=float, default=2.4)
@@ -259,8 +256,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policy", default="llumnix")
     parser.add_argument("--least", type=int, default=1, help="instances, with no request at all")
     parser.add_argument("--most", type=int, default=8)
-    parser.add_argument("--speed", type=float, default=3.0, help="times faster than the profile")
+    parser.add_argument("--speed", type=float, default=6.0, help="times faster than the profile")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--simulate", action="store_true", help="the same runs in virtual time")
     parser.add_argument("--show", action="store_true", help="only show what is there")
     return parser.parse_args()
 

@@ -12,6 +12,7 @@ from controller.sim.workload.request import Trace
 BURST = (0.60, 0.64)
 """Shares of the duration: so it begins and ends."""
 NOTHING = (0.75, 0.88)
+SLOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ class Tide:
         """By 1,000 looks at it."""
         step_s = self.duration_s / 1000
         return sum(self.rate((number + 0.5) * step_s) for number in range(1000)) / 1000
+
+    def num_slow(self, arrivals_s: Sequence[float], ttfts_s: Sequence[float]) -> tuple[int, ...]:
+        """How many requests had a TTFT above `SLOW_S`, by when they came: before the burst, from
+        then until no more come, and after that."""
+        counts = [0, 0, 0]
+        for arrival_s, ttft_s in zip(arrivals_s, ttfts_s, strict=True):
+            share = arrival_s / self.duration_s
+            counts[(share >= BURST[0]) + (share >= NOTHING[0])] += ttft_s > SLOW_S
+        return tuple(counts)
 
     def trace(self, lengths: str, setup: ClusterSetup, seed: int) -> Trace:
         """Poisson arrivals at the highest rate, of which each stays by chance, as the rate is at

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.autoscale_load import BURST, NOTHING, Tide, mean_over_time
+from benchmarks.autoscale_load import BURST, NOTHING, SLOW_S, Tide, mean_over_time
 from benchmarks.cluster_runs import PROFILE
 from controller.model.profile import load_profile
 from controller.sim.policies import sim_policy
@@ -30,6 +30,13 @@ def test_the_requests_come_at_these_rates() -> None:
     again = TIDE.trace("S-S", SETUP, seed=1)
     assert again.requests == trace.requests
     assert TIDE.trace("S-S", SETUP, seed=2).requests != trace.requests
+
+
+def test_slow_requests_are_told_by_when_they_came() -> None:
+    begin_s, end_s = 1000 * BURST[0], 1000 * NOTHING[0]
+    arrivals_s = [0.0, begin_s - 1, begin_s, end_s - 1, end_s, 999.0]
+    ttfts_s = [SLOW_S, SLOW_S + 1, SLOW_S + 1, SLOW_S + 1, 0.1, SLOW_S + 1]
+    assert TIDE.num_slow(arrivals_s, ttfts_s) == (1, 2, 1)
 
 
 def test_the_cost_is_the_mean_over_time_not_over_looks() -> None:
