@@ -68,6 +68,8 @@ class Sender:
     verify: Verify
     timeout_s: float
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(8))
+    stream_interval: int = 1
+    """Tokens of an event, but for the first and the last event."""
 
     def name(self, request: Request) -> str:
         """Part of the ids that the request has in the cluster's events, and of no other's."""
@@ -89,6 +91,8 @@ class Sender:
         }
         if self.verify is not Verify.USAGE:
             body["return_token_ids"] = True
+        if self.stream_interval > 1:
+            body["stream_interval"] = self.stream_interval
         if request.priority:
             body["priority"] = request.priority
         is_checked = self.verify is Verify.TOKENS

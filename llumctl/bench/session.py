@@ -25,7 +25,8 @@ from llumctl.text import output
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One of `cluster` and `url` is set. `warmup_s`: requests due before have no latencies."""
+    """One of `cluster` and `url` is set. `warmup_s`: requests due before have no latencies.
+    `stream_interval`: tokens of an event; TTFT and TPOT stay what they are, the gaps do not."""
 
     load: Load
     priorities: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class Wanted:
     api_key_file: Path | None = None
     url: str | None = None
     cluster: str | None = None
+    stream_interval: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Measured:
             "warmup_s": self.wanted.warmup_s,
             "verify": str(self.verify),
             "timeout_s": self.wanted.timeout_s,
+            "stream_interval": self.wanted.stream_interval,
             "num_shortened": self.workload.num_shortened,
         }
         return report.as_json(self.figures, self.target, parameters, self.started_at)
@@ -92,7 +95,10 @@ def run(wanted: Wanted) -> Measured:
         verify = wanted.verify
         if verify is Verify.AUTO:
             verify = Verify.TOKENS if aim.is_emulated else Verify.COUNTS
-        sender = Sender(aim.endpoint, aim.model, wanted.load.seed, verify, wanted.timeout_s)
+        sender = Sender(
+            *(aim.endpoint, aim.model, wanted.load.seed, verify, wanted.timeout_s),
+            stream_interval=wanted.stream_interval,
+        )
         started_at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         _allow_many_connections()
         with ProgressBar(len(plan.requests)) as progress:

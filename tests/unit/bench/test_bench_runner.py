@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -60,6 +61,15 @@ async def test_all_right() -> None:
         assert result.due_s <= answer.token_times_s[0] <= answer.ended_s
         assert answer.token_ids == [], "right ones are not kept"
     assert results.client_cpu_s > 0
+
+
+async def test_tokens_of_an_event_are_asked_for_only_where_they_are_several() -> None:
+    async with FakeServer().serving() as server:
+        for stream_interval in (1, 16):
+            asking = replace(sender(server), stream_interval=stream_interval)
+            results = await Run(requests(1), asking).run()
+            assert kinds(results) == {}
+    assert [body.get("stream_interval") for body in server.bodies] == [None, 16]
 
 
 async def test_what_is_sent() -> None:
