@@ -28,6 +28,8 @@ LIMIT_FACTOR = 1.0
 # Settings that are times, or a number per time: a cluster that is faster has less of them.
 _TIMES = ("interval_s", "not_back_s", "reserve_after_s", "share_doubles_s")
 _PER_TIME = ("max_moves_per_minute",)
+_MOST_PER_TIME = 32
+"""The setting's bound: a cluster that is more than five times as fast has the same number."""
 Figures = dict[str, Any]
 
 
@@ -55,7 +57,7 @@ def live_settings(policy: SimPolicy, speed: float) -> dict[str, Any]:
             if field.name in _TIMES:
                 value /= speed
             elif field.name in _PER_TIME:
-                value = round(value * speed)
+                value = min(round(value * speed), _MOST_PER_TIME)
             settings[f"{table}.{field.name}"] = value
     return settings
 
