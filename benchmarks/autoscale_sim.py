@@ -56,11 +56,12 @@ class Scene:
     def _scaled(self, policy: SimPolicy) -> SimPolicy:
         found = with_autoscale(policy, self.least, self.most)
         assert found.autoscale is not None
-        times_s = TIMES_S | {"first_check_after_s": TIMES_S["check_interval_s"]}
-        cold_start_s = COLD_START_S * self.speed
-        return replace(
-            found, autoscale=replace(found.autoscale, cold_start_s=cold_start_s, **times_s)
-        )
+        times_s: dict[str, Any] = {
+            **TIMES_S,
+            "first_check_after_s": TIMES_S["check_interval_s"],
+            "cold_start_s": COLD_START_S * self.speed,
+        }
+        return replace(found, autoscale=replace(found.autoscale, **times_s))
 
 
 def simulate(scene: Scene, run: str, policy: str, number: int) -> dict[str, Any]:

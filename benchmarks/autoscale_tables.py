@@ -10,24 +10,25 @@ from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
-from benchmarks.autoscale_load import Tide
+from benchmarks.autoscale_load import SLOW_S, Tide
 
 Run = Mapping[str, Any]
 
 
 def figures_table(live: Sequence[Run], simulated: Mapping[str, Sequence[Run]]) -> Table:
     """Each live run, and below it the simulated ones of that run: the mean of each figure, then
-    its lowest and highest value. Slow are TTFTs above `SLOW_S`."""
-    table = Table(title="s and ms of the profile's time", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    its lowest and highest value."""
+    title = (
+        f"s and ms of the profile's time; slow: TTFTs above {SLOW_S:g} s, of requests that came"
+        " before the burst, from then on, and after the quiet time"
+    )
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in (
-        *("run", "", "cost, instances", "most", "requests", "failed", "TTFT mean / P99 / max, s"),
-        *(
-            "TPOT P99, ms",
-            "slow: before the burst, from it on, at the end",
-            "added / removed / kept",
-        ),
+        *("run", "", "cost", "most", "requests", "failed", "TTFT mean / P99 / max, s"),
+        *("TPOT P99, ms", "slow", "added / removed / kept"),
     ):
-        table.add_column(column, justify="left" if column in ("run", "") else "right")
+        left = column in ("run", "")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     by_name = {f"{run['run']}, {run['policy']}": run for run in live}
     for name in (*by_name, *(each for each in simulated if each not in by_name)):
         if (run := by_name.get(name)) is not None:
