@@ -19,7 +19,7 @@ CONFIG = """
 ray_address = "{address}:{port}"
 host = "auto"
 engine = "emulated"
-instances = 4
+instances = 6
 frontends = 1
 
 [endpoint]
@@ -130,7 +130,8 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 def test_a_cluster_outlives_its_second_node(nodes: TwoNodes) -> None:
     first, second = nodes.hosts
     there = nodes.on(second)
-    assert len(there) == len(nodes.on(first)) == 2, "not spread"
+    # Ray spreads actors as far as it knows of nodes: four were once three and one.
+    assert min(len(there), len(nodes.on(first))) >= 2, "not spread"
     load = nodes.load(rate=2.0, seconds=75)
 
     moving = until(
@@ -143,7 +144,7 @@ def test_a_cluster_outlives_its_second_node(nodes: TwoNodes) -> None:
     until(lambda: {each["instance_id"] for each in nodes.requests()} & set(there), "others there")
     second.cut()
     (lost,) = until(lambda: nodes.events("node_lost"), "the silent node to be given up")
-    assert lost["numbers"]["num_instances"] == 2
+    assert lost["numbers"]["num_instances"] == len(there)
     assert lost["labels"]["node"] == second.address
     second.mend()
     until(
