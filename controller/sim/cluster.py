@@ -30,6 +30,7 @@ from controller.sim.event_queue import EventQueue
 from controller.sim.fragmentation import fragmented_blocks
 from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.instance import INCARNATION, SimInstance
+from controller.sim.moments import Moments
 from controller.sim.moves import Links
 from controller.sim.outcome import Outcome
 from controller.sim.request_run import RequestRun
@@ -69,8 +70,8 @@ class SimCluster:
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
         self._changed: dict[SimInstance, None] = {}
         """Instances that did more than to decode since their last report."""
-        self._may_need: dict[SimInstance, tuple[int, bool]] = {}
-        """Whether they need help before they change next, and after how many changes that was."""
+        holding = policy.holding
+        self._need_help = Moments(lambda s: holding is not None and needs_help(s, holding))
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
         self.rescheduler = SimRescheduler(
@@ -253,8 +254,8 @@ class SimCluster:
         for known in (self.instances, self._reported, self._last_seq):
             known.pop(instance_id, None)
         self._changed.pop(instance, None)
-        self._may_need.pop(instance, None)
-        self.rescheduler.instance_gone(instance_id)
+        self._need_help.gone(instance)
+        self.rescheduler.instance_gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
     def held_demands(self) -> list[int]:
@@ -272,6 +273,8 @@ class SimCluster:
         """Requests that are held go as soon as they fit. A status is a message: what follows from
         it happens after the instance's next step has begun."""
         self._changed[instance] = None
+        self._need_help.changed(instance)
+        self.rescheduler.instance_changed(instance)
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
         if self._autoscaler is not None:
@@ -317,7 +320,8 @@ class SimCluster:
 
     def _kill(self, instance: SimInstance) -> None:
         lost = instance.die()
-        self.rescheduler.instance_died(instance.instance_id)
+        self._need_help.gone(instance)
+        self.rescheduler.instance_died(instance)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))
         if self._autoscaler is not None:
@@ -339,23 +343,11 @@ class SimCluster:
 
     def _may_help(self, holding: HoldingConfig) -> bool:
         """Whether a round finds requests to help. If not, nobody has to report for it: that took a
-        third of a run. An instance that decodes only needs help the sooner the fuller it is, so
-        that few have to be looked at as they are."""
+        third of a run."""
         if self._scheduler.num_held:
             return True
-        return any(
-            self._may_need_help(each, holding) and needs_help(each.status(), holding)
-            for each in self.instances.values()
-            if each.alive
-        )
-
-    def _may_need_help(self, instance: SimInstance, holding: HoldingConfig) -> bool:
-        """Whether the instance needs help at any time before it changes."""
-        known = self._may_need.get(instance)
-        if known is None or known[0] != instance.num_changes:
-            may_need = needs_help(instance.fullest_status(), holding)
-            known = self._may_need[instance] = instance.num_changes, may_need
-        return known[1]
+        maybe = self._need_help.come(self.events.now_s)
+        return any(needs_help(each.status(), holding) for each in maybe)
 
     def _sample(self) -> None:
         statuses = [each.status() for each in self.instances.values() if each.alive]

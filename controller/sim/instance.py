@@ -6,6 +6,7 @@ end, and a status shows the state between the last two steps. Steps that only de
 """
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,8 +47,6 @@ class SimInstance:
         self.num_steps = 0
         self.busy_s = 0.0
         """What these steps took together."""
-        self.num_changes = 0
-        """Grows when the state changes by more than the steps of a stretch."""
         self.step_time_s: float | None = None
         self.slowdown = 1.0
         """Steps take so many times as long as the profile says."""
@@ -68,7 +67,6 @@ class SimInstance:
         self._status_steps = 0
         self._status_until_s = 0.0
         """So long after the beginning of the stretch the next of its steps is over."""
-        self._fullest: tuple[int, InstanceSnapshot | None] = 0, None
         self._times = TokenTimes()
 
     # -- from outside ----------------------------------------------------------------------
@@ -107,24 +105,30 @@ class SimInstance:
         return status
 
     def freest_status(self) -> InstanceSnapshot:
-        """As `status`, but with the free blocks of some moment since `num_changes` grew last. A
-        stretch only takes blocks, so these are at least as many, and nobody counts its steps."""
+        """As `status`, but with the free blocks of some earlier moment of the stretch. That only
+        takes blocks, so these are at least as many, and nobody counts its steps."""
         if self._status is None:
             self._status, self._status_steps = self._snapshot(), 0
         return self._status
 
-    def fullest_status(self) -> InstanceSnapshot:
-        """As `status`, but with as few free blocks as there can be before `num_changes` grows. Kept
-        until then: rounds ask for it far more often."""
-        num_changes, kept = self._fullest
-        if kept is not None and num_changes == self.num_changes:
-            return kept
-        status = self.freest_status()
-        if self._stretch is not None:
-            num_taken = self._stretch.num_taken_blocks(self._num_cut)
-            status = _with_free(status, self._stretch.num_free_blocks - num_taken)
-        self._fullest = self.num_changes, status
-        return status
+    def first_s(self, holds: Callable[[InstanceSnapshot], bool]) -> float:
+        """The moment, up to a step early, from which on `holds` is true of the status until
+        something else happens here than to decode; inf: it is not. It has to stay true as free
+        blocks become fewer."""
+        stretch, freest = self._stretch, self.freest_status()
+        if holds(freest):
+            return -math.inf
+        if stretch is None:
+            return math.inf
+
+        def holds_after(num_steps: int) -> bool:
+            num_free = stretch.num_free_blocks - stretch.num_taken_blocks(num_steps)
+            return holds(_with_free(freest, num_free))
+
+        if not holds_after(self._num_cut):
+            return math.inf
+        num_steps = bisect_left(range(self._num_cut), True, key=holds_after)
+        return self._began_s + stretch.time_s(num_steps - 1) * self.slowdown
 
     def add(self, run: RequestRun) -> None:
         """Between two steps. Raises ValueError: the request can never run here."""
@@ -170,7 +174,6 @@ class SimInstance:
     def _next(self) -> None:
         """Between two steps: does what waits for that, then begins the next one."""
         # What is done here may itself ask for something to be done between two steps.
-        self.num_changes += 1
         between, self._stretch, self._step = self._between, None, _BUSY
         while between:
             self._status = None

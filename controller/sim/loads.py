@@ -1,83 +1,92 @@
 """The loads that a round of rescheduling pairs, of as few instances as will do.
 
-A round looks at all instances each 0.1 s, and that took half of a run. But between two changes of
-an instance its batch only decodes: free blocks fall from `freest_status` to `fullest_status`, and
-freeness with them. So these two say, once per change, whether the instance can be a source or a
-destination at all before the next one; the others need no status.
+A round looks at all instances each 0.1 s. But between two changes of an instance its batch only
+decodes, and freeness falls: one that cannot be a destination stays so, and one that is no source
+becomes one at a known moment (`moments`). In most rounds there is nobody of one of the two kinds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source
 from controller.sim.instance import SimInstance
-
-
-@dataclass(slots=True)
-class _Bounds:
-    num_changes: int
-    may_be_source: bool
-    may_be_destination: bool
+from controller.sim.moments import Moments
 
 
 class Loads:
-    def __init__(self, instances: Mapping[str, SimInstance], levels: Sequence[Level]) -> None:
+    """`changed` has to be called whenever something else happens on an instance than to decode,
+    `gone` when it serves no more."""
+
+    def __init__(
+        self,
+        instances: Mapping[str, SimInstance],
+        levels: Sequence[Level],
+        config: ReschedulingConfig,
+    ) -> None:
         self._instances = instances
         self._levels = levels
-        self._bounds: dict[str, _Bounds] = {}
+        self._config = config
+        self._sources = Moments(lambda status: is_source(self._load_of(status), config))
+        self._changed: dict[SimInstance, None] = {}
+        """Of these it is not known whether they may be destinations."""
+        self._destinations: dict[SimInstance, None] = {}
+        """Those that may be, before they change next."""
         self._kept: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
-        """The last load of each instance, and of which status it is."""
+        """By instance: the last status that was looked at, and its load."""
 
-    def in_pairs(self, config: ReschedulingConfig, closed: Collection[str]) -> list[InstanceLoad]:
+    def changed(self, instance: SimInstance) -> None:
+        self._sources.changed(instance)
+        self._changed[instance] = None
+
+    def gone(self, instance: SimInstance) -> None:
+        self._sources.gone(instance)
+        self._changed.pop(instance, None)
+        self._destinations.pop(instance, None)
+        self._kept.pop(instance.instance_id, None)
+
+    def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceLoad]:
         """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
-        alive = [each for each in self._instances.values() if each.alive]
+        config = self._config
         if config.pairing != "defrag":
-            return [self._load(each.status(), config, closed) for each in alive]
-        sources, destinations = list[SimInstance](), list[SimInstance]()
-        for each in alive:
-            bounds = self._bounds.get(each.instance_id)
-            if bounds is None or bounds.num_changes != each.num_changes:
-                bounds = self._bounds[each.instance_id] = self._bounds_of(each, config)
-            if bounds.may_be_source:
-                sources.append(each)
-            if bounds.may_be_destination and each.instance_id not in closed:
-                destinations.append(each)
+            alive = (each for each in self._instances.values() if each.alive)
+            return [self._load(each.status(), closed) for each in alive]
+        self._look_for_destinations()
+        if not self._destinations:
+            return []
+        sources = self._sources.come(now_s)
+        destinations = [each for each in self._destinations if each.instance_id not in closed]
         if not sources or not destinations:
             return []
         found = list[InstanceLoad]()
-        # The fewer ones first: near saturation there are no destinations in most rounds, and with
-        # little load no sources.
+        # The fewer ones first: with little load there are no sources.
         kinds = ((sources, is_source), (destinations, is_destination))
         for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
-            loads = [self._load_now(each, config) for each in instances]
+            loads = [self._load_of(each.status()) for each in instances]
             of_kind = [load for load in loads if is_one(load, config)]
             if not of_kind:
                 return []
             found += of_kind
         return found
 
-    def _bounds_of(self, instance: SimInstance, config: ReschedulingConfig) -> _Bounds:
-        freest = self._load(instance.freest_status(), config)
-        may_be_source = is_source(freest, config) or is_source(
-            self._load(instance.fullest_status(), config), config
-        )
-        return _Bounds(instance.num_changes, may_be_source, is_destination(freest, config))
+    def _look_for_destinations(self) -> None:
+        for instance in self._changed:
+            if is_destination(self._load_of(instance.freest_status()), self._config):
+                self._destinations[instance] = None
+            else:
+                self._destinations.pop(instance, None)
+        self._changed.clear()
 
-    def _load_now(self, instance: SimInstance, config: ReschedulingConfig) -> InstanceLoad:
-        status = instance.status()
-        kept = self._kept.get(instance.instance_id)
+    def _load_of(self, status: InstanceSnapshot) -> InstanceLoad:
+        kept = self._kept.get(status.instance_id)
         if kept is None or kept[0] is not status:
-            kept = self._kept[instance.instance_id] = status, self._load(status, config)
+            kept = self._kept[status.instance_id] = status, self._load(status)
         return kept[1]
 
-    def _load(
-        self, status: InstanceSnapshot, config: ReschedulingConfig, closed: Collection[str] = ()
-    ) -> InstanceLoad:
+    def _load(self, status: InstanceSnapshot, closed: Collection[str] = ()) -> InstanceLoad:
         return InstanceLoad.of(
             status,
             self._levels,
-            may_send=config.enabled or status.draining,
+            may_send=self._config.enabled or status.draining,
             may_receive=status.instance_id not in closed,
         )

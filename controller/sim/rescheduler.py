@@ -63,7 +63,7 @@ class SimRescheduler:
         self._block_bytes = block_bytes
         self._limit_factor = limit_factor
         self._fruitless = FruitlessPairs()
-        self._loads = Loads(instances, levels)
+        self._loads = Loads(instances, levels, config)
         self._orders: dict[str, _Order] = {}
         """By source."""
         self._moves: dict[str, SimMove] = {}
@@ -79,7 +79,7 @@ class SimRescheduler:
     def round(self, closed: Collection[str] = ()) -> None:
         """Requests do not move to `closed` instances."""
         now_s, config = self._events.now_s, self.config
-        loads = self._loads.in_pairs(config, closed)
+        loads = self._loads.in_pairs(now_s, closed)
         orders = {}
         for each in pair(loads, config, set(self._fruitless.at(now_s))) if loads else ():
             expires_s = now_s + ORDER_INTERVALS * config.interval_s
@@ -94,14 +94,20 @@ class SimRescheduler:
     def slow_link(self, instance_id: str, factor: float) -> None:
         self._links.slowdown[instance_id] = factor
 
-    def instance_died(self, instance_id: str) -> None:
-        for move in list(self._moves.values()):
-            if instance_id in (move.source.instance_id, move.destination.instance_id):
-                move.cut("the other end died")
-        self.instance_gone(instance_id)
+    def instance_changed(self, instance: SimInstance) -> None:
+        """Something else happened there than to decode."""
+        self._loads.changed(instance)
 
-    def instance_gone(self, instance_id: str) -> None:
+    def instance_died(self, instance: SimInstance) -> None:
+        for move in list(self._moves.values()):
+            if instance in (move.source, move.destination):
+                move.cut("the other end died")
+        self.instance_gone(instance)
+
+    def instance_gone(self, instance: SimInstance) -> None:
         """Nothing moves there, or from there, any more."""
+        instance_id = instance.instance_id
+        self._loads.gone(instance)
         self._room_orders.pop(instance_id, None)
         self._orders = {
             source_id: order

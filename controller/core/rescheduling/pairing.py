@@ -151,10 +151,13 @@ def _matched(
     source takes one of the rest. A source that a destination does not suit leaves it to the next
     one, whose requests may be smaller. Where all suit and nothing is left out, the i-th source gets
     the i-th destination."""
+    lowest_first = sorted(sources, key=_lowest_first)
+    if not lowest_first:
+        return []
     free = sorted(destinations, key=lambda load: (-load.freeness, load.instance_id))
     used = set[str]()
     pairs = []
-    for source in sorted(sources, key=_lowest_first):
+    for source in lowest_first:
         if source.instance_id in used:
             continue
         place = _first_for(source, free, left_out)

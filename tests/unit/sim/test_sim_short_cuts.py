@@ -1,6 +1,7 @@
 """What a simulated cluster leaves out to be fast changes no outcome."""
 
 import random
+from collections.abc import Collection
 from unittest import mock
 
 import pytest
@@ -38,9 +39,9 @@ def everything(outcome: Outcome) -> tuple[object, ...]:
     )
 
 
-def every_load(loads: Loads, config: ReschedulingConfig, closed: object) -> list[InstanceLoad]:
+def every_load(loads: Loads, _now_s: float, closed: Collection[str]) -> list[InstanceLoad]:
     statuses = (each.status() for each in loads._instances.values() if each.alive)
-    return [loads._load(status, config, closed) for status in statuses]  # type: ignore[arg-type]
+    return [loads._load(status, closed) for status in statuses]
 
 
 def the_long_way(setup: ClusterSetup, trace: object) -> Outcome:
