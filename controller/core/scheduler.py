@@ -145,8 +145,7 @@ class GlobalScheduler:
         found = best_fitting(
             self._pool.rooms.values(),
             self._demand(request),
-            request.rank,
-            self._pool.score,
+            self._pool.score_of(request.rank),
             self._pool.cached(request),
             self._placement.config,
         )
@@ -243,7 +242,7 @@ class GlobalScheduler:
                 dispatched.append(self._pool.dispatch(held.request, now_s))
         for placed in placement.place(
             self._pool.rooms,
-            self._pool.score,
+            self._pool.score_of,
             lambda key: self._pool.cached(self._held[key].request),
             now_s,
             same_or_less=same_or_less,

@@ -140,12 +140,16 @@ class InstancePool:
         """With late binding: of all schedulable instances by id, after `any_schedulable`."""
         return self._board.rooms
 
-    def score(self, instance_id: str, rank: int) -> float:
-        """Of one of the schedulable instances, for a request of this rank."""
-        return self._board.score(instance_id, self._level(rank))
+    def score_of(self, rank: int) -> Callable[[str], float]:
+        """What tells the score of a schedulable instance by its id, for a request of this rank;
+        until anything changes."""
+        return self._board.score_of(self._level(rank))
 
-    def cached(self, request: DispatchRequested) -> Callable[[str], int]:
-        """How many tokens of the request an instance has seen, by the instance's id."""
+    def cached(self, request: DispatchRequested) -> Callable[[str], int] | None:
+        """How many tokens of the request an instance has seen, by the instance's id. None of a
+        request that was seen nowhere, as nobody knows its prefixes."""
+        if not request.prefix_hashes:
+            return None
         newcomer = self._newcomer(request)
         return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, newcomer)
 
@@ -170,7 +174,8 @@ class InstancePool:
         chosen = self._records[instance_id]
         if by_prefix:
             self._history.note(chosen, self._newcomer(request))
-        candidates = ((instance_id, round(self.score(instance_id, request.rank), 1)),)
+        score = self.score_of(request.rank)(instance_id)
+        candidates = ((instance_id, round(score, 1)),)
         return self._send(request, chosen, candidates, now_s)
 
     def _send(

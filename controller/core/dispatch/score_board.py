@@ -8,7 +8,7 @@ it names; the outcome is as if each instance had been asked.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
@@ -107,11 +107,11 @@ class ScoreBoard:
         scores = self._scores_for(newcomer.level)
         return self._ready[self._policy.pick(self._ids, scores, newcomer, history)]
 
-    def score(self, instance_id: str, level: Level) -> float:
-        """Of one of the schedulable instances, for a request of this level."""
-        known = self._scores.get(level.rank)
-        scores = self._begin(level) if known is None else known[1]
-        return scores[self._places[instance_id]]
+    def score_of(self, level: Level) -> Callable[[str], float]:
+        """What tells the score of a schedulable instance by its id, for a request of this level;
+        until anything changes."""
+        scores, places = self._scores_for(level), self._places
+        return lambda instance_id: scores[places[instance_id]]
 
     def _scores_for(self, level: Level) -> list[float]:
         known = self._scores.get(level.rank)

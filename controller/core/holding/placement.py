@@ -19,7 +19,9 @@ from controller.core.holding.kept import kept_for
 from controller.core.holding.kept_anew import Settled
 from controller.core.load.room import Room
 
-CachedOf = Callable[[Key], Cached]
+ScoreOf = Callable[[int], Score]
+"""Of a request's rank."""
+CachedOf = Callable[[Key], Cached | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Placement:
     def place(
         self,
         rooms: Mapping[str, Room],
-        score: Score,
+        score_of: ScoreOf,
         cached_of: CachedOf,
         now_s: float,
         *,
@@ -69,7 +71,7 @@ class Placement:
             if held is not None and held.demand_blocks <= rooms[instance_id].spare_blocks:
                 yield self._go(held, rooms[instance_id])
         while self.queue:
-            found = self._next(rooms, score, cached_of)
+            found = self._next(rooms, score_of, cached_of)
             if found is None:
                 break
             yield self._go(*found)
@@ -100,18 +102,18 @@ class Placement:
     # ------------------------------------------------------------------------------------
 
     def _next(
-        self, rooms: Mapping[str, Room], score: Score, cached_of: CachedOf
+        self, rooms: Mapping[str, Room], score_of: ScoreOf, cached_of: CachedOf
     ) -> tuple[Held, Room] | None:
         """The first in order that fits and may go, and where to."""
         open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
-        largest = max((room.spare_blocks for room in open_rooms), default=0)
+        largest = max([room.spare_blocks for room in open_rooms], default=0)
         first = self.queue.first()
         assert first is not None
         held = first if first.demand_blocks <= largest else self._overtaking(largest)
         if held is None:
             return None
-        cached = cached_of(held.key)
-        room = best_fitting(open_rooms, held.demand_blocks, held.rank, score, cached, self.config)
+        score, cached = score_of(held.rank), cached_of(held.key)
+        room = best_fitting(open_rooms, held.demand_blocks, score, cached, self.config)
         return None if room is None else (held, room)
 
     def _overtaking(self, largest: int) -> Held | None:

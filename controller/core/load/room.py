@@ -1,6 +1,6 @@
 """What one instance can take now: free blocks and places that nothing known will take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from controller.core.load.freeness import NOTHING_UNREPORTED
@@ -32,6 +32,12 @@ class Room:
     growth_blocks: int
     block_size: int
     prefill_blocks: int
+    spare_blocks: int = field(init=False)
+    """What a request may need at most, in order to fit; 0 without a place. It is kept, as a
+    decision asks each of many rooms, of which few have changed since the last one."""
+
+    def __post_init__(self) -> None:
+        self._count_spare()
 
     @classmethod
     def of(
@@ -75,13 +81,6 @@ class Room:
         return self.growth_blocks if self.num_requests else 0
 
     @property
-    def spare_blocks(self) -> int:
-        """What a request may need at most, in order to fit; 0 without a place."""
-        if self.num_places <= 0:
-            return 0
-        return self.free_blocks - self.growth_blocks if self.num_requests else self.free_blocks
-
-    @property
     def prefill_tokens(self) -> int:
         """How many tokens, in whole blocks, are computed before those of a new request."""
         return self.block_size * self.prefill_blocks
@@ -105,3 +104,12 @@ class Room:
         self.num_places -= 1
         self.num_requests += 1
         self.prefill_blocks += demand_blocks
+        self._count_spare()
+
+    def _count_spare(self) -> None:
+        if self.num_places <= 0:
+            self.spare_blocks = 0
+        elif self.num_requests:
+            self.spare_blocks = self.free_blocks - self.growth_blocks
+        else:
+            self.spare_blocks = self.free_blocks

@@ -30,9 +30,7 @@ def best(
     demand: int = 20,
 ) -> str | None:
     has = (cached or {}).get
-    found = best_fitting(
-        rooms, demand, 0, lambda i, _rank: freeness[i], lambda i: has(i, 0), config
-    )
+    found = best_fitting(rooms, demand, lambda i: freeness[i], lambda i: has(i, 0), config)
     return None if found is None else found.instance_id
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.holding.config import HoldingConfig
+from controller.core.holding.first_token import Score
 from controller.core.holding.held_queue import Held
 from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldPlace, HeldReason, HeldView, OvertakenBy
@@ -22,13 +23,17 @@ def room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Ro
     return Room(name, free, places, num_requests, 100, 0, 16, 0)
 
 
+def alike(_rank: int) -> Score:
+    return lambda _instance_id: 0.0
+
+
 def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | float) -> HeldPlace:
     """How request `number` stands when they have come, one after the other."""
     placement = Placement(HoldingConfig(**settings))  # type: ignore[arg-type]
     where = {each.instance_id: each for each in rooms}
     for each in entries:
         placement.queue.push(each)
-        for _ in placement.place(where, lambda instance_id, rank: 0.0, nothing_cached, 0.0):
+        for _ in placement.place(where, alike, nothing_cached, 0.0):
             pass
     found = HeldView(list(placement.queue), placement, where).find(("f", f"r{number}"))
     assert found is not None
@@ -56,9 +61,7 @@ def test_who_is_gone_is_not_overtaken_any_more() -> None:
     placement = Placement(HoldingConfig())
     placement.queue.push(held(1, 60))
     placement.queue.push(held(2, 10))
-    assert (
-        len(list(placement.place({"a": room("a", 20)}, lambda *_: 0.0, nothing_cached, 0.0))) == 1
-    )
+    assert len(list(placement.place({"a": room("a", 20)}, alike, nothing_cached, 0.0))) == 1
     assert placement.num_overtaken == {("f", "r1"): 1}
     placement.discard(("f", "r1"))
     assert placement.num_overtaken == {}

@@ -44,8 +44,8 @@ def rooms(**free: int) -> dict[str, Room]:
 def place(
     placement: Placement, where: dict[str, Room], now_s: float = 0.0
 ) -> list[tuple[str, str]]:
-    score = lambda instance_id, _rank: FREEST[instance_id]  # noqa: E731
-    found = placement.place(where, score, nothing_cached, now_s)
+    score_of = lambda _rank: FREEST.__getitem__  # noqa: E731
+    found = placement.place(where, score_of, nothing_cached, now_s)
     out = [(each.held.request_id, each.instance_id) for each in found]
     placement.check()
     return out
