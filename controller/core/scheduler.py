@@ -63,6 +63,9 @@ class SchedulerConfig:
     them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`
     has late binding."""
     key_limits: KeyLimits = field(default_factory=KeyLimits)
+    names_candidates: bool = True
+    """Whether a decision names the instances that it was made from, with their scores. A simulation
+    records no decisions, and half of the time of one goes into the names."""
 
 
 UNAVAILABLE_RETRY_S = 1
@@ -313,11 +316,11 @@ class GlobalScheduler:
             assert not self._pool.schedulable_snapshots(now_s), "held though one may take it"
 
 
-def _terms(config: SchedulerConfig) -> tuple[Policy, Sequence[Level], float, int | None]:
+def _terms(config: SchedulerConfig) -> tuple[Policy, Sequence[Level], float, int | None, bool]:
     """What the pool of instances goes by. Raises ValueError if the policy is unknown."""
     room_to_grow_tokens = config.holding.room_to_grow_tokens if config.holding else None
-    policy = find_policy(config.policy)
-    return policy, config.levels, config.stall_timeout_s, room_to_grow_tokens
+    policy, named = find_policy(config.policy), config.names_candidates
+    return policy, config.levels, config.stall_timeout_s, room_to_grow_tokens, named
 
 
 def _placement(config: SchedulerConfig) -> Placement | None:

@@ -65,6 +65,7 @@ class SimCluster:
                 policy.dispatch,
                 stall_timeout_s=NEVER_S,
                 holding=policy.holding,
+                names_candidates=False,
             )
         )
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}

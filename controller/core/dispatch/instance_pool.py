@@ -41,6 +41,7 @@ class InstancePool:
         levels: Sequence[Level],
         stall_timeout_s: float,
         room_to_grow_tokens: int | None,
+        names_candidates: bool,
     ) -> None:
         """The arguments are those of `configure`."""
         self._records: dict[str, InstanceRecord] = {}
@@ -49,7 +50,7 @@ class InstancePool:
         self._draining: set[str] = set()
         """Instances that are to get no requests, known or not."""
         self._history = History()
-        self.configure(policy, levels, stall_timeout_s, room_to_grow_tokens)
+        self.configure(policy, levels, stall_timeout_s, room_to_grow_tokens, names_candidates)
 
     def configure(
         self,
@@ -57,10 +58,13 @@ class InstancePool:
         levels: Sequence[Level],
         stall_timeout_s: float,
         room_to_grow_tokens: int | None,
+        names_candidates: bool,
     ) -> None:
         """The pool goes by these from now on. `stall_timeout_s`: an instance whose last status is
-        older gets no requests. `room_to_grow_tokens`: set with late binding only."""
+        older gets no requests. `room_to_grow_tokens`: set with late binding only.
+        `names_candidates`: of the policy's choices (`SchedulerConfig`)."""
         self._policy = policy
+        self._names_candidates = names_candidates
         self._level_by_rank = {level.rank: level for level in levels}
         self._stall_timeout_s = stall_timeout_s
         for record in self._records.values():
@@ -160,7 +164,11 @@ class InstancePool:
     def dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
         """To the policy's choice, after `any_schedulable` was true."""
         newcomer, history = self._newcomer(request), self._history
-        chosen, candidates = self._board.choose(newcomer, history)
+        candidates: tuple[tuple[str, float], ...] = ()
+        if self._names_candidates:
+            chosen, candidates = self._board.choose(newcomer, history)
+        else:
+            chosen = self._board.pick(newcomer, history)
         history.last = chosen.instance_id
         if self._policy.by_prefix:
             history.note(chosen, newcomer)
