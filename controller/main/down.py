@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from controller.adapters.files.incarnation_file import FILE as INCARNATION_FILE
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
 from controller.adapters.ray.head_watch import (
     RECONNECT_DEFAULT_S,
@@ -132,7 +133,8 @@ def tear_down(
         ray_logs.keep(state.temp_dir, folder / "logs")
     if left := temp_folder.remove(state.temp_dir, state.nonce):
         progress(f"{state.temp_dir} is left as it is: {left}")
-    for file in (PLAN_FILE, TOKEN_FILE, run_state.VIEW_TOKEN_FILE, SPEC_FILE):
+    ours = (PLAN_FILE, TOKEN_FILE, run_state.VIEW_TOKEN_FILE, SPEC_FILE, INCARNATION_FILE)
+    for file in ours:
         (folder / file).unlink(missing_ok=True)
     if action:
         note(state, action, "done", progress)

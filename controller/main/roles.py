@@ -44,6 +44,7 @@ async def controller(plan_json: str, start: Start) -> None:
         log.error("the controller is given up: %s", start.failure)
         await asyncio.Event().wait()
     from controller.adapters.files.event_file import EventFile
+    from controller.adapters.files.incarnation_file import IncarnationFile
     from controller.adapters.files.spec_file import SpecFile
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_config import live_config
@@ -83,7 +84,13 @@ async def controller(plan_json: str, start: Start) -> None:
     settings = changed(plan.settings, keeper.spec.settings)
     events = EventFile(plan.state_dir, plan.nonce)
     service = Controller(
-        mailbox, launcher, live_config(settings), keeper, events, own_limits(plan.api_keys)
+        mailbox,
+        launcher,
+        live_config(settings),
+        keeper,
+        events,
+        own_limits(plan.api_keys),
+        IncarnationFile(plan.state_dir, plan.nonce),
     )
     service.start(plan.num_frontends)
     labels = ClusterLabels(

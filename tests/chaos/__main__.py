@@ -34,7 +34,7 @@ from benchmarks.process_groups import signals_interrupt
 from controller.api.errors import LlumctlError
 from tests import footprints
 from tests.chaos import streams
-from tests.chaos.balance import Ends, imbalance
+from tests.chaos.balance import Ends, Incarnations, imbalance
 from tests.chaos.faults import Done, Faults
 from tests.chaos.schedule import NEEDS_TWO_HOSTS, Fault, Kind, faults
 from tests.chaos.streams import Outcome, Request, Result
@@ -82,6 +82,7 @@ class Chaos:
     """After each turn, by member and process: resident bytes, descriptors."""
     answers: list[tuple[Mapping[str, Any], list[int]]] = field(default_factory=list)
     ends: Ends = field(default_factory=Ends)
+    incarnations: Incarnations = field(default_factory=Incarnations)
     _numbers: Iterator[int] = field(default_factory=count)
 
     @property
@@ -117,6 +118,8 @@ class Chaos:
         if found := imbalance(cluster, self.options.instances):
             turn.wrong.append(f"after {time.monotonic() - before_s:.0f} s: {found}")
         turn.wrong += _unexcused(results, done)
+        with suppress(LlumctlError), cluster.control() as client:
+            turn.wrong += self.incarnations.wrong(client)
         if not (done.frontend_died or done.controller_died):
             with suppress(LlumctlError), cluster.control() as client:
                 num_ended = self.ends.since_last(client)

@@ -35,6 +35,26 @@ class Ends:
         return sum(counts[kind] for kind in ENDS) if known else None
 
 
+class Incarnations:
+    """Each process of a member has a higher number than the one before."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+        """By member: its last incarnation, and the process."""
+
+    def wrong(self, client: ControlClient) -> list[str]:
+        status, found = client.status(), []
+        there = [(each.id, each.incarnation, each.pid) for each in status.instances]
+        there += [(each.id, each.incarnation, each.pid) for each in status.frontends]
+        for member_id, now, pid in there:
+            before, earlier_pid = self._seen.get(member_id, (0, 0))
+            if pid is not None and pid != earlier_pid:
+                if now <= before:
+                    found.append(f"{member_id}: incarnation {now} after {before}")
+                self._seen[member_id] = now, pid
+        return found
+
+
 def imbalance(cluster: Cluster, num_wanted: int, timeout_s: float = PATIENCE_S) -> str:
     """Waits until at least so many instances serve and everything balances; empty, or what did not
     within `timeout_s`."""

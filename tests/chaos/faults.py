@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
 from controller.api.wire.operations import DrainRequest, ScaleRequest, UndrainRequest
@@ -51,6 +52,7 @@ class Faults:
             Kind.KILL_CONTROLLER: lambda _: self._kill_controller(),
             Kind.PAUSE_CONTROLLER: lambda _: self._pause_controller(),
             Kind.KILL_BOTH: self._kill_both,
+            Kind.CONTROLLER_IN_REPLAY: self._kill_controller_in_replay,
             Kind.KILL_FRONTEND: self._kill_frontend,
             Kind.DRAIN: self._drain,
             Kind.SCALE: self._scale,
@@ -125,6 +127,22 @@ class Faults:
         done = self._kill_controller()
         return Done(f"scaled to {target}, {done.what}", controller_died=True)
 
+    def _kill_controller_in_replay(self, fault: Fault) -> Done:
+        """All instances but one are drained, so that its requests, once it is dead, wait at the
+        controller until it is back."""
+        ((name, pid),) = victims = self._victims(fault, 1)
+        with self._cluster.control() as client:
+            for each in client.status().instances:
+                if each.id != name:
+                    client.drain(each.id, DrainRequest(reason="chaos"))
+            _wait_until(lambda: any(_num_running(client, name)))
+            _signal(pid, signal.SIGKILL)
+            _wait_until(lambda: client.status().num_held_reqs > 0)
+            num_held = client.status().num_held_reqs
+        done = self._kill_controller()
+        what = f"drained all but {_names(victims)}, killed it, with {num_held} held {done.what}"
+        return Done(what, controller_died=True)
+
     # -- the second host -----------------------------------------------------------------
 
     @property
@@ -185,6 +203,19 @@ def _names(victims: Sequence[tuple[str, int]]) -> str:
 def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _num_running(client: ControlClient, instance_id: str) -> list[int]:
+    return [
+        each.num_running_reqs or 0 for each in client.status().instances if each.id == instance_id
+    ]
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
+    """Or for as long: the burst may be over."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
 def _pause(pids: Sequence[int], seconds: float) -> None:

@@ -14,6 +14,7 @@ class Kind(StrEnum):
     KILL_CONTROLLER = "kill the controller"
     PAUSE_CONTROLLER = "stop the controller for a moment"
     KILL_BOTH = "kill the controller and an instance"
+    CONTROLLER_IN_REPLAY = "kill the controller while replays wait for an instance"
     KILL_FRONTEND = "kill a frontend"
     DRAIN = "drain an instance, and kill the controller meanwhile"
     SCALE = "scale, and kill the controller meanwhile"

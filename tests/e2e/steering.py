@@ -110,11 +110,11 @@ def controller_pid(cluster: Cluster) -> int:
 
 
 class Story:
-    """What happened since it was made."""
+    """What happened since it was made, or after an earlier event."""
 
-    def __init__(self, client: ControlClient) -> None:
+    def __init__(self, client: ControlClient, after: str = "") -> None:
         self._client = client
-        self._after = client.status().last_event
+        self._after = after or client.status().last_event
 
     def events(self, *kinds: str) -> list[Event]:
         found: list[Event] = []

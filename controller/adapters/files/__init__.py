@@ -1,1 +1,1 @@
-"""The controller's files on disk: the spec, and the last events."""
+"""The controller's files on disk: the spec, incarnations, and the last events."""

@@ -1,7 +1,6 @@
 """What comes next in the restart of an instance: it is emptied, its process ends, another serves.
 
-A process is known by its nonce, as an incarnation may be counted anew by a controller that starts
-while the process does.
+A process is known by its nonce, which it has before a controller gives it an incarnation.
 """
 
 from dataclasses import dataclass

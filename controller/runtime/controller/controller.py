@@ -27,6 +27,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.ports.event_store import EventStore
+from controller.ports.incarnation_store import IncarnationStore
 from controller.ports.launcher import Launcher, LauncherLoss, LauncherLostError
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller.blocked_help import BlockedHelp
@@ -94,13 +95,15 @@ class Controller:
         keeper: SpecKeeper,
         events: EventStore | None = None,
         own_key_limits: OwnLimits = NO_KEYS,
+        incarnations: IncarnationStore | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
         self.live = config
         self.keeper = keeper
         self.scheduler = GlobalScheduler(config.scheduler, own_key_limits)
-        self.roster = Roster()
+        self.incarnations = incarnations
+        self.roster = Roster(before=incarnations.load() if incarnations is not None else {})
         self.mail = MemberMail(mailbox, self.roster)
         self.statuses: dict[str, StatusPushed] = {}
         """Each instance's last status, perhaps of a dead incarnation."""

@@ -13,6 +13,7 @@ from controller.core.scheduler_events import (
     InstanceRemoved,
     InstanceStarted,
 )
+from controller.ports.incarnation_store import IncarnationStore, LastIncarnation
 from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.operations.drains import Drains
@@ -33,6 +34,8 @@ class JoinedCluster(OperatedCluster, Protocol):
     stalls: StallWatch
     busy: BusyWatch
     traffic: Traffic
+    incarnations: IncarnationStore | None
+    """With None, incarnations are counted as long as this process lives."""
 
     @property
     def stopping(self) -> bool: ...
@@ -56,6 +59,7 @@ class Membership:
             self._announce_death(member, change.died, "another process took its place")
         if change.welcome is not None:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
+            self._keep(member)
             self._cluster.mail.send(member, self._welcome(member, change.welcome))
         if change.began_serving:
             self._begin_serving(change)
@@ -84,14 +88,20 @@ class Membership:
         member = self._cluster.roster.lost(address)
         if member is not None:
             log.warning("%s (incarnation %d) is gone", member.member_id, member.incarnation)
+            self._keep(member)
             self._announce_death(member, member.incarnation, "its process is gone")
 
     def fence(self, member: Member, why: str) -> None:
         incarnation = member.incarnation
         log.warning("%s (incarnation %d) is %s", member.member_id, incarnation, why)
-        self._cluster.roster.fence(member.member_id, why)
+        self._keep(self._cluster.roster.fence(member.member_id, why))
         self._cluster.replays.died(member.member_id, incarnation, LeaveReason.FENCED)
         self._announce_death(member, incarnation, why)
+
+    def _keep(self, member: Member) -> None:
+        """Call it before anybody is told of a new incarnation, or of a death."""
+        if (store := self._cluster.incarnations) is not None:
+            store.keep(member.member_id, LastIncarnation(member.incarnation, member.alive))
 
     def removed(self, member: Member) -> None:
         """An instance was ended for good. That is no death: nothing is restarted or counted as a

@@ -4,7 +4,8 @@ It is pure: Hellos and losses go in, changes come out. Rules:
 - a new process (its nonce is new) is a new incarnation, one higher than the last;
 - a process that comes back after its connection was lost, or after another process took its
   place, is fenced: its old incarnation stays dead, it gets a new one and drops what it ran;
-- a controller that starts afresh adopts the incarnations that its members name.
+- a controller that starts afresh adopts the incarnations that its members name, but none that a
+  controller before it took for dead or gave a successor; new ones go on from the last one given.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,10 @@ from dataclasses import dataclass, field
 
 from controller.api.text.starts import LAUNCHING
 from controller.core.instance_ref import InstanceRef
+from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.messages.members import EngineInfo, Hello, MemberKind, Phase, Welcome
+
+NO_INCARNATION = LastIncarnation(0, alive=False)
 
 
 @dataclass(slots=True)
@@ -68,7 +72,10 @@ class RosterChange:
 
 @dataclass(slots=True)
 class Roster:
+    """`before`: what earlier controllers of this cluster gave, by member."""
+
     members: dict[str, Member] = field(default_factory=dict)
+    before: Mapping[str, LastIncarnation] = field(default_factory=dict)
 
     def expect(self, kind: MemberKind, member_id: str) -> None:
         """A process of this id is being launched."""
@@ -144,8 +151,11 @@ class Roster:
         gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
         return there if gone else []
 
-    @staticmethod
-    def _next_incarnation(member: Member, hello: Hello) -> int:
-        if member.incarnation == 0 and hello.incarnation > 0:
+    def _next_incarnation(self, member: Member, hello: Hello) -> int:
+        if member.incarnation:
+            return member.incarnation + 1
+        last = self.before.get(member.member_id, NO_INCARNATION)
+        is_last = hello.incarnation == last.incarnation and last.alive
+        if hello.incarnation and (is_last or hello.incarnation > last.incarnation):
             return hello.incarnation  # it was here before this controller
-        return member.incarnation + 1
+        return last.incarnation + 1

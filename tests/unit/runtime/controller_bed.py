@@ -6,6 +6,7 @@ from typing import Any
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
@@ -24,14 +25,26 @@ HERE = "mem://controller"
 CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)
 
 
+class KeptIncarnations:
+    """An IncarnationStore in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, LastIncarnation] = {}
+
+    def load(self) -> dict[str, LastIncarnation]:
+        return dict(self.kept)
+
+    def keep(self, member_id: str, last: LastIncarnation) -> None:
+        self.kept[member_id] = last
+
+
 class Bed:
     def __init__(self, network: FakeNetwork, num_instances: int = 2, num_frontends: int = 1):
         self.network = network
         self.launcher = FakeLauncher()
         self.keeper = SpecKeeper(ClusterSpec.first(num_instances))
-        self.controller = Controller(
-            network.mailbox(HERE), self.launcher, LiveConfig(CONFIG), self.keeper
-        )
+        self.incarnations = KeptIncarnations()
+        self.controller = self._controller()
         ids = [f"i-{n}" for n in range(num_instances)] + [f"f-{n}" for n in range(num_frontends)]
         self.peers: dict[str, FakePeer] = {i: network.peer(f"mem://{i}") for i in ids}
         self.controller.start(num_frontends)
@@ -81,12 +94,20 @@ class Bed:
         return told.dispatch
 
     def restart_controller(self) -> None:
-        """A new process at the same address, which finds the spec as it was kept."""
+        """A new process at the same address, which finds what was kept."""
         self.task.cancel()
         self.network.lose(HERE)
         self.keeper = SpecKeeper(self.keeper.spec)
         self.launcher = FakeLauncher()
-        mailbox = self.network.mailbox(HERE)
-        self.controller = Controller(mailbox, self.launcher, LiveConfig(CONFIG), self.keeper)
+        self.controller = self._controller()
         self.controller.start(sum(i.startswith("f") for i in self.peers))
         self.task = asyncio.create_task(self.controller.run())
+
+    def _controller(self) -> Controller:
+        return Controller(
+            self.network.mailbox(HERE),
+            self.launcher,
+            LiveConfig(CONFIG),
+            self.keeper,
+            incarnations=self.incarnations,
+        )

@@ -6,13 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controller.runtime.controller.roster import Roster
+from controller.ports.incarnation_store import LastIncarnation
+from controller.runtime.controller.roster import Member, Roster
 from controller.runtime.messages.members import Welcome
 from tests.unit.runtime.fakes import hello
 
 
-def roster() -> Roster:
-    made = Roster()
+def roster(before: dict[str, LastIncarnation] | None = None) -> Roster:
+    made = Roster(before=before or {})
     made.expect("instance", "i-0")
     made.expect("frontend", "f-0")
     return made
@@ -122,22 +123,28 @@ class Process:
 
 
 class RosterMachine(RuleBasedStateMachine):
-    """Any processes of one id, welcomes and losses in any order, a fresh controller at first."""
+    """Any processes of one id, welcomes, losses and other controllers in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.roster = roster()
+        self.kept: dict[str, LastIncarnation] = {}
         self.processes: list[Process] = []
         self.owner: dict[int, str] = {}
-        self.highest = 0
+        self.highest = self.given_before = 0
         self.now_s = 0.0
 
     @rule(incarnation=st.integers(0, 5))
     def start(self, incarnation: int) -> None:
-        """`incarnation` is not 0 for a process from before this controller."""
-        used = incarnation in self.owner or incarnation < self.highest
+        """`incarnation` is not 0 for a process from before the first controller here, which comes
+        after all those of smaller numbers."""
         nonce = f"p{len(self.processes)}"
-        self.processes.append(Process(nonce, 0 if used else incarnation))
+        is_old = not self.highest and incarnation > self.given_before
+        self.processes.append(Process(nonce, incarnation if is_old else 0))
+        if is_old:
+            self.given_before = incarnation
+            self.kept["i-0"] = LastIncarnation(incarnation, alive=True)
+            self.restart_controller()
 
     @rule(data=st.data(), active=st.booleans(), arrives=st.booleans())
     def speak(self, data: st.DataObject, active: bool, arrives: bool) -> None:
@@ -163,6 +170,7 @@ class RosterMachine(RuleBasedStateMachine):
             assert process.incarnation == now
         else:
             assert change.welcome.incarnation == now
+            self._keep(change.member)
             if ran_something and now > before:
                 assert change.welcome.fenced
             if arrives:
@@ -173,7 +181,15 @@ class RosterMachine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         if self.processes:
             process = data.draw(st.sampled_from(self.processes))
-            self.roster.lost(f"mem://{process.nonce}")
+            if member := self.roster.lost(f"mem://{process.nonce}"):
+                self._keep(member)
+
+    @rule()
+    def restart_controller(self) -> None:
+        self.roster = roster(self.kept)
+
+    def _keep(self, member: Member) -> None:
+        self.kept[member.member_id] = LastIncarnation(member.incarnation, member.alive)
 
     @invariant()
     def only_a_heard_process_is_alive(self) -> None:

@@ -65,7 +65,7 @@ class ChosenMoves:
         self._controller_address = controller_address
         self._epoch = secrets.token_hex(3)
         """Makes migration ids unique: destinations remember moves for longer than a process takes
-        to start again, and a new controller may give it the incarnation of the process before."""
+        to start again."""
         self._numbers = itertools.count(1)
         self._sent: dict[str, _Sent] = {}
         """By migration id: requests on their way, or moved and perhaps not yet in the destination's

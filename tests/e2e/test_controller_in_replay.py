@@ -1,0 +1,130 @@
+"""The controller dies while requests of a dead instance wait at it for a place: for room, or for
+any instance. On two emulated instances, whose every token is checked."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import pytest
+
+from controller.api.errors import LlumctlError
+from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.wire.operations import DrainRequest
+from tests.chaos.balance import imbalance
+from tests.e2e.cluster import Cluster, running_with, wait_for
+from tests.e2e.emulated import Answer, check
+from tests.e2e.steering import Story, change, controller_pid, drain, ids_of, instance, undrain
+
+CONFIG = """
+[cluster]
+engine = "emulated"
+instances = 2
+
+[emulated]
+num_blocks = 129
+
+[scheduler]
+policy = "llumnix+"
+
+[holding]
+room_to_grow_tokens = 0
+relief_below_steps = 0
+making_room = false
+
+[migration]
+enabled = false
+"""
+FULL = (1600, 380)
+"""Tokens of prompt and output: 100 of 127 blocks, then 124, for 8 s."""
+LOST = (480, 150)
+"""30 blocks, which an instance with `FULL` never has."""
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with running_with(CONFIG, tmp_path_factory.mktemp("replay"), base_env, "replay") as cluster:
+        yield cluster
+
+
+def kill_both(cluster: Cluster, instance_id: str, lost: Sequence[Answer]) -> None:
+    """The instance, and the controller as soon as all requests of that instance wait there."""
+    assert all(each.wait_tokens(5) for each in lost)
+    with cluster.control() as client:
+        controller, pid = controller_pid(cluster), instance(client, instance_id).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+        def all_wait() -> bool:
+            status = client.status()
+            num_placing = sum(each.state == "placing" for each in status.replays.under_way)
+            return status.num_held_reqs == num_placing == len(lost)
+
+        wait_for(all_wait, "all replays to wait at the controller")
+        os.kill(controller, signal.SIGKILL)
+    assert not any(each.ended for each in lost)
+
+
+def wait_for_another(cluster: Cluster, instance_id: str, before: ClusterStatus) -> None:
+    """Another controller, and the instance's next process."""
+    (incarnation,) = (each.incarnation for each in before.instances if each.id == instance_id)
+
+    def is_back() -> bool:
+        with suppress(LlumctlError), cluster.control() as client:
+            state = instance(client, instance_id).state
+            return state in (InstanceState.ACTIVE, InstanceState.DRAINING)
+        return False
+
+    wait_for(is_back, f"{instance_id} at another controller")
+    with cluster.control() as client:
+        assert instance(client, instance_id).incarnation == incarnation + 1
+
+
+def check_replayed(
+    cluster: Cluster, before: ClusterStatus, lost: Sequence[Answer], num_ended: int
+) -> None:
+    """Each once, and everything balances."""
+    check(lost)
+    assert imbalance(cluster, 2) == ""
+    with cluster.control() as client:
+        story, replays = Story(client, before.last_event), client.status().replays
+        assert len(story.events("replayed")) == len(lost)
+        assert len(story.events("finished")) == num_ended
+        assert story.events("failed", "aborted", "rejected") == []
+    assert replays.num_replaying == 0
+    assert [(each.way, each.num_saved) for each in replays.saved] == [("replayed", len(lost))]
+
+
+def test_replays_that_wait_for_room_outlive_their_controller(cluster: Cluster) -> None:
+    """The instance that comes back is drained, and takes none before the next controller is there;
+    the other one has no room for a while."""
+    with cluster.control() as client:
+        before = client.status()
+        full = Answer(cluster, *FULL)
+        assert full.wait_tokens(1)
+        lost = [Answer(cluster, *LOST) for _ in range(3)]
+        assert all(each.wait_tokens(1) for each in lost)
+        (there,) = {*ids_of(client)} - {full.status(client).instance_id}
+        client.drain(there, DrainRequest(reason="test"))
+    kill_both(cluster, there, lost)
+    wait_for_another(cluster, there, before)
+    with cluster.control() as client:
+        undrain(client, there)
+    check([full])
+    check_replayed(cluster, before, lost, num_ended=4)
+
+
+def test_replays_that_wait_for_an_instance_outlive_their_controller(cluster: Cluster) -> None:
+    """Without late binding. Neither the controller nor the frontend alone has one to send them
+    to, until the instance that died is back."""
+    with cluster.control() as client:
+        change(client, {"scheduler.policy": "llumnix"})
+        before = client.status()
+        there, other = ids_of(client)
+        drain(client, other)
+        lost = [Answer(cluster, *LOST) for _ in range(3)]
+    kill_both(cluster, there, lost)
+    wait_for_another(cluster, there, before)
+    check_replayed(cluster, before, lost, num_ended=3)
