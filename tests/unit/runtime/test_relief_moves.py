@@ -197,6 +197,49 @@ async def undrained(moving: MovingCluster) -> None:
 HELD = (SourceState.PRE_ALLOCATING, SourceState.COPYING, SourceState.SUSPENDED)
 
 
+async def test_one_that_will_be_ended_sends_one_after_the_other_over_a_limited_link(
+    moving: MovingCluster,
+) -> None:
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(4, 1e12))
+    moving.controller.send("i-0", DrainSet(draining=True, leaves_in_s=600.0))
+    moving.network.hold(pre_alloc)
+
+    def leaving() -> list[str]:
+        moves = moving.a.llumlet.serving.instance_moves.in_flight()
+        return [move.request_id for move in moves]
+
+    await order(moving)
+    await moving.until(leaving)
+    await order(moving)
+    await snapshot(moving, "i-0")
+    assert leaving() == ["r5"]
+    await order(moving, destination_id="i-2")  # another link
+    await moving.until(lambda: len(leaving()) == 2)
+    await snapshot(moving, "i-0")
+    assert leaving() == ["r5", "r4"]
+    moving.network.release()
+    await moving.until(lambda: not at(moving, "i-0"))
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    assert {record.reason for record in moving.controller.records} == {"evacuate"}
+    await moving.nothing_is_left()
+
+
+async def test_a_limit_of_a_link_that_was_never_used_says_what_is_too_late(
+    moving: MovingCluster,
+) -> None:
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(4, 1.0))
+    moving.controller.send("i-0", DrainSet(draining=True, leaves_in_s=60.0))
+    await order(moving)
+    await moving.until(lambda: moving.controller.fruitless)
+    assert {event.labels["code"] for event in told(moving)} == {"too_late"}
+    assert at(moving, "i-0") == set(LENGTHS)
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+
+
 @pytest.mark.parametrize("state", HELD)
 async def test_when_a_drain_is_cancelled_whoever_is_not_handed_over_stays(
     moving: MovingCluster, state: SourceState

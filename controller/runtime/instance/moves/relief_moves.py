@@ -102,7 +102,16 @@ class ReliefMoves:
     def _may_begin(self) -> bool:
         if self._order is None or self._host.now_s() >= self._expires_s:
             return False
-        return self._moves.num_moves < self._moves.max_moves
+        is_full = self._moves.num_moves >= self._moves.max_moves
+        return not is_full and not self._link_is_taken(self._order.destination)
+
+    def _link_is_taken(self, to: InstanceRef) -> bool:
+        """An instance that will be ended sends one request after the other over a link with a
+        bandwidth limit. Copies side by side would all be cut off at its end, and each would measure
+        only its share of the link, so that fewer requests seem to arrive in time."""
+        if self._moves.leaves_at_s is None or self._host.transfer.max_bytes_per_s is None:
+            return False
+        return any(move.destination_id == to.instance_id for move in self._moves.in_flight())
 
     def _look(self) -> None:
         if self._looking or not self._may_begin():
@@ -141,6 +150,10 @@ class ReliefMoves:
         self, order: Relief, snapshot: InstanceSnapshot, candidates: Sequence[Candidate]
     ) -> ReliefView:
         to, leaves_at_s = order.destination, self._moves.leaves_at_s
+        limit = self._host.transfer.max_bytes_per_s
+        bytes_per_s = self._chosen.links.bytes_per_s(to.instance_id)
+        if leaves_at_s is not None and limit is not None:
+            bytes_per_s = min(limit, bytes_per_s or limit)
         return ReliefView(
             source=snapshot,
             candidates=candidates,
@@ -149,7 +162,7 @@ class ReliefMoves:
             levels=order.levels,
             config=order.config,
             block_bytes=self._host.blocks.block_bytes,
-            bytes_per_s=self._chosen.links.bytes_per_s(to.instance_id),
+            bytes_per_s=bytes_per_s,
             step_time_s=median(self.step_times_s) if self.step_times_s else None,
             leaves_in_s=None if leaves_at_s is None else leaves_at_s - self._host.now_s(),
         )
