@@ -29,6 +29,11 @@ class RayNodes:
         self._env = env
         self._folder = f"/tmp/llumctl-ray-{os.getpid()}"
 
+    @property
+    def log_dir(self) -> Path:
+        """Of Ray's own files, those of both nodes."""
+        return Path(self._folder) / "session_latest" / "logs"
+
     def start(self) -> None:
         self.start_first()
         self.start_second()

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from rich.table import Table
 
 from benchmarks.process_groups import signals_interrupt
 from controller.api.errors import LlumctlError
+from controller.main.machine import temp_folder
 from tests import footprints
 from tests.chaos import streams
 from tests.chaos.balance import Ends, Incarnations, imbalance
@@ -102,6 +104,8 @@ class Chaos:
                 return
             self.turns.append(self._turn(cluster, acts, fault))
             self._tell(self.turns[-1])
+            if self.turns[-1].wrong:
+                self._keep_logs(cluster, nodes, fault.number)
 
     def _turn(self, cluster: Cluster, acts: Faults, fault: Fault) -> Turn:
         turn = Turn(fault)
@@ -148,6 +152,18 @@ class Chaos:
             streams.burst(url, requests, self.options.every, dice), strike()
         )
         return results, done
+
+    def _keep_logs(self, cluster: Cluster, nodes: RayNodes | None, number: int) -> None:
+        """The members' and Ray's, as they are after a turn with something wrong."""
+        own = Path(cluster.temp_dir) / temp_folder.RAY / "session_latest" / "logs"
+        target = RESULTS / f"seed-{self.options.seed}-turn-{number}"
+        for name, source in (
+            ("members", cluster.state_dir / "logs"),
+            ("ray", own if nodes is None else nodes.log_dir),
+        ):
+            with suppress(OSError, shutil.Error):  # files come and go meanwhile
+                shutil.copytree(source, target / name, dirs_exist_ok=True)
+        self.console.print(f"     logs: {target}", markup=False)
 
     def _tell(self, turn: Turn) -> None:
         outcomes = ", ".join(f"{number} {name}" for name, number in turn.outcomes.most_common())

@@ -180,7 +180,7 @@ class Controller:
         for index in range(num_frontends):
             self.roster.expect("frontend", f"f-{index}")
             self._launcher.launch_frontend(f"f-{index}")
-        self.launch(self.keeper.spec.instance_ids)
+        self.scaling.launch_all()
 
     def launch(self, instance_ids: Sequence[str]) -> None:
         """Launches instances, and expects them from now on."""

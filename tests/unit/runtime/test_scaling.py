@@ -9,8 +9,30 @@ from controller.core.operations.drain import DrainState
 from controller.core.operations.scaling import ScalePlan
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drains import OperationRefusedError
-from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
+from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, settle, virtual_time
 from tests.unit.runtime.steering_bed import Disk, SteeringBed
+
+
+@virtual_time
+async def test_one_that_cannot_be_launched_does_not_end_a_controller_that_starts(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = FakeLauncher.launch_instance
+    tries = []
+
+    def launch(self: FakeLauncher, instance_id: str) -> None:
+        tries.append(instance_id)
+        if instance_id == "i-0" and tries.count("i-0") < 3:
+            raise ValueError("its name is taken, and nobody has it")
+        launches(self, instance_id)
+
+    monkeypatch.setattr(FakeLauncher, "launch_instance", launch)
+    bed = SteeringBed(network, num_instances=2)
+    assert bed.launcher.launched == ["f-0", "i-1"]
+    await asyncio.sleep(2.5)
+    assert bed.launcher.launched == ["f-0", "i-1", "i-0"]
+    await bed.serve()
+    assert (await bed.dispatched()).instance_id in ("i-0", "i-1")
 
 
 @virtual_time

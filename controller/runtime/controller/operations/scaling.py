@@ -98,12 +98,20 @@ class Scaling:
         self.launch_missing()
         return added
 
+    def launch_all(self) -> None:
+        """Finds or launches all instances of the spec. One for which that fails, as Ray may still
+        clean up after a launch that died with its controller, must not end this controller too."""
+        self._launch(self._cluster.keeper.spec.instance_ids)
+
     def launch_missing(self) -> None:
         """Launches planned instances without a process; those to be removed are not planned."""
-        cluster, now_s = self._cluster, self._cluster.now_s()
-        wanted = planned_instances(cluster.keeper.spec)
+        wanted = planned_instances(self._cluster.keeper.spec)
         self._retry_at_s = {key: at for key, at in self._retry_at_s.items() if key in wanted}
-        for instance_id in wanted:
+        self._launch(wanted)
+
+    def _launch(self, instance_ids: Collection[str]) -> None:
+        cluster, now_s = self._cluster, self._cluster.now_s()
+        for instance_id in instance_ids:
             is_there = instance_id in cluster.roster.members
             if is_there or now_s < self._retry_at_s.get(instance_id, now_s):
                 continue
