@@ -72,12 +72,12 @@ async def controller(plan_json: str, start: Start) -> None:
             f"{__name__}:llumlet",
             for_instances | address,
             plan.num_gpus_per_instance,
-            num_bytes=_instance_bytes(plan),
         ),
         # Frontends run beside the controller, on the machine of `up`, which has the endpoint's
         # address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,
+        instance_bytes=lambda: instance_bytes(plan, keeper.spec.engine.args),
         head=_head_watch(),
     )
     table = plan.settings.control
@@ -130,8 +130,9 @@ def _check_engine(
     check_engine_change(plan, given, before, after)
 
 
-def _instance_bytes(plan: ClusterPlan) -> int:
-    """Memory that a further instance takes; 0 if only the GPU's memory counts."""
+def instance_bytes(plan: ClusterPlan, changed: EngineArgs) -> int:
+    """Memory that a further instance takes; 0 if only the GPU's memory counts. `changed`: engine
+    arguments that are not those of the plan any more."""
     if plan.profile is not None:
         from controller.main.start import emulation
 
@@ -140,7 +141,8 @@ def _instance_bytes(plan: ClusterPlan) -> int:
         return 0
     from controller.main.checks import preflight
 
-    return preflight.instance_bytes(plan.engine_args, Path(plan.engine_args["model"]))
+    args = plan.engine_args | dict(changed)
+    return preflight.instance_bytes(args, Path(args["model"]))
 
 
 async def llumlet(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:

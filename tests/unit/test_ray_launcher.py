@@ -1,7 +1,9 @@
 """Whether further instances would find room: GPUs that Ray has free, memory of this machine."""
 
 from collections.abc import Callable
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,10 +29,12 @@ def no_room(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> NoRoom:
         num_bytes: int = 0,
         available: int = 0,
     ) -> str:
-        plan = module.ActorPlan("m:f", {}, num_gpus, num_bytes=num_bytes)
+        plan = module.ActorPlan("m:f", {}, num_gpus)
         resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
         monkeypatch.setattr(module.ray, "available_resources", lambda: resources)
-        launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: available)
+        launcher = module.RayLauncher(
+            "n", "/logs", plan, plan, lambda: available, lambda: num_bytes
+        )
         told: str = launcher.no_room(num_instances)
         return told
 
@@ -48,6 +52,19 @@ def test_memory_that_the_machine_has_not(no_room: NoRoom) -> None:
     assert no_room(3, num_bytes=GIB, available=2 * GIB) == (
         "about 3.0 GiB are needed, 2.0 GiB are available"
     )
+
+
+def test_engine_arguments_that_changed_since_up_change_the_memory(tmp_path: Path) -> None:
+    from controller.main.roles import instance_bytes
+
+    plan: Any = SimpleNamespace(
+        profile=None,
+        num_gpus_per_instance=0,
+        engine_args={"model": str(tmp_path), "kv_cache_memory_bytes": GIB},
+    )
+    as_started = instance_bytes(plan, {})
+    assert instance_bytes(plan, {"max_num_seqs": 4}) == as_started
+    assert instance_bytes(plan, {"kv_cache_memory_bytes": 3 * GIB}) == as_started + 2 * GIB
 
 
 def test_what_is_not_known_speaks_against_nothing(no_room: NoRoom) -> None:

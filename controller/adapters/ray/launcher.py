@@ -24,8 +24,6 @@ class ActorPlan:
     arguments: dict[str, Any]
     num_gpus: int = 0
     node_id: str | None = None
-    num_bytes: int = 0
-    """Memory that a member of this kind takes; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -36,6 +34,8 @@ class RayLauncher:
     frontend: ActorPlan
     available_bytes: Callable[[], int]
     """Memory that is left for new members."""
+    instance_bytes: Callable[[], int] = lambda: 0
+    """Memory that a new instance takes, with the engine arguments of now; 0: not known."""
     head: HeadWatch | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class RayLauncher:
             free = int(ray.available_resources().get("GPU", 0))
             if free < num_gpus:
                 return f"{num_gpus} GPUs are needed, Ray has {free} free"
-        num_bytes = num_instances * self.instance.num_bytes
+        num_bytes = num_instances * self.instance_bytes()
         available = self.available_bytes()
         if num_bytes > available:
             needed = f"about {num_bytes / GIB:.1f} GiB are needed"
