@@ -19,13 +19,13 @@ def figures_table(live: Sequence[Run], simulated: Mapping[str, Sequence[Run]]) -
     """Each live run, and below it the simulated ones of that run: the mean of each figure, then
     its lowest and highest value."""
     title = (
-        f"s and ms of the profile's time; slow: TTFTs above {SLOW_S:g} s, of requests that came"
-        " before the burst, from then on, and after the quiet time"
+        f"s and ms of the profile's time; slow: TTFTs above {SLOW_S:g} s before the burst,"
+        " from then on, and at the end"
     )
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in (
-        *("run", "", "cost", "most", "requests", "failed", "TTFT mean / P99 / max, s"),
-        *("TPOT P99, ms", "slow", "added / removed / kept"),
+        *("run", "", "cost", "most", "failed", "TTFT mean / P99 / max, s"),
+        *("TPOT P99, ms", "slow", "+ / - / kept"),
     ):
         left = column in ("run", "")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
@@ -121,7 +121,6 @@ def _live_cells(run: Run) -> list[str]:
     return [
         f"{run['mean_num_instances']:.2f}",
         str(max(run["numbers"])),
-        str(run["num_requests"]),
         str(run["num_failed"] + run["num_wrong_tokens"]),
         *_latencies(run),
         " / ".join(map(str, run["num_slow"])),
@@ -140,7 +139,6 @@ def _simulated_rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
             [
                 f"{run['mean_num_instances']:.2f}",
                 f"{run['most']:.0f}",
-                f"{run['num_requests']:.0f}",
                 f"{run['num_failed']:.0f}",
                 *_latencies(run),
                 " / ".join(f"{number:.0f}" for number in run["num_slow"]),
