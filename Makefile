@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths fuzz attack chaos clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths fuzz attack chaos clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-cluster   one policy per call on 16 emulated instances, beside the simulator (30 minutes each)"
 	@echo "make bench-autoscale a cluster that scales itself beside fixed ones (one run per call, 11 minutes each)"
 	@echo "make bench-fidelity  the simulator beside live runs, emulated and real (half an hour; ARGS=--short: minutes)"
+	@echo "make bench-recovery  an instance dies under 16 streams: replays beside clients that send again (5 minutes)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make clean           remove $(VENV) and what tools have left"
 
@@ -164,6 +165,9 @@ bench-cluster: $(STAMP)
 
 bench-autoscale: $(STAMP)
 	$(BIN)/python -m benchmarks.autoscale $(ARGS)
+
+bench-recovery: $(STAMP)
+	$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)
