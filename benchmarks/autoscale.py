@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,11 +26,11 @@ from benchmarks.autoscale_sim import SCALED, TIMES_S, Scene, simulate_all
 from benchmarks.autoscale_tables import draw, figures_table, health_table, saving_lines
 from benchmarks.cluster_runs import PROFILE
 from benchmarks.cpu_meter import CpuMeter
-from benchmarks.engine_plan import EnginePlan, make_plan
-from benchmarks.policy_cluster import TIMEOUT_S, Cast, LiveCluster, as_environment, keeps_time
+from benchmarks.engine_plan import emulated_plan
+from benchmarks.policy_cluster import TIMEOUT_S, Cast, keeps_time
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.same_trace import live_latencies, write_trace
-from benchmarks.servers import RESULTS, ServerError, running
+from benchmarks.servers import RESULTS, LlumctlServer, ServerError, running
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
@@ -154,12 +154,12 @@ def _play(console: Console, folder: Path, wanted: str, scene: Scene, policy: str
     speed, trace = scene.speed, scene.trace
     path = write_trace(trace, folder / f"trace-{scene.seed}.jsonl")
     number = scene.least if wanted == SCALED else int(wanted.removeprefix("fixed-"))
-    environment = dict(Cast(sim_policy(policy), number, PROFILE, speed).environment())
+    settings = dict(Cast(sim_policy(policy), number, PROFILE, speed).settings())
     if wanted == SCALED:
-        settings = {"mode": "on", "min_instances": scene.least, "max_instances": scene.most}
-        settings |= {key: value / speed for key, value in TIMES_S.items()}
-        environment |= as_environment({f"autoscale.{key}": v for key, v in settings.items()})
-    cluster = LiveCluster(_plan(number), environment, emulated=True)
+        scaling = {"mode": "on", "min_instances": scene.least, "max_instances": scene.most}
+        scaling |= {key: value / speed for key, value in TIMES_S.items()}
+        settings |= {f"autoscale.{key}": value for key, value in scaling.items()}
+    cluster = LlumctlServer(emulated_plan(number), settings=settings, emulated=True)
     with running(cluster):
         figures = _load_on(cluster, path, scene)
     times_s = [speed * at_s for at_s in figures["times_s"]]
@@ -176,12 +176,7 @@ def _play(console: Console, folder: Path, wanted: str, scene: Scene, policy: str
     return int(bool(figures["num_failed"] or figures["num_wrong_tokens"]))
 
 
-def _plan(number: int) -> EnginePlan:
-    engine_args = {"served_model_name": "embedded"}
-    return replace(make_plan(1), num_engines=number, engine_args=engine_args)
-
-
-def _load_on(cluster: LiveCluster, trace: Path, scene: Scene) -> dict[str, Any]:
+def _load_on(cluster: LlumctlServer, trace: Path, scene: Scene) -> dict[str, Any]:
     speed, tide = scene.speed, scene.tide
     load = Load(trace=trace, speed=speed, duration_s=None, seed=scene.seed)
     name = cluster.plan.cluster

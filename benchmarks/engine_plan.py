@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,12 @@ def make_plan(num_engines: int) -> EnginePlan:
         port=port,
         control_port=control_port,
     )
+
+
+def emulated_plan(num_engines: int) -> EnginePlan:
+    """Emulated engines, which have no memory that would limit their number."""
+    engine_args = {"served_model_name": "embedded"}
+    return replace(make_plan(1), num_engines=num_engines, engine_args=engine_args)
 
 
 def _kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:

@@ -19,10 +19,10 @@ from benchmarks import machine, results
 from benchmarks.core_waits import CoreWaits
 from benchmarks.fidelity_parts import Part, Size, emulated, vllm
 from benchmarks.fidelity_rows import health, rows, slowdown, table
-from benchmarks.policy_cluster import LiveCluster, load_on
+from benchmarks.policy_cluster import load_on
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.same_trace import Figures, as_sent, delayed, simulated, write_trace
-from benchmarks.servers import RESULTS, ServerError, running
+from benchmarks.servers import RESULTS, LlumctlServer, ServerError, running
 from controller.api.errors import LlumctlError
 from controller.sim.workload.request import Trace
 
@@ -83,7 +83,7 @@ def _play_missing(
             _write(folder / f"run-{number}.json", content)
 
 
-def _measured(part: Part, cluster: LiveCluster, trace: Path, seed: int) -> Figures:
+def _measured(part: Part, cluster: LlumctlServer, trace: Path, seed: int) -> Figures:
     pids = [pid for pid, kind in cluster.parts().items() if kind == "engine"]
     waits = CoreWaits(pids)
     figures = load_on(cluster, trace, seed, part.speed)

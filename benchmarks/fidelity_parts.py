@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.engine_plan import EnginePlan, make_plan
-from benchmarks.policy_cluster import Cast, LiveCluster, as_environment, emulated_cluster
+from benchmarks.policy_cluster import Cast, emulated_cluster
 from benchmarks.same_trace import LIMIT_FACTOR, live_settings, smaller
-from benchmarks.servers import ServerError, llumctl
+from benchmarks.servers import LlumctlServer, ServerError, llumctl
 from controller.model.profile import LatencyProfile, load_profile
 from controller.sim.policies import sim_policy
 from controller.sim.policy_settings import with_settings
@@ -57,7 +57,7 @@ class Part:
     policy: SimPolicy
     num_instances: int
     speed: float
-    make_cluster: Callable[[], LiveCluster]
+    make_cluster: Callable[[], LlumctlServer]
 
     def setup(self) -> ClusterSetup:
         return ClusterSetup(
@@ -112,7 +112,7 @@ def vllm(folder: Path) -> Part:
     settings = live_settings(policy, 1.0) | {"engine.enable_prefix_caching": False}
     return Part(
         *("vllm", load_profile(str(path)), policy, 1, 1.0),
-        lambda: LiveCluster(plan, as_environment(settings), emulated=False),
+        lambda: LlumctlServer(plan, settings=settings),
     )
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks.engine_plan import EnginePlan
 from benchmarks.lifetimes import CONTEXT_TOKENS
 from benchmarks.servers import LlumctlServer
 from benchmarks.token_stream import StreamEndedError, TokenStream
@@ -29,13 +31,13 @@ class MigrationCluster(LlumctlServer):
     """A block that is found in the destination's prefix cache is not copied: there would be
     nothing to measure."""
 
+    def __init__(self, plan: EnginePlan, name: str = "llumctl", checkout: Path | None = None):
+        """Nothing moves but what is measured."""
+        super().__init__(plan, name, checkout, settings={"migration.enabled": False})
+
     def _command(self) -> list[str]:
         arguments = ("enable_prefix_caching=false", f"max_num_batched_tokens={STEP_TOKENS}")
         return [*super()._command(), *(p for a in arguments for p in ("--engine-arg", a))]
-
-    def _environment(self) -> dict[str, str]:
-        """Nothing moves but what is measured."""
-        return {**super()._environment(), "LLUMCTL_MIGRATION_ENABLED": "false"}
 
 
 class MovedStreams:

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.cluster_events import EventTap, Told, evictions, preemption_loss_s
 from benchmarks.cpu_meter import CpuMeter
-from benchmarks.engine_plan import EnginePlan, make_plan
+from benchmarks.engine_plan import emulated_plan
 from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady, live_steps
 from benchmarks.servers import LlumctlServer, running
 from controller.api.client import ControlClient
@@ -39,7 +39,7 @@ class Cast:
     num_blocks: int | None = None
     """KV blocks of an engine; None: the profile's."""
 
-    def environment(self) -> Mapping[str, str]:
+    def settings(self) -> Mapping[str, Any]:
         settings = live_settings(self.policy, self.speed) | {
             "emulated.speed": self.speed,
             "emulated.profile": self.profile,
@@ -48,41 +48,12 @@ class Cast:
         }
         if self.num_blocks is not None:
             settings["emulated.num_blocks"] = self.num_blocks
-        return as_environment(settings)
+        return settings
 
 
-def as_environment(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that give a cluster these settings at its start."""
-    return {
-        f"LLUMCTL_{name.replace('.', '_').upper()}": str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-        for name, value in settings.items()
-    }
-
-
-class LiveCluster(LlumctlServer):
-    """`environment`: its settings. Engines are real ones unless `emulated`."""
-
-    def __init__(self, plan: EnginePlan, environment: Mapping[str, str], *, emulated: bool) -> None:
-        super().__init__(plan)
-        self._settings = environment
-        self._emulated = emulated
-
-    def _command(self) -> list[str]:
-        return [*super()._command(), *(("--engine", "emulated") if self._emulated else ())]
-
-    def _environment(self) -> dict[str, str]:
-        return dict(self._settings)
-
-
-def emulated_cluster(cast: Cast) -> LiveCluster:
-    plan = replace(
-        make_plan(1),
-        num_engines=cast.num_instances,
-        engine_args={"served_model_name": "embedded"},
-    )
-    return LiveCluster(plan, cast.environment(), emulated=True)
+def emulated_cluster(cast: Cast) -> LlumctlServer:
+    plan = emulated_plan(cast.num_instances)
+    return LlumctlServer(plan, settings=cast.settings(), emulated=True)
 
 
 def play(cast: Cast, trace: Path, seed: int) -> Figures:
@@ -92,12 +63,12 @@ def play(cast: Cast, trace: Path, seed: int) -> Figures:
     with running(cluster):
         figures = load_on(cluster, trace, seed, cast.speed)
     return figures | {
-        "settings": dict(cast.environment()),
+        "settings": dict(cast.settings()),
         "took_s": time.perf_counter() - began_s,
     }
 
 
-def load_on(cluster: LiveCluster, trace: Path, seed: int, speed: float) -> Figures:
+def load_on(cluster: LlumctlServer, trace: Path, seed: int, speed: float) -> Figures:
     """Plays the trace on a cluster that serves, `speed` times as fast. Raises KeyboardInterrupt."""
     load = Load(trace=trace, speed=speed, duration_s=None, seed=seed)
     name = cluster.plan.cluster

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import count
 
 import httpx
@@ -23,7 +23,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.engine_plan import EnginePlan, make_plan
+from benchmarks.engine_plan import EnginePlan, emulated_plan, make_plan
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.recovery_client import Client, Strategy
 from benchmarks.servers import LlumctlServer, ServerError, running
@@ -68,19 +68,6 @@ class Sample:
     def num_one_by_one(self) -> int:
         """Of these, those that were decoded, and not computed at once."""
         return self.num_had if self.strategy is Strategy.AGAIN else 0
-
-
-class Cluster(LlumctlServer):
-    def __init__(self, plan: EnginePlan, engine: str) -> None:
-        super().__init__(plan)
-        self._engine = engine
-
-    def _command(self) -> list[str]:
-        return [*super()._command(), "--engine", self._engine]
-
-    def _environment(self) -> dict[str, str]:
-        """No request leaves its instance but by the instance's death."""
-        return {"LLUMCTL_MIGRATION_ENABLED": "false"}
 
 
 class Kills:
@@ -193,14 +180,15 @@ async def measure(
 def main() -> int:
     options = _options()
     console = results.make_console()
-    num = options.instances or (4 if options.engine == "emulated" else 2)
-    plan = make_plan(num)
-    if options.engine == "emulated":
-        plan = replace(plan, engine_args={"served_model_name": plan.served_model_name})
+    emulated = options.engine == "emulated"
+    num_instances = options.instances or (4 if emulated else 2)
+    plan = emulated_plan(num_instances) if emulated else make_plan(num_instances)
+    # No request leaves its instance but by the instance's death.
+    cluster = LlumctlServer(plan, settings={"migration.enabled": False}, emulated=emulated)
     samples: list[Sample] = []
     code = 0
     try:
-        with signals_interrupt(), running(Cluster(plan, options.engine)):
+        with signals_interrupt(), running(cluster):
             state = run_state.load(plan.cluster)
             assert state is not None
             with ControlClient(state.control_url, state.control_token, PATIENCE_S) as control:

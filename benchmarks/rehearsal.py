@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.cpu_meter import CpuMeter
-from benchmarks.engine_plan import make_plan
+from benchmarks.engine_plan import emulated_plan
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, llumctl, running
 
@@ -30,18 +29,10 @@ IDLE_S = 15.0
 SETTLE_S = 20.0
 
 
-class EmulatedCluster(LlumctlServer):
-    def _command(self) -> list[str]:
-        return [*super()._command(), "--engine", "emulated"]
-
-
 def main() -> int:
     options = _options()
     console = results.make_console()
-    plan = replace(
-        make_plan(1), num_engines=options.instances, engine_args={"served_model_name": "embedded"}
-    )
-    cluster = EmulatedCluster(plan)
+    cluster = LlumctlServer(emulated_plan(options.instances), emulated=True)
     try:
         with signals_interrupt(), running(cluster) as taken_s:
             figures = _measure(cluster, options) | {"ready_s": taken_s[0]}

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import httpx
 import psutil
@@ -27,6 +29,7 @@ DOWN_TIMEOUT_S = 60.0
 # A core of the machine: above it an idle server disturbs the one that is measured.
 IDLE_CPU_LIMIT = 0.05
 RESULTS = Path(__file__).parent / "results"
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ServerError(Exception):
@@ -116,13 +119,22 @@ class Server(ABC):
 
 
 class LlumctlServer(Server):
-    """A cluster through the real command line, of this checkout where none is given."""
+    """A cluster through the real command line, of this checkout where none is given. `settings`:
+    what it starts with. Its engines are real ones unless `emulated`."""
 
     def __init__(
-        self, plan: EnginePlan, name: str = "llumctl", checkout: Path | None = None
+        self,
+        plan: EnginePlan,
+        name: str = "llumctl",
+        checkout: Path | None = None,
+        *,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+        emulated: bool = False,
     ) -> None:
         super().__init__(f"{name} {plan.num_engines}", plan, plan.port)
         self._llumctl = llumctl(checkout)
+        self._settings = settings
+        self._emulated = emulated
 
     def wait_ready(self) -> float:
         """`llumctl up --wait` has returned and a completion has succeeded since."""
@@ -166,13 +178,25 @@ class LlumctlServer(Server):
         return {p.pid: members.get(p.pid, _ray_part(p)) for p in processes_of(state.nonce)}
 
     def _command(self) -> list[str]:
-        return [self._llumctl, "up", "-d", "--wait", *self.plan.llumctl_arguments()]
+        engine = ("--engine", "emulated") if self._emulated else ()
+        return [self._llumctl, "up", "-d", "--wait", *self.plan.llumctl_arguments(), *engine]
 
     def _environment(self) -> dict[str, str]:
-        return {}
+        """By variables: `up` of an older checkout has no `--set`."""
+        return as_variables(self._settings)
 
     def _has_failed(self) -> bool:
         return self._process is None or bool(self._process.poll())
+
+
+def as_variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of an `up` that starts with these settings."""
+    return {
+        f"LLUMCTL_{name.replace('.', '_').upper()}": str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+        for name, value in settings.items()
+    }
 
 
 class VllmServer(Server):

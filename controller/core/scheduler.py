@@ -18,23 +18,21 @@ Nothing survives a crash of the process, by design. After a restart InstanceStar
 and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 from controller.core.dispatch.instance_pool import InstancePool
-from controller.core.dispatch.policies import Policy, find_policy
 from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.demand import demand_with_output
 from controller.core.holding.first_token import best_fitting
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldView
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.overload.drain_rate import DrainRate
-from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits
+from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.overload.key_table import KeyTable
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchCancelled,
     DispatchRequested,
@@ -48,26 +46,6 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    levels: tuple[Level, ...] = DEFAULT_LEVELS
-    policy: str = "llumnix"
-    """A name in `dispatch.POLICIES`."""
-    max_held_reqs: int = 1024
-    hold_timeout_s: float = 30.0
-    stall_timeout_s: float = 10.0
-    """An instance whose last status is older than this gets no requests."""
-    holding: HoldingConfig | None = None
-    """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
-    them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`
-    has late binding."""
-    key_limits: KeyLimits = field(default_factory=KeyLimits)
-    names_candidates: bool = True
-    """Whether a decision names the instances that it was made from, with their scores. A simulation
-    records no decisions, and half of the time of one goes into the names."""
-
-
 UNAVAILABLE_RETRY_S = 1
 """Who comes back early is held again, and so loses nothing."""
 
@@ -79,7 +57,7 @@ class GlobalScheduler:
         """`own_limits`: of API keys, where they differ from `config.key_limits`."""
         self._config = config
         self.keys = KeyTable(config.key_limits, own_limits)
-        self._pool = InstancePool(*_terms(config))
+        self._pool = InstancePool(config)
         self.instances = self._pool.instances
         """By instance id, for others to look at."""
         self._held = HeldRequests()
@@ -95,7 +73,7 @@ class GlobalScheduler:
 
         Raises ValueError if it names an unknown policy; nothing changed then.
         """
-        self._pool.configure(*_terms(config))
+        self._pool.configure(config)
         self._config = config
         self.keys.limits = config.key_limits
         if self._placement is None or config.holding is None:
@@ -314,13 +292,6 @@ class GlobalScheduler:
         self._held.check()
         if self._held and self._placement is None:
             assert not self._pool.schedulable_snapshots(now_s), "held though one may take it"
-
-
-def _terms(config: SchedulerConfig) -> tuple[Policy, Sequence[Level], float, int | None, bool]:
-    """What the pool of instances goes by. Raises ValueError if the policy is unknown."""
-    room_to_grow_tokens = config.holding.room_to_grow_tokens if config.holding else None
-    policy, named = find_policy(config.policy), config.names_candidates
-    return policy, config.levels, config.stall_timeout_s, room_to_grow_tokens, named
 
 
 def _placement(config: SchedulerConfig) -> Placement | None:

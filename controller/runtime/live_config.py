@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from controller.core.autoscale.config import AutoscaleConfig, AutoscaleMode
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.scheduler import SchedulerConfig
+from controller.core.scheduler_config import SchedulerConfig
 from controller.ports.engine import StepPhase
 from controller.runtime.messages.operations import FrontendLimits
 

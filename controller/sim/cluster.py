@@ -10,7 +10,8 @@ from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.prediction.length_predictor import LengthPredictor, LengthPredictorConfig
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,

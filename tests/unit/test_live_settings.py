@@ -15,7 +15,7 @@ from controller.core.overload.key_limits import KeyLimits
 from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
-from controller.core.scheduler import SchedulerConfig
+from controller.core.scheduler_config import SchedulerConfig
 from controller.runtime.live_config import LiveConfig
 
 DEFAULTS = Settings()

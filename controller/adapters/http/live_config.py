@@ -12,7 +12,7 @@ from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.scheduler import SchedulerConfig
+from controller.core.scheduler_config import SchedulerConfig
 from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.runtime.live_config import LiveAutoscale, LiveConfig, SlowLimits
 from controller.runtime.messages.operations import FrontendLimits

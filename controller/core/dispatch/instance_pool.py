@@ -5,17 +5,18 @@ The pool is a part of the global scheduler (`core.scheduler`), which says when a
 pool says to which instance.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import assert_never
 
 from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import Policy
+from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,
@@ -35,42 +36,32 @@ PoolEvent = (
 
 
 class InstancePool:
-    def __init__(
-        self,
-        policy: Policy,
-        levels: Sequence[Level],
-        stall_timeout_s: float,
-        room_to_grow_tokens: int | None,
-        names_candidates: bool,
-    ) -> None:
-        """The arguments are those of `configure`."""
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Raises ValueError if the policy is unknown."""
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
         """By instance id, for others to look at."""
         self._draining: set[str] = set()
         """Instances that are to get no requests, known or not."""
         self._history = History()
-        self.configure(policy, levels, stall_timeout_s, room_to_grow_tokens, names_candidates)
+        self.configure(config)
 
-    def configure(
-        self,
-        policy: Policy,
-        levels: Sequence[Level],
-        stall_timeout_s: float,
-        room_to_grow_tokens: int | None,
-        names_candidates: bool,
-    ) -> None:
-        """The pool goes by these from now on. `stall_timeout_s`: an instance whose last status is
-        older gets no requests. `room_to_grow_tokens`: set with late binding only.
-        `names_candidates`: of the policy's choices (`SchedulerConfig`)."""
-        self._policy = policy
-        self._names_candidates = names_candidates
-        self._level_by_rank = {level.rank: level for level in levels}
-        self._stall_timeout_s = stall_timeout_s
+    def configure(self, config: SchedulerConfig) -> None:
+        """The pool goes by this from now on.
+
+        Raises ValueError if the policy is unknown; nothing changed then.
+        """
+        self._policy = find_policy(config.policy)
+        self._config = config
+        self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
-            record.stall_timeout_s = stall_timeout_s
+            record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(
-            self._records, policy, levels, stall_timeout_s, room_to_grow_tokens
+            self._records,
+            self._policy,
+            config.levels,
+            config.stall_timeout_s,
+            config.room_to_grow_tokens,
         )
 
     # -- what happens to instances -------------------------------------------------------
@@ -114,7 +105,7 @@ class InstancePool:
             self._records[event.instance_id] = InstanceRecord(
                 event.instance_id,
                 event.incarnation,
-                stall_timeout_s=self._stall_timeout_s,
+                stall_timeout_s=self._config.stall_timeout_s,
                 draining=event.instance_id in self._draining,
             )
             self._history.prefixes.forget(event.instance_id)
@@ -165,7 +156,7 @@ class InstancePool:
         """To the policy's choice, after `any_schedulable` was true."""
         newcomer, history = self._newcomer(request), self._history
         candidates: tuple[tuple[str, float], ...] = ()
-        if self._names_candidates:
+        if self._config.names_candidates:
             chosen, candidates = self._board.choose(newcomer, history)
         else:
             chosen = self._board.pick(newcomer, history)

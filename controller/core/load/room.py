@@ -20,7 +20,7 @@ by 600 requests/s of one output token: mean TTFT 1.6 s, and 13 ms with this."""
 @dataclass(slots=True)
 class Room:
     """`free_blocks` and `num_places` are left by all that runs, waits or is on its way there; while
-    anything does, `margin_blocks` stay free for its growth, and the watermark. An idle instance
+    anything does, `growth_blocks` stay free for its growth, and the watermark. An idle instance
     takes what its memory holds, as its engine does. `prefill_blocks` are those whose tokens all of
     these are still to compute; what a prefix cache may spare of them is not known."""
 
@@ -77,17 +77,12 @@ class Room:
         return 2 * self.free_blocks < self.capacity_blocks
 
     @property
-    def margin_blocks(self) -> int:
-        return self.growth_blocks if self.num_requests else 0
-
-    @property
     def prefill_tokens(self) -> int:
         """How many tokens, in whole blocks, are computed before those of a new request."""
         return self.block_size * self.prefill_blocks
 
     def lacking_blocks(self, demand_blocks: int) -> int:
         """How much more must be free for a request to fit. It may be negative."""
-        # `margin_blocks` is written out: a simulated run asks a million times.
         margin_blocks = self.growth_blocks if self.num_requests else 0
         return demand_blocks + margin_blocks - self.free_blocks
 

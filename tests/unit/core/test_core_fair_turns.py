@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.fair_turns import FairTurns
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,

@@ -10,7 +10,8 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.holding.first_token import best_fitting
 from controller.core.load.room import Room
 from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Unreported
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, InstanceStarted, StatusReported
 from tests.unit.core.core_builders import RequestSnapshot, queued, request, running, status
 

@@ -10,7 +10,8 @@ from controller.core.holding.held_queue import Held
 from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldPlace, HeldReason, HeldView, OvertakenBy
 from controller.core.load.room import Room
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import InstanceDied, InstanceStarted
 from tests.unit.core.core_builders import nothing_cached, request, running, status
 

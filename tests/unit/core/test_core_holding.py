@@ -14,7 +14,8 @@ from controller.core.holding.room_plan import plan_leaving, plan_room
 from controller.core.load.room import MAX_QUEUED, STEP_TOKENS, Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -245,7 +246,7 @@ def test_the_room_of_an_instance_leaves_out_all_that_is_known_to_come() -> None:
         queued_demand_blocks=10,
     )  # fmt: skip
     found = Room.of(snapshot, 100, Unreported(2, 5))
-    assert (found.free_blocks, found.num_places, found.margin_blocks) == (40, 1, 7)
+    assert (found.free_blocks, found.num_places, found.growth_blocks) == (40, 1, 7)
     assert found.spare_blocks == 33
     assert found.lacking_blocks(50) == 17
     found.take(10)

@@ -7,7 +7,8 @@ import pytest
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.placement import Placement
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchCancelled,
     DrainBegan,

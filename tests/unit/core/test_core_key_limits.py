@@ -9,7 +9,8 @@ from controller.core.overload.key_limits import KeyLimits, refusal
 from controller.core.overload.key_table import KeyTable
 from controller.core.overload.key_use import KeyUse
 from controller.core.overload.token_window import TokenWindow
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchRequested,
     FrontendDied,

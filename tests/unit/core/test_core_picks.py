@@ -14,7 +14,8 @@ from controller.core.dispatch.picks import (
     pick_lower_of_two,
 )
 from controller.core.load.snapshot import NORMAL
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,

@@ -7,7 +7,8 @@ from controller.core.dispatch import policies as dispatch_module
 from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.dispatch.policies import POLICIES
 from controller.core.load.snapshot import Unreported
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,

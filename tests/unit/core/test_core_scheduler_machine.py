@@ -10,7 +10,8 @@ from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.dispatch.policies import POLICIES
 from controller.core.dispatch.score_board import MAX_CANDIDATES
 from controller.core.load.snapshot import Level
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,

@@ -13,7 +13,8 @@ from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import POLICIES, find_policy
 from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from controller.core.holding.config import HoldingConfig
 from controller.core.overload.drain_rate import MOST_S, WINDOW_S, DrainRate
 from controller.core.overload.shed_order import ShedOrder
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchCancelled,
     DispatchRequested,

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.scheduler import SchedulerConfig
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.controller.controller import Controller

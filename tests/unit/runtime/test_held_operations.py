@@ -20,7 +20,7 @@ from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.scheduler import SchedulerConfig
+from controller.core.scheduler_config import SchedulerConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT

@@ -4,7 +4,8 @@ import pytest
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import DispatchCancelled, InstanceStarted, Ticked
 from controller.runtime.controller.holding_watch import EVERY_S, KEPT_S, QUIET_S, HoldingWatch
 from controller.runtime.controller.journal import Journal

@@ -5,7 +5,8 @@ from unittest import mock
 import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Event, InstanceDied, InstanceStarted, StatusReported
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Roster
