@@ -21,6 +21,8 @@ and the first statuses restore loads and sequence numbers; frontends ask again.
 from collections.abc import Callable, Iterator
 
 from controller.core.dispatch.instance_pool import InstancePool
+from controller.core.dispatch.policies import find_policy
+from controller.core.dispatch.pool_config import PoolConfig
 from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.demand import demand_with_output
@@ -57,7 +59,7 @@ class GlobalScheduler:
         """`own_limits`: of API keys, where they differ from `config.key_limits`."""
         self._config = config
         self.keys = KeyTable(config.key_limits, own_limits)
-        self._pool = InstancePool(config)
+        self._pool = InstancePool(_pool_config(config))
         self.instances = self._pool.instances
         """By instance id, for others to look at."""
         self._held = HeldRequests()
@@ -73,7 +75,7 @@ class GlobalScheduler:
 
         Raises ValueError if it names an unknown policy; nothing changed then.
         """
-        self._pool.configure(config)
+        self._pool.configure(_pool_config(config))
         self._config = config
         self.keys.limits = config.key_limits
         if self._placement is None or config.holding is None:
@@ -292,6 +294,17 @@ class GlobalScheduler:
         self._held.check()
         if self._held and self._placement is None:
             assert not self._pool.schedulable_snapshots(now_s), "held though one may take it"
+
+
+def _pool_config(config: SchedulerConfig) -> PoolConfig:
+    """Raises ValueError if the policy is unknown."""
+    return PoolConfig(
+        find_policy(config.policy),
+        config.levels,
+        config.stall_timeout_s,
+        config.holding.room_to_grow_tokens if config.holding else None,
+        config.names_candidates,
+    )
 
 
 def _placement(config: SchedulerConfig) -> Placement | None:

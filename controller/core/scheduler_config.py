@@ -24,8 +24,3 @@ class SchedulerConfig:
     names_candidates: bool = True
     """Whether a decision names the instances that it was made from, with their scores. A simulation
     records no decisions, and half of the time of one goes into the names."""
-
-    @property
-    def room_to_grow_tokens(self) -> int | None:
-        """None without late binding."""
-        return None if self.holding is None else self.holding.room_to_grow_tokens

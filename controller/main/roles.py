@@ -48,7 +48,7 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.files.spec_file import SpecFile
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_config import live_config
-    from controller.adapters.http.views import ClusterLabels
+    from controller.adapters.http.views.cluster import ClusterLabels
     from controller.adapters.prometheus import cluster as metrics
     from controller.adapters.ray.launcher import ActorPlan, RayLauncher
     from controller.api.settings.key_file import own_limits

@@ -44,7 +44,8 @@ from controller.adapters.http.requests import RequestsQuery, find_request, list_
 from controller.adapters.http.rolling import EngineCheck, RollingApi, allow_all
 from controller.adapters.http.steering import Steering
 from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
-from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
+from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
+from controller.adapters.http.views.records import event_model
 from controller.adapters.http.watch import WatchQuery, frames
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Required, TypedDict, Unpack
 
 from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.move_views import attempt_model
 from controller.adapters.http.requests import find_record
+from controller.adapters.http.views.moves import attempt_model
 from controller.api.text.quantities import duration
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
 from controller.core.load.snapshot import blocks_for

@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.launcher_view import CANNOT_RESTART, refuse_without_launcher
 from controller.adapters.http.operation_reports import (
     SteerReports,
     as_drain,
@@ -25,6 +24,7 @@ from controller.adapters.http.operation_reports import (
 )
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.steering import Steering
+from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
 from controller.api.text.quantities import duration
 from controller.api.wire.audit import Undo
 from controller.api.wire.operations import (

@@ -11,11 +11,11 @@ from starlette.routing import Route
 
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import ApiError
-from controller.adapters.http.launcher_view import CANNOT_RESTART, refuse_without_launcher
 from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations import as_api_errors
-from controller.adapters.http.rolling_view import rolling_report
 from controller.adapters.http.steering import Steering
+from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
+from controller.adapters.http.views.rolling import rolling_report
 from controller.api.errors import UsageError
 from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration

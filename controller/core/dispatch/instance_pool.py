@@ -12,11 +12,10 @@ from typing import assert_never
 from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import find_policy
+from controller.core.dispatch.pool_config import PoolConfig
 from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,
@@ -36,8 +35,7 @@ PoolEvent = (
 
 
 class InstancePool:
-    def __init__(self, config: SchedulerConfig) -> None:
-        """Raises ValueError if the policy is unknown."""
+    def __init__(self, config: PoolConfig) -> None:
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
         """By instance id, for others to look at."""
@@ -46,19 +44,15 @@ class InstancePool:
         self._history = History()
         self.configure(config)
 
-    def configure(self, config: SchedulerConfig) -> None:
-        """The pool goes by this from now on.
-
-        Raises ValueError if the policy is unknown; nothing changed then.
-        """
-        self._policy = find_policy(config.policy)
+    def configure(self, config: PoolConfig) -> None:
+        """The pool goes by this from now on."""
         self._config = config
         self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(
             self._records,
-            self._policy,
+            config.policy,
             config.levels,
             config.stall_timeout_s,
             config.room_to_grow_tokens,
@@ -161,7 +155,7 @@ class InstancePool:
         else:
             chosen = self._board.pick(newcomer, history)
         history.last = chosen.instance_id
-        if self._policy.by_prefix:
+        if self._config.policy.by_prefix:
             history.note(chosen, newcomer)
         return self._send(request, chosen, candidates, now_s)
 
@@ -193,7 +187,7 @@ class InstancePool:
             chosen.incarnation,
             seq,
             candidates,
-            self._policy.name,
+            self._config.policy.name,
             len(self._board),
         )
 

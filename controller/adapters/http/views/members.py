@@ -1,0 +1,221 @@
+"""An instance or a frontend as the status shows it."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from controller.api.wire.holding import KeptForStatus
+from controller.api.wire.models import (
+    DrainStatus,
+    EmulationStatus,
+    FrontendStatus,
+    InstanceState,
+    InstanceStatus,
+    QueueHeadStatus,
+)
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.load.freeness import freeness
+from controller.core.load.queue_reason import queue_reason
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.virtual_usage import (
+    headroom_by_rank,
+    instance_virtual_usage,
+    total_headroom_blocks,
+)
+from controller.core.operations.scaling import planned_instances
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.roster import Member
+
+T = TypeVar("T")
+
+
+def frontend_status(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus:
+    return FrontendStatus(
+        id=member.member_id,
+        state=_state(member, None, now_s, stopping=stopping),
+        detail=member.detail,
+        incarnation=member.incarnation,
+        num_restarts=member.num_restarts,
+        node=member.node,
+        pid=member.pid if member.alive else None,
+        up_s=_up_s(member, now_s),
+        num_live_reqs=member.num_live_reqs,
+        ttft_p99_s=_rounded(member.ttft_p99_s),
+        ttft_p99_by_level_s={
+            name: round(ttft_s, 4) for name, ttft_s in member.ttft_p99_by_level_s.items()
+        },
+        tpot_p99_s=_rounded(member.tpot_p99_s),
+        age_s=None if member.heard_s is None else round(now_s - member.heard_s, 3),
+    )
+
+
+def instance_status(
+    controller: Controller,
+    member: Member,
+    schedulable: list[InstanceSnapshot],
+    now_s: float,
+    kept_for: KeptForStatus | None,
+) -> InstanceStatus:
+    record = controller.scheduler.instances.get(member.member_id)
+    status = InstanceStatus(
+        id=member.member_id,
+        state=_state(member, record, now_s, stopping=controller.stopping),
+        detail=member.detail,
+        incarnation=member.incarnation,
+        num_restarts=member.num_restarts,
+        node=member.node,
+        pid=member.pid if member.alive else None,
+        up_s=_up_s(member, now_s),
+        generation=member.generation,
+        drain=_drain(controller, member.member_id),
+        kept_for=kept_for,
+    )
+    if record is None or record.snapshot is None or not record.alive:
+        return status
+    pushed = controller.statuses[member.member_id]
+    levels = controller.live.scheduler.levels
+    load = _load(levels, record.snapshot, schedulable)
+    return status.model_copy(
+        update=load
+        | {
+            "num_unreported_reqs": record.unreported.num_requests,
+            "num_moves_in": pushed.num_moves_in,
+            "num_moves_out": len(pushed.moves),
+            "step_time_s": round(pushed.step_time_s, 6),
+            "num_steps": pushed.num_steps,
+            "busy_s": round(pushed.busy_s, 6),
+            "cpu_cores": _rounded(pushed.cpu_cores),
+            "detail": _detail(controller, member),
+            "emulation": pushed.emulation
+            and EmulationStatus(
+                profile_time_s=round(pushed.emulation.profile_time_s, 4),
+                wall_time_s=round(pushed.emulation.wall_time_s, 4),
+                num_late_steps=pushed.emulation.num_late_steps,
+            ),
+            "ttft_p99_s": _rounded(pushed.ttft_p99_s),
+            "ttft_p99_by_level_s": {
+                name: round(ttft_s, 4)
+                for name, ttft_s in _by_level(pushed.ttft_p99_by_rank_s, levels).items()
+            },
+            "age_s": round(now_s - record.last_report_s, 3),
+        }
+    )
+
+
+def not_launched(controller: Controller) -> list[InstanceStatus]:
+    """Instances of the spec whose process could not be launched yet."""
+    return [
+        InstanceStatus(
+            id=instance_id,
+            state=InstanceState.STOPPING if controller.stopping else InstanceState.STARTING,
+            detail="" if controller.stopping else "could not be launched; it is tried again",
+            incarnation=0,
+            drain=_drain(controller, instance_id),
+        )
+        for instance_id in planned_instances(controller.keeper.spec)
+        if instance_id not in controller.roster.members
+    ]
+
+
+def _state(
+    member: Member, record: InstanceRecord | None, now_s: float, *, stopping: bool
+) -> InstanceState:
+    """`stopping`: the whole cluster is being stopped, and no process that is gone comes again."""
+    if not member.alive or member.phase == "starting":
+        if stopping:
+            return InstanceState.STOPPING
+        if member.fenced:
+            return InstanceState.STALLED
+        return (
+            InstanceState.RESTARTING
+            if member.incarnation > 1 or (member.incarnation and not member.alive)
+            else InstanceState.STARTING
+        )
+    if member.phase == "failed":
+        return InstanceState.FAILED
+    if record is None or record.snapshot is None:
+        return InstanceState.ACTIVE if member.kind == "frontend" else InstanceState.STARTING
+    if record.refusal(now_s) == "stalled":
+        return InstanceState.STALLED
+    if record.snapshot.draining:
+        return InstanceState.DRAINING
+    return InstanceState.ACTIVE if record.schedulable(now_s) else InstanceState.STALLED
+
+
+def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
+    progress = controller.drains.progress(instance_id)
+    if (order := progress.order) is None:
+        return None
+    return DrainStatus(
+        drain_id=order.drain_id,
+        num_requests_left=progress.num_left,
+        num_moved=progress.num_moved,
+        deadline_s=order.deadline_s,
+        on_deadline=order.on_deadline,
+        safe_to_delete=progress.safe_to_delete,
+        removes=order.removes,
+        restarts=bool(order.restarts),
+        evacuates=order.evacuates,
+    )
+
+
+def _detail(controller: Controller, member: Member) -> str:
+    if controller.busy.is_on_record(member.member_id, member.incarnation):
+        return "computes without a request"
+    return member.detail
+
+
+def _up_s(member: Member, now_s: float) -> float | None:
+    if not member.alive or member.heard_s is None:
+        return None
+    return round(member.up_s + now_s - member.heard_s, 1)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _by_level(by_rank: Mapping[int, T], levels: Sequence[Level]) -> dict[str, T]:
+    """The highest rank first; a rank that no level has goes by its number."""
+    names = {level.rank: level.name for level in levels}
+    return {
+        names.get(rank, str(rank)): value for rank, value in sorted(by_rank.items(), reverse=True)
+    }
+
+
+def _load(
+    levels: Sequence[Level], snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
+) -> dict[str, object]:
+    names = {level.rank: level.name for level in levels}
+    usage, steps = instance_virtual_usage(snapshot, levels), freeness(snapshot, levels)
+    head = snapshot.queue_head
+    return {
+        "freeness_steps": round(steps, 1) if math.isfinite(steps) else None,
+        "virtual_usage_blocks": round(usage) if math.isfinite(usage) else None,
+        "headroom_blocks": total_headroom_blocks(snapshot, levels),
+        "block_size": snapshot.block_size,
+        "num_total_blocks": snapshot.num_total_blocks,
+        "num_free_blocks": snapshot.num_free_blocks,
+        "watermark_blocks": snapshot.watermark_blocks,
+        "max_running_reqs": snapshot.max_num_running or None,
+        "num_running_reqs": snapshot.num_running,
+        "num_running_by_level": _by_level(snapshot.num_running_by_rank, levels),
+        "num_waiting_reqs": snapshot.num_queued,
+        "num_waiting_by_level": _by_level(snapshot.num_queued_by_rank, levels),
+        "headroom_by_level_blocks": _by_level(headroom_by_rank(snapshot, levels), levels),
+        "kv_cache_usage": round(snapshot.num_used_blocks / max(1, snapshot.num_total_blocks), 4),
+        "num_evictions": snapshot.num_evictions,
+        "queue_head": head
+        and QueueHeadStatus(
+            request_id=head.request_id,
+            level=names.get(head.rank, str(head.rank)),
+            demand_blocks=head.demand_blocks,
+            waited_s=round(max(0.0, time.time() - head.arrival_time_s), 3),
+            evicted=head.evicted,
+            evicted_for_s=None
+            if head.evicted_at_s is None
+            else round(max(0.0, time.time() - head.evicted_at_s), 3),
+            why=str(queue_reason(snapshot, schedulable) or ""),
+        ),
+    }
