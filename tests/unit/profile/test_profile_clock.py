@@ -23,6 +23,33 @@ def test_waits_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert clock.waited_ratio == pytest.approx(2 / 3)
 
 
+def test_a_wait_while_the_clock_is_read_does_not_turn_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = tmp_path / "schedstat"
+    account.write_text("5 1000000000 7\n")
+    monkeypatch.setattr(core_clock, "SCHEDSTAT", account)
+    now_s, waits_s = 100.0, [0.0]
+    clock = CoreClock()
+
+    def read() -> float:
+        """The thread loses its core right after it has read the time."""
+        nonlocal now_s
+        before_s = now_s
+        if waits_s:
+            wait_s = waits_s.pop()
+            now_s += wait_s
+            waited_ns = int(account.read_text().split()[1]) + int(wait_s * 1e9)
+            account.write_text(f"9 {waited_ns} 8\n")
+        return before_s
+
+    monkeypatch.setattr(time, "perf_counter", read)
+    began_s = clock()
+    now_s += 0.005
+    waits_s.append(0.05)
+    assert clock() - began_s == pytest.approx(0.005)
+
+
 def test_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_clock, "SCHEDSTAT", tmp_path / "none")
     clock = CoreClock()
