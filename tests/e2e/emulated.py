@@ -37,13 +37,21 @@ TARGET_BLOCKS = 40
 
 
 class Answer(Stream):
-    """An answer of so many tokens to a prompt of so many, which is no other's."""
+    """An answer of so many tokens to a prompt of so many, which is no other's or that of `like`."""
 
     _numbers = itertools.count(1)
 
-    def __init__(self, cluster: Cluster, num_prompt: int, num_output: int, **extra: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        num_prompt: int,
+        num_output: int,
+        *,
+        like: "Answer | None" = None,
+        **extra: Any,
+    ) -> None:
         number = next(Answer._numbers)
-        self.prompt = [300 + number] * num_prompt
+        self.prompt: list[int] = like.prompt if like else [300 + number] * num_prompt
         self.num_output = num_output
         body = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True, **extra}
         super().__init__(cluster, "/v1/completions", body, f"answer-{number}-")

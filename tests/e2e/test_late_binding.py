@@ -71,6 +71,32 @@ def test_without_late_binding_what_was_held_goes_to_the_instances(
     check([*answers, late])
 
 
+def test_a_prompt_goes_where_its_beginning_is_cached(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """Though another instance is freer, while neither is short of memory."""
+    change(client, {"holding.prefill_slack_tokens": 0})
+
+    def instance_of(answer: Answer) -> str | None:
+        found = [r.instance_id for r in client.requests().requests if answer.name in r.client_id]
+        return found[0] if found else None
+
+    def went_to(answer: Answer) -> str | None:
+        answer.check()
+        return wait_for(lambda: instance_of(answer), f"{answer.name} in the list")
+
+    first = Answer(cluster, 300, 5)
+    where = went_to(first)
+    busy = Answer(cluster, 40, 900)
+    assert busy.wait_tokens(1)
+    assert instance_of(busy) == where, "of idle instances the same one is chosen"
+    assert went_to(Answer(cluster, 300, 5)) != where, "others are freer"
+    assert went_to(Answer(cluster, 300, 5, like=first)) == where
+    change(client, {"holding.by_prefix": False})
+    assert went_to(Answer(cluster, 300, 5, like=first)) != where
+    busy.check()
+
+
 def test_held_requests_outlive_their_controller(cluster: Cluster) -> None:
     with cluster.control() as client:
         answers = crowd(cluster, client)
