@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "guided": {"temperature": 1.0, "structured_outputs": {"regex": r"([a-z]{3,9} ){40,400}"}},
 }
 NUM_STREAMS = 16
-_names = (f"rolling-{number}-" for number in itertools.count())
+_names = map("rolling-{}-".format, itertools.count())  # threads may share it, unlike a generator
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ name = "high"
 rank = 1
 target_load_tokens = 128
 """
-_names = (f"steer-{number}-" for number in itertools.count())
+_names = map("steer-{}-".format, itertools.count())  # threads may share it, unlike a generator
 Bodies = Sequence[dict[str, Any]]
 
 
