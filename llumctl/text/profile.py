@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from controller.main.profile.points import FitError
 from controller.main.profile.profile_file import work
-from controller.main.profile.run import BUSY_RATIO, Profiled
+from controller.main.profile.run import BUSY_RATIO, UNSTEADY_RATIO, Profiled
 from llumctl.text import output
 
 HEADER = ("KIND", "WORK", "MEASURED", "FITTED", "ERROR")
@@ -47,6 +47,12 @@ def _facts(found: Profiled) -> Iterator[tuple[str, str]]:
             "busy",
             f"{waited_ratio:.0%} of the time the engine waited for a core that others had: not"
             " counted, but measure again on a quiet machine",
+        )
+    if (excess := points.decode_excess) > UNSTEADY_RATIO:
+        yield (
+            "unsteady",
+            f"decode steps took {excess:.0%} longer in the mean than in the median, which is what"
+            " counts: under load the engine will be slower than this, so measure again later",
         )
     if link is None:
         yield "copy", f"{profile.copy_bytes_per_s / 1e9:.2f} GB/s, given"

@@ -1,6 +1,7 @@
 """`llumctl profile` over a stand-in for the measurement: what it asks for, and what it prints."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def test_what_it_prints(capsys: Captured) -> None:
         "written to my profile.toml",
         "next:  llumctl up --engine emulated --profile 'my profile.toml'",
     ]
+
+
+def test_an_unsteady_machine_is_told(calls: dict[str, Any], capsys: Captured) -> None:
+    points = replace(points_of(), decode_excess=0.09)
+    calls["measured"] = Measured(SIZES, points, None, waited_ratio=0.0)
+    assert run(["profile"]) == 0
+    assert "unsteady   decode steps took 9% longer in the mean" in capsys.readouterr().out
 
 
 def test_a_busy_machine_is_told(calls: dict[str, Any], capsys: Captured) -> None:

@@ -10,7 +10,7 @@ prompt of 64 tokens beside a decode that takes 6 ms alone.)
 
 from collections import defaultdict
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 
 from controller.main.profile.driver import DrivenEngine, TakenStep, UnexpectedError
 from controller.main.profile.grid import STEPS_PER_RUNG, Grid, chunks_of, next_batch
@@ -48,6 +48,7 @@ def measure(
         ),
         tuple(_point(steps) for steps in decode.values()),
         () if launches_ahead else tuple(_point(steps) for steps in mixed.values()),
+        round(fmean(map(_excess, decode.values())), 4) if decode else 0.0,
     )
 
 
@@ -107,6 +108,11 @@ def _is_mixed(
     whole = in_one_step and prompt <= sizes.max_chunk_tokens
     work = step.work
     return whole and len(work.prefill) == num_new and 0 < work.num_decoding == num_before
+
+
+def _excess(steps: list[TakenStep]) -> float:
+    times_s = [step.time_s for step in steps]
+    return fmean(times_s) / median(times_s) - 1
 
 
 def _point(steps: list[TakenStep]) -> Point:

@@ -47,6 +47,8 @@ class StepPoints:
     prefill: tuple[Point, ...] = ()
     decode: tuple[Point, ...] = ()
     mixed: tuple[Point, ...] = ()
+    decode_excess: float = 0.0
+    """How much longer decode steps took in the mean than in the median, which is their point's."""
 
     def by_kind(self) -> Iterator[tuple[str, tuple[Point, ...]]]:
         return iter((("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed)))

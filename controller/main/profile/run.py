@@ -46,6 +46,8 @@ LOG = "profile.log"
 LINK_KEYS = frozenset({"kv_bytes_per_token", "copy_bytes_per_s"})
 BUSY_RATIO = 0.05
 """Of the time; with longer waits for a core a profile says that the machine was busy."""
+UNSTEADY_RATIO = 0.05
+"""With decode steps that take so much longer in the mean than in the median it says so."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 Report = Callable[[str], None]
@@ -150,6 +152,11 @@ def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iter
         yield (
             f"The machine was busy: for {measured.waited_ratio:.0%} of the time the engine's thread"
             " waited for a core, which is not counted."
+        )
+    if (excess := measured.points.decode_excess) > UNSTEADY_RATIO:
+        yield (
+            f"The machine was unsteady: decode steps took {excess:.0%} longer in the mean than in"
+            " the median, which is what counts."
         )
     if wanted.given:
         yield f"Given by hand: {', '.join(wanted.given)}."

@@ -1,5 +1,6 @@
 """The measurement, on an emulated engine in virtual time: what it keeps to comes out again."""
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +126,23 @@ def test_what_lies_between_two_steps_counts() -> None:
         engine.add(64, 20)
         engine.step()
         assert engine.step().time_s == pytest.approx(PROFILE.step_time_s([], 1, 65) + 0.01)
+
+
+def test_slow_steps_among_others_are_told_and_do_not_count() -> None:
+    clock, sizes = Clock(), sizes_of(PROFILE)
+    with driven(clock=clock) as (engine, emulated):
+        take_events, calls = emulated.take_events, itertools.count()
+
+        def take_slowly_at_times() -> Any:
+            clock.sleep(0.05 if next(calls) % 10 == 0 else 0.0)
+            return take_events()
+
+        emulated.take_events = take_slowly_at_times  # type: ignore[method-assign]
+        found = measure(engine, sizes, grid_of(sizes), 4, lambda _: None)
+    assert 0.05 < found.decode_excess < 0.15, "steps of 40 ms, one in ten 50 ms longer"
+    error = FitError.of(found.decode, PROFILE)
+    assert error is not None
+    assert error.largest < 0.01
 
 
 class PipelinedEngine:

@@ -85,12 +85,14 @@ def test_sizes_are_the_engines(tmp_path: Path) -> None:
 
 
 def test_the_source_has_the_fits_error(tmp_path: Path) -> None:
-    busy = replace(MEASURED, waited_ratio=0.82)
+    unsteady = replace(MEASURED.points, decode_excess=0.09)
+    busy = replace(MEASURED, waited_ratio=0.82, points=unsteady)
     given = {"copy_bytes_per_s": 5e9, "watermark_ratio": 0.0}
     profile = profile_of(busy, fit(busy.points), wanted(tmp_path, given=given), "x")
     assert (profile.copy_bytes_per_s, profile.watermark_ratio) == (5e9, 0)
     told = " ".join(profile.source.split())
     assert "medians of 3 rounds" in told
+    assert "decode steps took 9% longer in the mean than in the median" in told
     assert "Prefill: 8 points, 0.0% off in the median, 0.0% at most." in told
     assert "Mixed: 1 points, 0.0% off in the median, 0.0% at most. Nothing is fitted" in told
     assert "stage of 10.0 MB over the KV link to another process of this machine" in told
