@@ -24,6 +24,8 @@ MEMBERS = {
 ORPHAN_OUTPUTS = 1300
 """Almost as many as the engines allow: seconds, in which somebody must have aborted it."""
 
+MAX_MOVES = 5
+
 _numbers = itertools.count()
 
 
@@ -47,6 +49,8 @@ class CellRun:
     answer: Answer
     others: list[Client] = field(default_factory=list)
     _outcomes_in_doubt: str = ""
+    _num_early_failures: int = 0
+    """Moves that a timeout ended before they came to the place, as on a busy machine."""
 
     def run(self) -> str:
         """The outcome, one of the cell's; fails if anything is not as it must be."""
@@ -80,8 +84,7 @@ class CellRun:
         side = cluster.children[MEMBERS[place.side]]
         begun = side.num_said
         self._arm(place.side, place.state, cell.signal if itself else HOLD)
-        cluster.move(moving.request_id, SOURCE, DESTINATION)
-        side.wait_heard("reached", begun, side=place.side, state=place.state)
+        self._move_to_place(moving, side, begun)
         victim = self._victim
         if itself:
             victim.wait_signalled(cell.signal)
@@ -92,6 +95,23 @@ class CellRun:
         if cell.signal == "SIGSTOP":
             self._wait_reaction(moving)
             victim.signal("SIGCONT")
+
+    def _move_to_place(self, moving: Client, side: Child, begun: int) -> None:
+        place = self.cell.place
+
+        def reached() -> bool:
+            return bool(side.heard("reached", begun, side=place.side, state=place.state))
+
+        for _ in range(MAX_MOVES):
+            self.cluster.move(moving.request_id, SOURCE, DESTINATION)
+            wait_for(lambda: reached() or self._failures(moving), f"a move at {place.name}")
+            if reached():
+                return
+            self._num_early_failures += 1
+        raise AssertionError(f"no move came to {place.name}: {moving.events('migration_failed')}")
+
+    def _failures(self, moving: Client) -> list[str]:
+        return moving.events("migration_failed")[self._num_early_failures :]
 
     def _arm(self, side: str, state: str, action: str) -> None:
         child = self.cluster.children[MEMBERS[side]]
@@ -111,7 +131,7 @@ class CellRun:
         elif until == "freed":
             cluster.wait_report(DESTINATION, "to have freed", moves=0, held=0)
         elif until == "failed":
-            wait_for(lambda: moving.events("migration_failed"), "the move to fail")
+            wait_for(lambda: self._failures(moving), "the move to fail")
         elif until == "moved":
             wait_for(lambda: DESTINATION in moving.read().places, "tokens of the destination")
         elif until == "over":
@@ -170,7 +190,7 @@ class CellRun:
 
     def _settle(self, moving: Client) -> None:
         if self.cell.queued and self.cell.outcomes in ("K", "R"):
-            wait_for(lambda: moving.events("migration_failed"), "the move to fail")
+            wait_for(lambda: self._failures(moving), "the move to fail")
             self.cluster.wait_in_queue(SOURCE, moving.request_id)
         for client in self.others if self._client_is_gone else (moving, *self.others):
             client.wait_over()
@@ -187,7 +207,7 @@ class CellRun:
         right = self.answer(self.cluster, moving)
         assert read.tokens == right[: len(read.tokens)], "wrong tokens"
         assert read.num_ends + len(read.errors) == 1, read
-        migrated, failed = moving.events("migrated"), moving.events("migration_failed")
+        migrated, failed = moving.events("migrated"), self._failures(moving)
         assert not read.errors, read.errors
         assert len(read.tokens) == len(right), "too few tokens"
         if moving.events("replayed"):
