@@ -430,7 +430,8 @@ async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
 ) -> None:
     await bed.start()
     bed.controller.send(HERE, StatusPushSet(0.0, (phase,)))
-    await bed.pull()
+    bed.f0.send(HERE, DispatchUnused(1, 6))
+    await bed.status(lambda s: s.last_dispatch_seq == 6)  # nothing before it wants a status now
     bed.add("r", max_tokens=1, seq=7)
     status = await bed.status(lambda s: s.last_dispatch_seq == 7)
     found = status.snapshot
