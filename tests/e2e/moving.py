@@ -12,7 +12,7 @@ import httpx
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
-from controller.api.wire.models import RequestState, RequestStatus
+from controller.api.wire.models import RequestList, RequestState, RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from tests.e2e.cluster import Cluster, wait_for
 
@@ -93,9 +93,16 @@ class Stream:
         return [self.choices[index] for index in sorted(self.choices)]
 
     def live(self, client: ControlClient) -> list[RequestStatus]:
-        """Its sequences that have not ended, as the cluster knows them."""
-        requests = client.requests(states=LIVE).requests
-        return [r for r in requests if self.name in r.client_id]
+        """Its sequences that have not ended, as the cluster knows them once all frontends answer:
+        on a busy machine one may take longer than the controller waits."""
+
+        def told() -> RequestList | None:
+            found = client.requests(states=LIVE)
+            return None if found.silent_frontends else found
+
+        found = wait_for(told, "an answer of all frontends")
+        assert found is not None
+        return [r for r in found.requests if self.name in r.client_id]
 
     def move(self, client: ControlClient, *, verify_kv: bool = False) -> list[MigrationReport]:
         """Each of its sequences to the other instance of two."""

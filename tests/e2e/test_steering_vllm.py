@@ -73,7 +73,9 @@ class Completion(Stream):
         super().__init__(cluster, "/v1/completions", body, next(_names))
 
     def status(self, client: ControlClient) -> RequestStatus:
-        return client.request(self.live(client)[0].id)
+        live = self.live(client)
+        assert live, f"{self.name} is over: {self.num_tokens} tokens read"
+        return client.request(live[0].id)
 
 
 def bodies(count: int, num_prompt: int, num_output: int, num_more: int = 0) -> Bodies:
@@ -104,8 +106,7 @@ def unmoved(cluster: Cluster, client: ControlClient, bodies: Bodies) -> list[lis
 def begun(cluster: Cluster, bodies: Bodies) -> list[Completion]:
     """All of them running."""
     streams = [Completion(cluster, body) for body in bodies]
-    for stream in streams:
-        stream.wait_tokens(1)
+    assert all(stream.wait_tokens(1) for stream in streams)
     return streams
 
 
@@ -128,20 +129,20 @@ def test_an_overloaded_instance_is_relieved_before_it_evicts(
 def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
     pair: Cluster, client: ControlClient
 ) -> None:
-    """One request on each instance leaves 47 of its 64 blocks free, at most; the prompt needs 57,
-    and gets in before the others have their 360 tokens."""
-    others = bodies(2, 520, 360)
+    """One request on each instance leaves 55 of its 64 blocks free, at most; the prompt needs 57,
+    and gets in before the others have their 720 tokens, for which one instance has room too. With
+    360, clients on a busy machine were too late: they had read the 97th when it was to be sent."""
+    others = bodies(2, 260, 720)
     (long,) = bodies(1, 1800, 8)
     expected = unmoved(pair, client, [*others, long])
     story = Story(client)
     streams = begun(pair, others)
-    wait_for(
-        lambda: [num_running(client, each) for each in ids_of(client)] == [1, 1], "one on each"
-    )
     streams.append(Completion(pair, long))
     assert streams[-1].wait_tokens(1)
     assert not any(stream.ended for stream in streams[:-1]), "it waited until one had ended"
     assert [stream.result() for stream in streams] == expected
+    one, other, _ = story.events("dispatched")
+    assert {one.instance_id, other.instance_id} == {*ids_of(client)}, "one on each"
     moves = story.moves("queue head")
     assert moves, story.events("migrated", "not_moved")
     assert story.events("evicted", "failed") == []
@@ -174,7 +175,7 @@ def test_an_urgent_request_gets_its_instance_to_itself(
 def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -> None:
     """A third instance fills by moves, others are emptied by moves, and no text differs."""
     wanted = bodies(6, 34, 180, 15)
-    (long,) = bodies(1, 35, 1000)
+    (long,) = bodies(1, 35, 1400)
     *expected, expected_of_long = unmoved(pair, client, [*wanted, long])
     story = Story(client)
 
