@@ -117,6 +117,12 @@ class Stream:
         return reports
 
     def _read(self) -> None:
+        try:
+            self._stream()
+        except httpx.HTTPError as error:  # the frontend is gone
+            self.error = error
+
+    def _stream(self) -> None:
         headers = {"X-Request-Id": self.name}
         with httpx.stream(
             "POST",

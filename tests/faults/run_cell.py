@@ -25,6 +25,8 @@ ORPHAN_OUTPUTS = 1300
 """Almost as many as the engines allow: seconds, in which somebody must have aborted it."""
 
 MAX_MOVES = 5
+"""That are begun until one comes to the place of its fault: on a busy machine a timeout may end a
+move before, or its request ends."""
 
 _numbers = itertools.count()
 
@@ -50,41 +52,34 @@ class CellRun:
     others: list[Client] = field(default_factory=list)
     _outcomes_in_doubt: str = ""
     _num_early_failures: int = 0
-    """Moves that a timeout ended before they came to the place, as on a busy machine."""
+    """Of the request: moves that failed before they came to the place."""
 
     def run(self) -> str:
         """The outcome, one of the cell's; fails if anything is not as it must be."""
         self.cluster.mend()
-        number, cell, sizes = next(_numbers), self.cell, self.sizes
-        self._start_others(number)
-        moving = self.cluster.submit(
-            "f-0",
-            f"moving-{number}",
-            SOURCE,
-            sizes.queued if cell.queued else sizes.prompt,
-            self._num_outputs,
-        )
-        self._wait_begun(moving)
-        self._strike(moving)
+        self._start_others(next(_numbers))
+        moving = self._strike()
         self._settle(moving)
         self._check_survivors()
         self._check_others()
         assert not (errors := self.cluster.new_errors()), errors
-        outcome, allowed = self._outcome(moving), cell.outcomes + self._outcomes_in_doubt
+        outcome, allowed = self._outcome(moving), self.cell.outcomes + self._outcomes_in_doubt
         assert outcome in allowed, f"{outcome}, not {allowed}"
         return outcome
 
     # -- the fault -----------------------------------------------------------------------
 
-    def _strike(self, moving: Client) -> None:
+    def _strike(self) -> Client:
+        """Returns the request in whose move the fault was."""
         cell, place, cluster = self.cell, self.cell.place, self.cluster
+        moving = self._begin()
         itself = cell.victim == place.side
         if place.held is not None:
             self._arm(*place.held, HOLD)
         side = cluster.children[MEMBERS[place.side]]
         begun = side.num_said
         self._arm(place.side, place.state, cell.signal if itself else HOLD)
-        self._move_to_place(moving, side, begun)
+        moving = self._move_to_place(moving, side, begun)
         victim = self._victim
         if itself:
             victim.wait_signalled(cell.signal)
@@ -95,19 +90,27 @@ class CellRun:
         if cell.signal == "SIGSTOP":
             self._wait_reaction(moving)
             victim.signal("SIGCONT")
+        return moving
 
-    def _move_to_place(self, moving: Client, side: Child, begun: int) -> None:
+    def _move_to_place(self, moving: Client, side: Child, begun: int) -> Client:
+        """Returns the request that was moved: that one, or the next where it ended too early."""
         place = self.cell.place
 
         def reached() -> bool:
             return bool(side.heard("reached", begun, side=place.side, state=place.state))
 
+        def reached_or_ended(moving: Client) -> bool:
+            return reached() or bool(self._failures(moving)) or moving.read().over
+
         for _ in range(MAX_MOVES):
             self.cluster.move(moving.request_id, SOURCE, DESTINATION)
-            wait_for(lambda: reached() or self._failures(moving), f"a move at {place.name}")
+            wait_for(partial(reached_or_ended, moving), f"a move at {place.name}")
             if reached():
-                return
-            self._num_early_failures += 1
+                return moving
+            if moving.read().over and not self.cell.queued:
+                moving, self._num_early_failures = self._begin(), 0
+            else:
+                self._num_early_failures += 1
         raise AssertionError(f"no move came to {place.name}: {moving.events('migration_failed')}")
 
     def _failures(self, moving: Client) -> list[str]:
@@ -173,11 +176,17 @@ class CellRun:
         for other in self.others:
             other.wait_tokens(1)
 
-    def _wait_begun(self, moving: Client) -> None:
-        if self.cell.queued:
-            self.cluster.wait_in_queue(SOURCE, moving.request_id)
+    def _begin(self) -> Client:
+        """The request that is to move."""
+        queued, sizes = self.cell.queued, self.sizes
+        num_prompt = sizes.queued if queued else sizes.prompt
+        name = f"moving-{next(_numbers)}"
+        moving = self.cluster.submit("f-0", name, SOURCE, num_prompt, self._num_outputs)
+        if queued:
+            self.cluster.wait_in_queue(SOURCE, name)
         else:
             moving.wait_tokens(3)
+        return moving
 
     def _runs_on_survivor(self, other: Client) -> bool:
         return MEMBERS[self.cell.victim] not in other.read().places
