@@ -108,8 +108,9 @@ class TwoEngines(RuleBasedStateMachine):
         had_work = model.has_work()
         step = model.step()
         assert had_work == bool(step.emitted or step.num_prefill_tokens or step.evicted)
-        assert self.just_committed[at] <= {*step.emitted, *step.evicted}, "not served at once"
-        self.just_committed[at].clear()
+        self.just_committed[at] -= {*step.emitted, *step.evicted}
+        # As in vLLM's scheduler nothing behind a request that evicts itself runs in that step.
+        assert not self.just_committed[at] or step.evicted, "not served at once"
         for request_id in (*step.emitted, *step.evicted, *step.admitted):
             assert self.seen[request_id].owner == at
             move = self.moves.get(request_id)
