@@ -6,7 +6,6 @@ from typing import Any
 
 from controller.api.client import ControlClient
 from controller.api.token_sequence import start
-from controller.api.wire.models import RequestStatus
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.moving import Stream
 from tests.e2e.steering import done, ids_of
@@ -63,9 +62,6 @@ class Answer(Stream):
 
     def wait_ended(self) -> None:
         wait_for(lambda: self.ended, f"the end of {self.name}")
-
-    def status(self, client: ControlClient) -> RequestStatus:
-        return client.request(self.live(client)[0].id)
 
 
 def check(answers: Iterable[Answer]) -> None:

@@ -104,6 +104,12 @@ class Stream:
         assert found is not None
         return [r for r in found.requests if self.name in r.client_id]
 
+    def status(self, client: ControlClient) -> RequestStatus:
+        """Of its first sequence."""
+        live = self.live(client)
+        assert live, f"{self.name} is over: {self.num_tokens} tokens read"
+        return client.request(live[0].id)
+
     def move(self, client: ControlClient, *, verify_kv: bool = False) -> list[MigrationReport]:
         """Each of its sequences to the other instance of two."""
         reports = []

@@ -77,7 +77,7 @@ def begin(
 def begin_and_kill(cluster: Cluster, pid: int, max_tokens: int) -> list[Completion]:
     """The process is killed once all streams flow."""
     streams = begin(cluster, max_tokens)
-    wait_for(lambda: all(each.num_tokens > 3 for each in streams), "all streams to flow")
+    assert all(each.wait_tokens(4) for each in streams)
     os.kill(pid, signal.SIGKILL)
     return streams
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.wire.models import RequestStatus
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import (
@@ -71,11 +70,6 @@ def client(pair: Cluster) -> Iterator[ControlClient]:
 class Completion(Stream):
     def __init__(self, cluster: Cluster, body: dict[str, Any]) -> None:
         super().__init__(cluster, "/v1/completions", body, next(_names))
-
-    def status(self, client: ControlClient) -> RequestStatus:
-        live = self.live(client)
-        assert live, f"{self.name} is over: {self.num_tokens} tokens read"
-        return client.request(live[0].id)
 
 
 def bodies(count: int, num_prompt: int, num_output: int, num_more: int = 0) -> Bodies:
