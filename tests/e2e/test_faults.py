@@ -55,14 +55,20 @@ def num_running(instances: list[dict[str, Any]]) -> int:
     return sum(each["num_running_reqs"] for each in instances)
 
 
-def killed_while_all_run(cluster: Cluster) -> dict[str, Any] | None:
-    """The first instance, killed at once: a busy event loop would be seconds late."""
-    instances = cluster.status()["instances"]
-    if num_running(instances) < NUM_STREAMS:
+def killed_while_all_run(cluster: Cluster, role: str) -> dict[str, Any] | None:
+    """The first instance or frontend, killed at once: until their clients have seen tokens of all,
+    the first may be over."""
+    status = cluster.status()
+    if num_running(status["instances"]) < NUM_STREAMS:
         return None
-    victim: dict[str, Any] = instances[0]
+    victim: dict[str, Any] = status[role][0]
     os.kill(victim["pid"], signal.SIGKILL)
     return victim
+
+
+def num_steps(cluster: Cluster) -> list[int]:
+    """Of each instance."""
+    return [each["num_steps"] for each in cluster.status()["instances"]]
 
 
 def begin(
@@ -74,20 +80,12 @@ def begin(
     ]
 
 
-def begin_and_kill(cluster: Cluster, pid: int, max_tokens: int) -> list[Completion]:
-    """The process is killed once all streams flow."""
-    streams = begin(cluster, max_tokens)
-    assert all(each.wait_tokens(4) for each in streams)
-    os.kill(pid, signal.SIGKILL)
-    return streams
-
-
 def test_killed_instance_s_streams_go_on_elsewhere_and_it_comes_back(cluster: Cluster) -> None:
     """Each stream is whole, and the one that it is when nothing dies."""
     undisturbed = [each.result() for each in begin(cluster, LONG_STREAM, KINDS)]
     cluster.wait_quiet()
     streams = begin(cluster, LONG_STREAM, KINDS)
-    victim = wait_for(lambda: killed_while_all_run(cluster), "all to run")
+    victim = wait_for(lambda: killed_while_all_run(cluster, "instances"), "all to run")
     assert victim is not None
     assert victim["num_running_reqs"] == NUM_STREAMS // 2, "the burst did not spread"
     wait_for(lambda: cluster.status()["state"] == "degraded", "its death", 5)
@@ -120,7 +118,9 @@ def test_dead_controller_fails_no_request_and_comes_back(cluster: Cluster) -> No
     listening = [c for c in psutil.net_connections("tcp") if c.laddr.port == cluster.control_port]
     pid = next(c.pid for c in listening if c.status == "LISTEN")
     assert pid is not None
-    streams = begin_and_kill(cluster, pid, 600)
+    streams = begin(cluster, 600)
+    assert all(each.wait_tokens(4) for each in streams)
+    os.kill(pid, signal.SIGKILL)
 
     # Scheduler-bypass: the frontend dispatches by itself meanwhile.
     assert Completion(cluster, 99, 10).reason() == "length"
@@ -159,14 +159,15 @@ def test_frozen_instance_is_not_chosen_and_comes_back(cluster: Cluster) -> None:
 
 
 def test_killed_frontend_frees_its_requests_blocks(cluster: Cluster) -> None:
-    pid = cluster.status()["frontends"][0]["pid"]
-    streams = begin_and_kill(cluster, pid, LONG)
+    cluster.wait_quiet()
+    before = num_steps(cluster)
+    streams = begin(cluster, LONG)
+    wait_for(lambda: killed_while_all_run(cluster, "frontends"), "all to run")
     wait_for(lambda: all(each.ended for each in streams), "the ends of all streams")
     assert all(isinstance(each.error, httpx.HTTPError) for each in streams)
-    # At 3 ms a token at best they would go on for longer than the wait below.
-    assert max(each.num_tokens for each in streams) < LONG // 2, "they may have ended by themselves"
-    wait_for(
-        lambda: all(map(is_empty, cluster.status()["instances"])), "their blocks to be free", 5
-    )
+    wait_for(lambda: all(map(is_empty, cluster.status()["instances"])), "their blocks to be free")
+    # Each token of a request takes a step of its instance, and here none moves.
+    steps = [after - then for after, then in zip(num_steps(cluster), before, strict=True)]
+    assert max(steps) < LONG, "they have ended by themselves"
     wait_for(lambda: cluster.status()["state"] == "ready", "the frontend's restart", 120)
     assert Completion(cluster, 1, 10).reason() == "length"
