@@ -4,7 +4,7 @@
 with: that dispatches as `llumnix-base` does and moves nothing. `llumnix+` is ours: late binding on
 top of `llumnix`. `dispatch-only` is `llumnix` without
 moves. The others are baselines beyond the paper; the dispatch policy of the same name says what
-each does. But for `llumnix` and `dispatch-only` all treat each request as a normal one.
+each does. But for `llumnix`, `llumnix+` and `dispatch-only` all treat each request as a normal one.
 """
 
 import difflib

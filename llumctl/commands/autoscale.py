@@ -59,7 +59,7 @@ def autoscale(
     """Show auto-scaling, or switch it: instances come and go with the load.
 
     Your own llumctl scale wins over it until llumctl autoscale on releases it. The other settings
-    are those of llumctl get autoscale.
+    are autoscale.* in llumctl get.
     """
     wanted = _changes(mode, minimum, maximum, target_ttft, target_tpot)
     one_line(reason)

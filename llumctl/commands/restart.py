@@ -67,7 +67,7 @@ def restart(
     ] = None,
     now: Annotated[
         bool,
-        typer.Option("--now", help="Do not empty it: its requests end, each with an error."),
+        typer.Option("--now", help="Do not empty it: its requests are replayed elsewhere."),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Even the last instance that serves.")

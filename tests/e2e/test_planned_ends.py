@@ -1,6 +1,6 @@
 """Ends of instances that were told beforehand, under 16 streams on emulated instances, whose every
-token is checked: all are restarted, one after the other; one is evacuated in time, one without;
-one gets a SIGTERM."""
+token is checked: all are restarted, one after the other; one is restarted at once; one is evacuated
+in time, one without; one gets a SIGTERM."""
 
 import os
 import signal
@@ -75,6 +75,23 @@ def test_all_are_restarted_under_load_and_no_token_is_lost(
     assert story.moves("drain"), "they left by moves"
     (ended,) = story.events("rolling_ended")
     assert ended.numbers["num_restarted"] == 4
+
+
+def test_one_is_restarted_at_once_and_its_requests_go_on_elsewhere(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    before, story = pids(client), Story(client)
+    hit = ids_of(client)[0]
+    with busy(cluster, client) as load:
+        planned = cluster.run("restart", hit, "--now", "--dry-run")
+        assert planned.returncode == 10
+        assert "would be replayed elsewhere" in planned.stdout
+        done(cluster, "restart", hit, "--now", "-y")
+        assert load.check() > 0
+    after = pids(client)
+    assert {each for each in after if after[each] != before[each]} == {hit}
+    assert {each.labels["from"] for each in story.events("replayed")} == {hit}
+    assert story.events("failed") == []
 
 
 def test_one_is_evacuated_within_ten_seconds_and_does_not_come_back(

@@ -20,14 +20,14 @@ PLAN = (
         request_id="r-1", client_id="c", num_tokens=70, num_blocks=5, to_instance_id="i-0"
     ),
 )
-ENDS = (
+REPLAYED = (
     PlannedDeparture(
         request_id="r-1",
         client_id="c",
         num_tokens=70,
         num_blocks=5,
-        code="ends",
-        why="it would end",
+        code="replays",
+        why="it would be replayed elsewhere",
     ),
 )
 
@@ -191,7 +191,7 @@ def test_detached_or_dry_it_returns_at_once(bed: Bed, capsys: Captured) -> None:
     ("plan", "arguments", "told"),
     [
         (PLAN, (), "i-1: 1 request would move"),
-        (ENDS, ("--now",), "i-1: 1 request would end with an error"),
+        (REPLAYED, ("--now",), "i-1: 1 request would be replayed elsewhere"),
     ],
 )
 def test_it_asks_with_what_it_would_do(

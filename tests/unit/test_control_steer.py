@@ -626,8 +626,8 @@ async def test_a_dry_run_of_a_restart_changes_nothing(bed: Bed) -> None:
     assert (found.dry_run, found.changes, found.restarts_instance) == (True, True, True)
     assert [(each.request_id, each.to_instance_id) for each in found.plan] == [("r-1", "i-1")]
     now = await restart(bed, dry_run=True, now=True)
-    assert [(each.code, each.to_instance_id) for each in now.plan] == [("ends", None)]
-    assert "it would end with an error" in now.plan[0].why
+    assert [(each.code, each.to_instance_id) for each in now.plan] == [("replays", None)]
+    assert "it would be replayed elsewhere" in now.plan[0].why
     assert bed.revision == 0
     assert not bed.audited()
 

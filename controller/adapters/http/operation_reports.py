@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from controller.api.wire.operations import (
-    ENDS,
+    REPLAYS,
     CannotMove,
     DrainReport,
     DrainRequest,
@@ -121,8 +121,9 @@ class SteerReports:
         report = await self.planned(instance_id, as_drain(wanted), ())
         plan = report.plan
         if wanted.now:
-            ends = {"to_instance_id": None, "code": ENDS, "why": "it would end with an error"}
-            plan = tuple(each.model_copy(update=ends) for each in plan)
+            why = "it would be replayed elsewhere, or end with an error if it cannot be"
+            replayed = {"to_instance_id": None, "code": REPLAYS, "why": why}
+            plan = tuple(each.model_copy(update=replayed) for each in plan)
         order = self._controller.keeper.spec.drains.get(instance_id)
         changes = restart_differs(order, wanted)
         known = {"plan": plan, "restarts_instance": True, "changes": changes}

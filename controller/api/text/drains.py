@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import ClusterStatus, InstanceState
-from controller.api.wire.operations import ENDS, DrainReport
+from controller.api.wire.operations import REPLAYS, DrainReport
 
 
 def would_move(report: DrainReport) -> str:
     """`i-7: 12 requests would move; 2 cannot move now`."""
     affected = _requests(max(len(report.plan), report.num_requests_left))
-    if any(item.code == ENDS for item in report.plan):
-        return f"{report.instance_id}: {affected} would end with an error"
+    if any(item.code == REPLAYS for item in report.plan):
+        return f"{report.instance_id}: {affected} would be replayed elsewhere"
     staying = sum(item.code not in ("", "moving") for item in report.plan)
     cannot = f"; {staying} cannot move now" if staying else ""
     return f"{report.instance_id}: {affected} would move{cannot}"

@@ -43,7 +43,7 @@ class DrainRequest(OrderModel):
 class RestartRequest(OrderModel):
     """Empties an instance and replaces its process. At the deadline it is given up: what is left
     stays where it runs, and the process too. With `now`, the process is replaced at once: requests
-    that run or wait there end, each with an error."""
+    that run or wait there are replayed by other instances."""
 
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
@@ -89,8 +89,8 @@ class CannotMove(WireModel):
     why: str = ""
 
 
-ENDS = "ends"
-"""The code of a planned departure that is none: the request would end with an error."""
+REPLAYS = "replays"
+"""The code of a planned departure that is no move: the request would be replayed elsewhere."""
 
 
 class PlannedDeparture(WireModel):
