@@ -27,9 +27,9 @@ def hung_engine(cluster: Cluster, second: int) -> None:
     """The engine of i-3 hangs: its requests stand still, and new ones go elsewhere."""
     if second == HAPPENS_S:
         cluster.instances[3].stopped = True
-    if second == HAPPENS_S + 4:
+    if second == HAPPENS_S + 10:
         cluster.instances[3].taken = True
-        cluster.tell("instance_stalled", "i-3", reason="no status for 3 s")
+        cluster.tell("instance_stalled", "i-3", reason="no progress reported")
     cluster.traffic(1, 3.0)
 
 

@@ -49,7 +49,7 @@ def evacuate(
     """Move an instance's requests to others by a moment, and remove it then. Asks first.
 
     For an instance whose machine will be taken away. The requests of the highest priority leave
-    first; what cannot arrive in time begins anew elsewhere when the instance is gone. Ctrl-C leaves
+    first; what cannot arrive in time is replayed elsewhere when the instance is gone. Ctrl-C leaves
     it going; llumctl undrain takes it back.
     """
     choices.an_id(instance_id, "ID")

@@ -123,7 +123,7 @@ def simulate(
 @app.command("knee")
 def find_knee(
     workload: options.Workload,
-    instances: options.Instances = "16",
+    instances: options.NumInstances = "16",
     policy: options.Policy = options.KNEE_POLICY,
     seeds: options.NumSeeds = None,
     seed: options.FirstSeed = 1,

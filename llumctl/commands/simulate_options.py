@@ -103,6 +103,9 @@ Instances = Annotated[
         help="How many instances, or each number from A to B.",
     ),
 ]
+NumInstances = Annotated[
+    str, typer.Option("--instances", "-n", metavar="N", help="How many instances.")
+]
 MaybeInstances = Annotated[
     str | None,
     typer.Option(

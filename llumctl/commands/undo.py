@@ -29,7 +29,10 @@ def undo(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Take back the last operation, also another operator's: drain, undrain, scale, priority, set.
+    """Take back the last operation, also another operator's.
+
+    A drain, undrain, restart, evacuation, rolling restart (which ends), scale, priority, move or
+    set.
 
     Refused (exit 5) for what has no undo, or was changed since. A second undo takes the first one
     back.
