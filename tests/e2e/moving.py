@@ -1,5 +1,6 @@
 """Streams whose requests are moved between instances while they are read."""
 
+import http.client
 import json
 import math
 import ssl
@@ -7,8 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
@@ -17,8 +17,7 @@ from controller.api.wire.moves import MigrateRequest, MigrationReport
 from tests.e2e.cluster import Cluster, wait_for
 
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)
-_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Plain http needs none, and loading them takes 36 ms of CPU for each stream."""
+PATIENCE_S = 120.0
 
 
 @dataclass
@@ -52,7 +51,10 @@ def _are_close(one: Any, other: Any) -> bool:
 
 
 class Stream:
-    """One request, read on a thread of its own: `name` is the client's id for it."""
+    """One request, read on a thread of its own: `name` is the client's id for it.
+
+    The standard library reads it: on a busy machine readers by httpx fell behind, and those that
+    had begun then kept others from the interpreter, seen for 11 s."""
 
     def __init__(self, cluster: Cluster, path: str, body: dict[str, Any], name: str) -> None:
         self.name = name
@@ -87,7 +89,7 @@ class Stream:
         return self.num_tokens >= count
 
     def result(self) -> list[Read]:
-        self._thread.join(120)
+        self._thread.join(PATIENCE_S)
         assert self.ended, f"{self.name} did not end"
         assert self.error is None, self.error
         return [self.choices[index] for index in sorted(self.choices)]
@@ -125,25 +127,35 @@ class Stream:
     def _read(self) -> None:
         try:
             self._stream()
-        except httpx.HTTPError as error:  # the frontend is gone
+        except (OSError, http.client.HTTPException) as error:  # the frontend is gone
             self.error = error
 
     def _stream(self) -> None:
-        headers = {"X-Request-Id": self.name}
-        with httpx.stream(
-            "POST",
-            self._cluster.url + self._path,
-            json=self._body,
-            headers=headers,
-            timeout=120,
-            verify=self._cluster.tls or _NO_CERTIFICATES,
-        ) as response:
-            if response.status_code != 200:
+        connection = self._connection()
+        headers = {"X-Request-Id": self.name, "Content-Type": "application/json"}
+        connection.request("POST", self._path, json.dumps(self._body), headers)
+        response = connection.getresponse()
+        try:
+            if response.status != 200:
                 self.error = response.read()
                 return
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    self._take(json.loads(line.removeprefix("data: ")))
+            is_whole = False
+            for line in response:
+                if line.startswith(b"data: {"):
+                    self._take(json.loads(line.removeprefix(b"data: ")))
+                is_whole = is_whole or line.startswith(b"data: [DONE]")
+            # A connection that is cut between two lines looks like an end to the library.
+            if not is_whole:
+                raise ConnectionError("the stream was cut")
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host = urlsplit(self._cluster.url).netloc
+        tls = self._cluster.tls
+        if isinstance(tls, ssl.SSLContext):
+            return http.client.HTTPSConnection(host, timeout=PATIENCE_S, context=tls)
+        return http.client.HTTPConnection(host, timeout=PATIENCE_S)
 
     def _take(self, chunk: dict[str, Any]) -> None:
         if "choices" not in chunk:
