@@ -93,6 +93,14 @@ class GlobalScheduler:
         return len(self._held)
 
     @property
+    def held_demand_blocks(self) -> int:
+        """What all held requests need in order to start. Without counting where late binding knows
+        all of them, which it does while an instance is schedulable."""
+        if self._placement is not None and len(self._placement.queue) == len(self._held):
+            return self._placement.queue.demand_blocks
+        return sum(self._demand(held.request) for _, held in self._held.items())
+
+    @property
     def placement(self) -> Placement | None:
         """What late binding holds and keeps instances for, to look at; None without it."""
         return self._placement

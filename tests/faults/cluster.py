@@ -111,10 +111,7 @@ class FaultCluster:
         for member_id in ("controller", *FRONTENDS, *INSTANCES):
             known = self.children.get(member_id)
             if known is None or known.dead:
-                self.children[member_id] = self._start(member_id)
-                self._began.pop(member_id, None)
-                if member_id == "controller":  # what was heard of the one before is old
-                    self._began = {i: each.num_said for i, each in self.children.items()}
+                self.start(member_id)
         for child in self.children.values():
             child.wait_heard("serving", timeout_s=READY_S)
         wanted = {self.children[i].heard("serving")[0]["address"] for i in INSTANCES}
@@ -126,6 +123,14 @@ class FaultCluster:
             )
         for instance_id in INSTANCES:
             self.wait_report(instance_id, "to have an incarnation", welcome=True)
+
+    def start(self, member_id: str) -> Child:
+        """In place of a process that is dead, or was not there."""
+        self.children[member_id] = child = self._start(member_id)
+        self._began.pop(member_id, None)
+        if member_id == "controller":  # what was heard of the one before is old
+            self._began = {i: each.num_said for i, each in self.children.items()}
+        return child
 
     def end(self) -> None:
         for child in self._all:

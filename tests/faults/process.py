@@ -9,7 +9,9 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,7 +86,10 @@ async def controller(
         asked = MoveAsked("q", MoveOrder(migration_id, request_id, ref, "a test", verify_kv))
         mailbox.send(members[source_id].address, encode(asked))
 
-    listen({"move": move})
+    def fence_after(seconds: float) -> None:
+        service.configure(replace(service.live, fence_after_s=seconds))
+
+    listen({"move": move, "fence_after": fence_after})
     say("serving")
     await service.run()
 
@@ -117,6 +122,8 @@ async def instance(
         {
             "arm": breakpoints.arm,
             "go_on": breakpoints.go_on,
+            "hang": lambda: service._thread.command(_hang),
+            "wake": _awake.set,
             "corrupt": lambda: _corrupt_what_comes(_serving(service)),
             "report": lambda number: service._thread.between_steps(
                 _count, partial(_report, service, number)
@@ -125,6 +132,17 @@ async def instance(
     )
     say("serving", address=mailbox.address)
     await service.run()
+
+
+_awake = threading.Event()
+
+
+def _hang(_engine: Any) -> None:
+    """The engine's thread stands still, as in a kernel that does not return. The event loop of its
+    process goes on."""
+    _awake.clear()
+    say("hangs")
+    _awake.wait()
 
 
 def _set_timing(timing: MoveTiming) -> None:

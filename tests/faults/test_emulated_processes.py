@@ -7,6 +7,7 @@ import pytest
 
 from tests.faults import answers
 from tests.faults.cells import CELLS, PLACES, Cell, parameters
+from tests.faults.cluster import INSTANCES
 from tests.faults.conftest import Shared
 from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
 
@@ -59,3 +60,28 @@ def test_each_place_and_each_fault_of_each_role_is_an_ordinary_cell() -> None:
 def test_a_fault_in_a_move(shared: Shared, cell: Cell) -> None:
     with shared.lend() as cluster:
         CellRun(cluster, cell, SIZES, answers.emulated).run()
+
+
+def test_an_engine_that_hangs_under_a_living_loop_is_fenced_by_the_next_controller(
+    shared: Shared,
+) -> None:
+    """It hangs before the controller is killed, so that the next one has only its Hellos."""
+    with shared.lend() as cluster:
+        cluster.mend()
+        hung, other = INSTANCES
+        client = cluster.submit("f-0", "in-a-hung-engine", hung, SIZES.prompt, SIZES.long_outputs)
+        client.wait_tokens(3)
+        cluster.children[hung].tell("hang")
+        cluster.children[hung].wait_heard("hangs")
+        cluster.controller.signal("SIGKILL")
+        cluster.start("controller").wait_heard("serving")
+        cluster.controller.tell("fence_after", seconds=1.0)
+        read = client.wait_over()
+        assert (read.num_ends, read.errors) == (1, [])
+        assert read.tokens == answers.emulated(cluster, client)
+        assert read.places[-1] == other
+        assert client.events("replayed")
+        cluster.controller.tell("fence_after", seconds=30.0)
+        cluster.children[hung].tell("wake")
+        cluster.wait_quiet(*INSTANCES)
+        assert not (errors := cluster.new_errors()), errors

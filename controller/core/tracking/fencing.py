@@ -7,11 +7,42 @@ their requests: a fault that silences many at once (a network, a busy machine) w
 few that are left, until they are silent too.
 
 A node all of whose instances are silent is one fault, and goes as one.
+
+An instance is silent since its last report, or, if this controller has none of the incarnation,
+since it began to wait for one. Only the engine's thread reports; the event loop of the same process
+says Hello all the while. So an instance that a restarted controller adopts while its engine hangs
+is fenced like any other, and a fenced one counts as away until it reports, whatever its loop says.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from controller.core.tracking.silence import Key, Silences
+
+SETTLED_S = 5.0
+"""The requests of a fenced instance are in the statuses of others so long afterwards. Until then
+what they need counts as taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """An incarnation that says that it serves."""
+
+    instance_id: str
+    incarnation: int
+    last_report_s: float | None
+    """None: this controller has no report of the incarnation."""
+    need_blocks: int
+    """What its requests take elsewhere, as `Silent` has it; without a report all that they can."""
+    node: str = ""
+    fenced: bool = False
+    """The process was fenced, and has not reported since. It runs nothing that could be fenced once
+    more."""
+
+    @property
+    def key(self) -> Key:
+        return self.instance_id, self.incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +67,53 @@ class Rest:
     free_blocks: int
     """Of all of them, less what waits there and at the controller."""
     num_away: int
-    """Incarnations that were fenced, and whose processes are not back."""
+    """Instances that were fenced, and whose engines have not reported since."""
+
+
+class Fencing:
+    """Times are seconds of any one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._silences = Silences()
+        self._fenced: list[tuple[float, int]] = []
+        """When, and how many blocks the requests need, of those fenced lately."""
+
+    def silent_s(self, now_s: float, serving: Sequence[Serving]) -> Mapping[Key, float]:
+        """How long each incarnation has reported nothing by now. Call it several times a second,
+        before `turn`. Mutates."""
+        began_s = float("-inf")
+        return self._silences.turn(
+            now_s,
+            (
+                (each.key, began_s if each.last_report_s is None else each.last_report_s)
+                for each in serving
+            ),
+        )
+
+    def turn(
+        self,
+        now_s: float,
+        serving: Sequence[Serving],
+        silent_s: Mapping[Key, float],
+        rest: Callable[[], Rest],
+        after_s: float,
+    ) -> list[list[Silent]]:
+        """What to fence now, as `to_fence`. `rest` is asked only if somebody is silent for as long.
+        Mutates."""
+        silent = [
+            Silent(*each.key, silent_s[each.key], each.need_blocks, each.node)
+            for each in serving
+            if not each.fenced
+        ]
+        if not after_s or all(each.silent_s < after_s for each in silent):
+            return []
+        found = rest()
+        self._fenced = [each for each in self._fenced if now_s - each[0] < SETTLED_S]
+        under_way = sum(need_blocks for _, need_blocks in self._fenced)
+        left = replace(found, free_blocks=found.free_blocks - under_way)
+        faults = to_fence(silent, left, after_s)
+        self._fenced += [(now_s, each.need_blocks) for fault in faults for each in fault]
+        return faults
 
 
 def to_fence(silent: Sequence[Silent], rest: Rest, after_s: float) -> list[list[Silent]]:

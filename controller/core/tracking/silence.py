@@ -19,7 +19,8 @@ class Silences:
 
     def turn(self, now_s: float, last_report_s: Iterable[tuple[Key, float]]) -> dict[Key, float]:
         """How long each incarnation has been silent by now, of those given with the time of their
-        last report; others are forgotten. Mutates. Call it several times a second."""
+        last report; others are forgotten. One that never reported (-inf) is silent since it was
+        given first. Mutates. Call it several times a second."""
         before_s = now_s if self._last_turn_s is None else self._last_turn_s
         self._last_turn_s = now_s
         heard_s = min(now_s - before_s, MAX_TURN_S)

@@ -345,6 +345,7 @@ class Controller:
         member = self.roster.members.get(snapshot.instance_id)
         if member is None or not member.alive or member.incarnation != snapshot.incarnation:
             return  # a late push of a dead incarnation
+        self.roster.reported(member)
         self.statuses[snapshot.instance_id] = status
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
 

@@ -47,7 +47,8 @@ class Member:
     fingerprint: str = ""
     """Its engine's, once that is built."""
     fenced: bool = False
-    """Its process was taken for dead while it may live, and has not said Hello since."""
+    """Its process was taken for dead while it may live, and its engine has not reported since. Its
+    loop may say Hello all the while."""
 
     @property
     def ref(self) -> InstanceRef:
@@ -101,6 +102,7 @@ class Roster:
         had_failed = member.phase == "failed" and member.nonce == hello.nonce
         died, welcome = None, None
         if member.nonce != hello.nonce:
+            member.fenced = False
             died = member.incarnation if member.alive else None
             member.num_restarts += member.nonce != ""
             member.incarnation = self._next_incarnation(member, hello)
@@ -112,9 +114,10 @@ class Roster:
         elif member.incarnation != hello.incarnation or hello.asks:  # or it is still under way
             welcome = Welcome(hello.nonce, member.incarnation)
         member.nonce, member.alive, member.heard_s = hello.nonce, True, now_s
-        member.fenced = False
         member.address, member.node, member.pid = hello.address, hello.node, hello.pid
-        member.phase, member.detail = hello.phase, hello.detail
+        member.phase = hello.phase
+        if not member.fenced:
+            member.detail = hello.detail
         member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
         member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
         member.ttft_p99_by_level_s = hello.ttft_p99_by_level_s
@@ -124,11 +127,16 @@ class Roster:
         failed = member.phase == "failed" and not had_failed
         return RosterChange(member, welcome, died, began, failed)
 
+    def reported(self, member: Member) -> None:
+        """Its engine makes progress."""
+        if member.fenced:
+            member.fenced, member.detail = False, ""
+
     def lost(self, address: str) -> Member | None:
         """The process behind `address` is gone; None if no live member was there."""
         for member in self.members.values():
             if member.alive and member.address == address:
-                member.alive = False
+                member.alive = member.fenced = False
                 member.num_live_reqs = 0
                 member.detail = "its process is gone"
                 return member

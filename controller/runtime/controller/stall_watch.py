@@ -1,20 +1,18 @@
 """Watches instances that serve but no longer report: asks for their status, puts stalls on record,
 and has them fenced in the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.scheduler import GlobalScheduler
-from controller.core.tracking.fencing import Rest, Silent, to_fence
-from controller.core.tracking.silence import Silences
+from controller.core.tracking.fencing import Fencing, Rest, Serving
+from controller.core.tracking.silence import Key
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Member, Roster
 
 # Even an instance without work pushes a status each second. One that was silent for longer is asked
 # before it counts as stalled.
 PULL_AFTER_S = 2.5
-# The requests of a fenced instance are in the statuses of others so long afterwards. Until then
-# what they need counts as taken.
-SETTLED_S = 5.0
 
 
 class StallWatch:
@@ -34,64 +32,80 @@ class StallWatch:
         self._journal = journal
         self._pull = pull
         self._fence = fence
-        self._silences = Silences()
-        self._fenced: list[tuple[float, int]] = []
-        """When, and how many blocks the requests need, of those fenced lately."""
-        self._silent_since_s: dict[tuple[str, int], float] = {}
-        """When stalled incarnations last reported."""
+        self._fencing = Fencing()
+        self._stalled: dict[Key, float] = {}
+        """The stalled incarnations, and when each reported last or, if it never did, when this
+        controller began to wait for it."""
 
     def tick(self, now_s: float, fence_after_s: float, *, pulls_all: bool = False) -> None:
         """`fence_after_s`: an instance that is silent for so long is fenced; 0: never. `pulls_all`:
         none pushes its status, so all are asked."""
-        self._watch(now_s, pulls_all)
-        silent = self._silent(now_s)
-        if not fence_after_s or all(each.silent_s < fence_after_s for each in silent):
-            return
-        for fault in to_fence(silent, self._rest(now_s), fence_after_s):
+        records = self._scheduler.instances
+        watched = [
+            (member, records[member.member_id])
+            for member in self._roster.instances()
+            if member.serving and member.member_id in records
+        ]
+        serving = [_serving(member, record) for member, record in watched]
+        silent_s = self._fencing.silent_s(now_s, serving)
+        for member, record in watched:
+            self._watch(member, record, silent_s, now_s, pulls_all)
+        for fault in self._fencing.turn(
+            now_s, serving, silent_s, lambda: self._rest(now_s), fence_after_s
+        ):
             for each in fault:
-                self._fenced.append((now_s, each.need_blocks))
                 why = f"fenced: no progress reported for {each.silent_s:.0f} s"
                 self._fence(self._roster.members[each.instance_id], why)
 
+    def is_stalled(self, member: Member) -> bool:
+        """Whether it was silent for too long when this was last looked at."""
+        return (member.member_id, member.incarnation) in self._stalled
+
     def forget(self, instance_id: str, incarnation: int) -> None:
-        self._silent_since_s.pop((instance_id, incarnation), None)
+        self._stalled.pop((instance_id, incarnation), None)
 
-    def _watch(self, now_s: float, pulls_all: bool) -> None:
-        for member in self._roster.instances():
-            record = self._scheduler.instances.get(member.member_id)
-            if not member.serving or record is None:
-                continue
-            reports = record.reports(now_s)
-            if pulls_all or not reports or now_s - record.last_report_s > PULL_AFTER_S:
-                self._pull(member)
-            key = (member.member_id, member.incarnation)
-            if record.refusal(now_s) == "stalled" and key not in self._silent_since_s:
-                self._silent_since_s[key] = record.last_report_s
-                self._journal.stalled(member, True, now_s - record.last_report_s)
-            elif reports and key in self._silent_since_s:
-                silence_s = record.last_report_s - self._silent_since_s.pop(key)
-                self._journal.stalled(member, False, silence_s)
-
-    def _silent(self, now_s: float) -> list[Silent]:
-        """For how long each has not reported, of those that have in their incarnation."""
-        found: list[tuple[tuple[str, int], int, str]] = []
-        reported_s: list[tuple[tuple[str, int], float]] = []
-        for member in self._roster.instances():
-            record = self._scheduler.instances.get(member.member_id)
-            if not member.serving or record is None or record.snapshot is None:
-                continue
-            key = (member.member_id, member.incarnation)
-            reported_s.append((key, record.last_report_s))
-            need_blocks = record.snapshot.num_used_blocks + record.snapshot.queued_demand_blocks
-            found.append((key, need_blocks, member.node))
-        silent_s = self._silences.turn(now_s, reported_s)
-        return [Silent(*key, silent_s[key], need, node) for key, need, node in found]
+    def _watch(
+        self,
+        member: Member,
+        record: InstanceRecord,
+        silent_s: Mapping[Key, float],
+        now_s: float,
+        pulls_all: bool,
+    ) -> None:
+        key, reports = (member.member_id, member.incarnation), record.reports(now_s)
+        if pulls_all or not reports or now_s - record.last_report_s > PULL_AFTER_S:
+            self._pull(member)
+        never = record.snapshot is None
+        last_s = now_s - silent_s[key] if never else record.last_report_s
+        is_stalled = record.alive and now_s - last_s > record.stall_timeout_s
+        if is_stalled and key not in self._stalled and not member.fenced:
+            self._stalled[key] = last_s
+            self._journal.stalled(member, True, now_s - last_s)
+        elif reports and key in self._stalled:
+            silence_s = record.last_report_s - self._stalled.pop(key)
+            self._journal.stalled(member, False, silence_s)
 
     def _rest(self, now_s: float) -> Rest:
         schedulable = self._scheduler.schedulable_snapshots(now_s)
         unclaimed = sum(each.unclaimed_blocks for each in schedulable)
-        held_demand = self._scheduler.held_view(now_s).demand_blocks
-        self._fenced = [each for each in self._fenced if now_s - each[0] < SETTLED_S]
-        under_way = sum(need_blocks for _, need_blocks in self._fenced)
         num_away = sum(member.fenced for member in self._roster.instances())
-        return Rest(len(schedulable), unclaimed - held_demand - under_way, num_away)
+        return Rest(len(schedulable), unclaimed - self._scheduler.held_demand_blocks, num_away)
+
+
+def _serving(member: Member, record: InstanceRecord) -> Serving:
+    """What an incarnation without a report may run is known from its Hello: nothing, or, as that
+    counts requests and not their memory, all that fits into it."""
+    snapshot = record.snapshot
+    if snapshot is not None:
+        need_blocks = snapshot.num_used_blocks + snapshot.queued_demand_blocks
+    else:
+        all_blocks = member.info.num_gpu_blocks if member.info else 0
+        need_blocks = all_blocks if member.num_live_reqs else 0
+    return Serving(
+        member.member_id,
+        member.incarnation,
+        None if snapshot is None else record.last_report_s,
+        need_blocks,
+        member.node,
+        member.fenced,
+    )

@@ -10,7 +10,7 @@ from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages.members import StatusPushed
+from controller.runtime.messages.members import StatusPushed, Welcome
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from tests.unit.runtime.fakes import (
     FakeLauncher,
@@ -60,6 +60,11 @@ class Bed:
     async def joins(self, member_id: str, **what: Any) -> None:
         self.says(member_id, hello(member_id, **what))
         await settle()
+
+    def incarnation(self, member_id: str) -> int:
+        """What the member was told last, or was at the start."""
+        told = self.peers[member_id].received(Welcome)
+        return max([1, *(each.incarnation for each in told)])
 
     async def reports(
         self,

@@ -1,10 +1,13 @@
 """The controller with a launcher and members played by the test, on virtual time."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
 
+from controller.adapters.http.views.members import instance_status
+from controller.api.wire.models import InstanceState
 from controller.core.migration.limits import MoveLimits
 from controller.core.operations.leaving import LeaveReason
 from controller.core.record.event_log import EventKind
@@ -402,11 +405,62 @@ async def test_of_many_that_are_silent_only_as_many_are_fenced_as_the_rest_can_h
         await bed.reports(instance_id, free=14)  # of 64 blocks each
     for _ in range(int(2 * bed.controller.live.fence_after_s)):
         await bed.reports("i-3", free=44)  # no room for the requests of any of them
+        for instance_id in ("i-0", "i-1", "i-2"):  # their loops live
+            await bed.joins(instance_id, incarnation=bed.incarnation(instance_id))
         await asyncio.sleep(1)
     assert [lost.instance_id for lost in bed.f0.received(InstanceLost)] == ["i-0"]
     await bed.reports("i-3", free=64)
     await asyncio.sleep(1)
     assert [lost.instance_id for lost in bed.f0.received(InstanceLost)] == ["i-0", "i-1"]
+
+
+@virtual_time
+async def test_one_whose_engine_hangs_is_fenced_though_this_controller_never_heard_it_report(
+    network: FakeNetwork,
+) -> None:
+    """Its loop says Hello all the while: to the controller before, to this one, and once it is
+    fenced."""
+    bed = Bed(network, num_instances=3)
+    await bed.serve()
+    bed.restart_controller()
+    await bed.joins("f-0", incarnation=1)
+    fence_after_s = bed.controller.live.fence_after_s
+
+    async def goes_on(seconds: float) -> None:
+        for _ in range(int(seconds)):
+            await bed.joins("i-0", incarnation=bed.incarnation("i-0"), num_live_reqs=3)
+            for instance_id in ("i-1", "i-2"):
+                await bed.joins(instance_id, incarnation=1)
+                await bed.reports(instance_id)
+            await asyncio.sleep(1)
+
+    assert await seen(goes_on(CONFIG.stall_timeout_s - 1), bed) == (InstanceState.STARTING, "")
+    assert await seen(goes_on(3), bed) == (InstanceState.STALLED, "")
+    assert await seen(goes_on(fence_after_s - CONFIG.stall_timeout_s - 3), bed) == (
+        InstanceState.STALLED,
+        "",
+    )
+    assert bed.f0.received(InstanceLost) == []
+    state, detail = await seen(goes_on(3), bed)
+    assert (state, "fenced: no progress" in detail) == (InstanceState.STALLED, True)
+    assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)]
+    assert Welcome("a", 2, fenced=True) in bed.peers["i-0"].received(Welcome)
+
+    assert await seen(goes_on(2 * fence_after_s), bed) == (state, detail), "its Hellos changed that"
+    assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)], "it was fenced once more"
+    load = bed.controller.autoscaling._watch.load(0.0)
+    assert (load.num_starting, load.num_unavailable) == (0, 1), "it counts as a free instance"
+    await bed.reports("i-0", incarnation=2)
+    assert await seen(goes_on(1), bed) == (InstanceState.ACTIVE, "")
+
+
+async def seen(what: Awaitable[None], bed: Bed) -> tuple[InstanceState, str]:
+    """State and detail of i-0 afterwards."""
+    await what
+    status = instance_status(
+        bed.controller, bed.controller.roster.members["i-0"], [], bed.controller.now_s(), None
+    )
+    return status.state, status.detail
 
 
 @virtual_time

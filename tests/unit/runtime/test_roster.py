@@ -215,7 +215,24 @@ def test_a_fenced_process_that_comes_back_is_another_incarnation_and_drops_what_
     change = members.hello(hello(incarnation=1), 1.0)
     assert change is not None
     assert (change.welcome, change.died) == (Welcome("a", 2, fenced=True), None)
-    assert (member.alive, member.fenced, change.began_serving) == (True, False, True)
+    assert (member.alive, change.began_serving) == (True, True)
+    members.hello(hello(incarnation=2), 2.0)
+    assert (member.fenced, member.detail) == (True, "silent"), "its engine may hang as before"
+    members.reported(member)
+    assert (member.fenced, member.detail) == (False, "")
+
+
+def test_a_fenced_process_is_no_more_once_another_takes_its_place() -> None:
+    for gone in (False, True):
+        members = roster()
+        members.hello(hello(), 0.0)
+        member = members.fence("i-0", "silent")
+        members.hello(hello(incarnation=1), 1.0)
+        if gone:
+            members.lost(hello().address)
+            assert (member.fenced, member.detail) == (False, "its process is gone")
+        members.hello(hello(nonce="b", phase="starting"), 2.0)
+        assert (member.fenced, member.detail) == (False, "")
 
 
 def test_a_fenced_process_that_dies_is_no_second_death() -> None:

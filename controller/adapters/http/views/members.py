@@ -33,7 +33,7 @@ T = TypeVar("T")
 def frontend_status(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus:
     return FrontendStatus(
         id=member.member_id,
-        state=_state(member, None, now_s, stopping=stopping),
+        state=_process_state(member, stopping=stopping) or InstanceState.ACTIVE,
         detail=member.detail,
         incarnation=member.incarnation,
         num_restarts=member.num_restarts,
@@ -60,7 +60,7 @@ def instance_status(
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
         id=member.member_id,
-        state=_state(member, record, now_s, stopping=controller.stopping),
+        state=_instance_state(controller, member, record, now_s),
         detail=member.detail,
         incarnation=member.incarnation,
         num_restarts=member.num_restarts,
@@ -118,10 +118,9 @@ def not_launched(controller: Controller) -> list[InstanceStatus]:
     ]
 
 
-def _state(
-    member: Member, record: InstanceRecord | None, now_s: float, *, stopping: bool
-) -> InstanceState:
-    """`stopping`: the whole cluster is being stopped, and no process that is gone comes again."""
+def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
+    """None of a process that serves. `stopping`: the whole cluster is being stopped, and no process
+    that is gone comes again."""
     if not member.alive or member.phase == "starting":
         if stopping:
             return InstanceState.STOPPING
@@ -132,10 +131,18 @@ def _state(
             if member.incarnation > 1 or (member.incarnation and not member.alive)
             else InstanceState.STARTING
         )
-    if member.phase == "failed":
-        return InstanceState.FAILED
+    return InstanceState.FAILED if member.phase == "failed" else None
+
+
+def _instance_state(
+    controller: Controller, member: Member, record: InstanceRecord | None, now_s: float
+) -> InstanceState:
+    if state := _process_state(member, stopping=controller.stopping):
+        return state
     if record is None or record.snapshot is None:
-        return InstanceState.ACTIVE if member.kind == "frontend" else InstanceState.STARTING
+        # Its loop says that it serves, and its engine has not reported in this incarnation.
+        hangs = member.fenced or controller.stalls.is_stalled(member)
+        return InstanceState.STALLED if hangs else InstanceState.STARTING
     if record.refusal(now_s) == "stalled":
         return InstanceState.STALLED
     if record.snapshot.draining:

@@ -40,6 +40,8 @@ class LoadWatch:
         # One that an operator restarts is back soon, and no reason to launch another one.
         restarting = {key for key, each in spec.drains.items() if each.restarts}
         coming = ({*starts.starting, *restarting} & set(planned_instances(spec))) - {*starts.failed}
+        # A fenced one hangs: nobody knows when it comes back.
+        coming -= {each.member_id for each in cluster.roster.instances() if each.fenced}
         unavailable = set(planned_instances(spec)) - ids - coming - {*starts.failed}
         leaving = [order for order in spec.drains.values() if self._leaves(order)]
         is_own = len(leaving) == 1 and leaving[0].actor == self._owner
