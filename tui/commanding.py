@@ -9,6 +9,7 @@ from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire.settings import SettingList
 from tui.acting import Acting
+from tui.actions.order import Order
 from tui.actions.registry import action_of
 from tui.actions.requests import Migrate, SetPriority
 from tui.actions.rolling import Rolling, StopRolling
@@ -140,8 +141,37 @@ class Commanding:
     def _act(self, command: Command) -> None:
         change = action_of(command.name).change
         assert change is not None
-        self._app.acting.act(
-            command.name, *(_target(each, change.target) for each in command.arguments)
+        if change.target is Kind.REQUEST:
+            self._with_ids(command, command.arguments, self._begin)
+        else:
+            self._begin(command, [Target(each) for each in command.arguments])
+
+    def _begin(self, command: Command, targets: Sequence[Target]) -> None:
+        self._app.acting.act(command.name, *targets)
+
+    def _with_ids(
+        self,
+        command: Command,
+        references: Sequence[str],
+        begin: Callable[[Command, Sequence[Target]], None],
+    ) -> None:
+        """Calls `begin` with the requests that the references name. The controller is asked for
+        the id of each that is no id on the screens: an order names its request by that."""
+        if self._app.acting.locked() or set(references) <= set(requests_in(self._app.shown)):
+            begin(command, [Target(request_id=each) for each in references])
+            return
+        any_choice = command.name == "abort"
+
+        def told(found: Sequence[str] | None, error: Exception | None) -> None:
+            if found is not None:
+                begin(command, [Target(request_id=each) for each in found])
+                return
+            words = error.message if isinstance(error, LlumctlError) else repr(error)
+            self._app.say(printable(words), Tone.BAD)
+
+        self._app.ask(
+            lambda client: [client.whole_id(each, any_choice=any_choice) for each in references],
+            told,
         )
 
     def _screen(self) -> PaintedScreen:
@@ -150,18 +180,22 @@ class Commanding:
         return screen
 
     def _priority(self, command: Command) -> None:
-        request_id, *level = command.arguments
-        if level:
-            self._app.acting.order(SetPriority(request_id, level[0]))
-        else:
-            self._app.acting.act("priority", Target(request_id=request_id))
+        self._to(command, SetPriority)
 
     def _migrate(self, command: Command) -> None:
-        request_id, *to = command.arguments
-        if to:
-            self._app.acting.order(Migrate(request_id, to[0]))
-        else:
-            self._app.acting.act("migrate", Target(request_id=request_id))
+        self._to(command, Migrate)
+
+    def _to(self, command: Command, order: Callable[[str, str], Order]) -> None:
+        """What to set or where to move may stand behind the request, or is chosen."""
+        reference, *to = command.arguments
+
+        def begin(command: Command, targets: Sequence[Target]) -> None:
+            if to:
+                self._app.acting.order(order(targets[0].request_id, to[0]))
+            else:
+                self._begin(command, targets)
+
+        self._with_ids(command, [reference], begin)
 
     def _get(self, command: Command) -> None:
         key = command.argument
@@ -215,7 +249,3 @@ def requests_in(state: DashboardState) -> list[str]:
 
 def _frontends(state: DashboardState) -> list[str]:
     return [each.id for each in state.status.frontends] if state.status else []
-
-
-def _target(id_: str, kind: Kind) -> Target:
-    return Target(request_id=id_) if kind is Kind.REQUEST else Target(id_)

@@ -16,6 +16,7 @@ from controller.api.wire.models import (
     MemberLog,
     RequestDetail,
     RequestList,
+    RequestName,
     RequestState,
     StopProgress,
     StopRequest,
@@ -81,6 +82,14 @@ class ControlClient(ControlConnection):
         ConflictError."""
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
 
+    def whole_id(self, reference: str, *, any_choice: bool = False) -> str:
+        """The id by which an order names the request that `request` finds by this reference.
+        `any_choice`: of the choices of one client's request any will do. Raises what `request`
+        does."""
+        path = f"/v1/requests/{quote(reference, safe='')}/id"
+        params = {"any_choice": "true"} if any_choice else None
+        return self._call(RequestName, "GET", path, params=params).request_id
+
     def explain(self, reference: str) -> Explanation:
         """Why the request is where it is, step by step. Takes and raises what `request` does."""
         path = f"/v1/requests/{quote(reference, safe='')}/explain"
@@ -102,15 +111,15 @@ class ControlClient(ControlConnection):
         """
         return self._call(answer, "GET", f"/v1/answers/{quote(key, safe='')}")
 
-    def migrate(self, reference: str, wanted: MigrateRequest, *, key: str = "") -> MigrationReport:
+    def migrate(self, request_id: str, wanted: MigrateRequest, *, key: str = "") -> MigrationReport:
         """Returns when the move is over, however it ended.
 
         Raises:
-            NotFoundError, ConflictError: there is no such request or instance, several requests
-                have that name, or it has finished.
+            NotFoundError: there is no such instance, or no request with that whole id.
+            RefusedError: the request has ended, or cannot move.
             TimedOutError: the move is not over after `timeout_s`, and goes on.
         """
-        path = f"/v1/requests/{quote(reference, safe='')}/migrate"
+        path = f"/v1/requests/{quote(request_id, safe='')}/migrate"
         timeout_s = self._timeout_s + wanted.timeout_s
         return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s, key=key)
 
@@ -159,14 +168,14 @@ class ControlClient(ControlConnection):
         return self._call(ScaleReport, "POST", "/v1/scale", wanted, key=key, repeatable=not key)
 
     def set_priority(
-        self, reference: str, wanted: PriorityRequest, *, key: str = ""
+        self, request_id: str, wanted: PriorityRequest, *, key: str = ""
     ) -> PriorityReport:
-        path = f"/v1/requests/{quote(reference, safe='')}/priority"
+        path = f"/v1/requests/{quote(request_id, safe='')}/priority"
         return self._call(PriorityReport, "POST", path, wanted, key=key)
 
-    def abort(self, reference: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
+    def abort(self, request_id: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
         """Returns when the request is over. Raises RefusedError if it was already."""
-        path = f"/v1/requests/{quote(reference, safe='')}/abort"
+        path = f"/v1/requests/{quote(request_id, safe='')}/abort"
         return self._once(AbortReport, path, wanted, key)
 
     def operations(self, limit: int = 20) -> OperationList:

@@ -27,7 +27,8 @@ def abort(
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.wire.operations import AbortRequest
 
-        report = client.abort(reference, AbortRequest(reason=reason, dry_run=dry_run))
+        request_id = client.whole_id(reference, any_choice=True)
+        report = client.abort(request_id, AbortRequest(reason=reason, dry_run=dry_run))
     output.emit(_text(report, output_format))
     if dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)

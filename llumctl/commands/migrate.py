@@ -60,13 +60,14 @@ def migrate(
         wanted = MigrateRequest(
             to=to, dry_run=dry_run, verify_kv=verify_kv, reason=reason, timeout_s=timeout
         )
+        request_id = client.whole_id(reference)
         try:
-            report = client.migrate(reference, wanted)
+            report = client.migrate(request_id, wanted)
         except KeyboardInterrupt:
             if dry_run:
                 raise
             output.say("no longer watching: the move goes on, even if it still waits for its turn")
-            output.say(f"try:   llumctl requests {reference}      llumctl status")
+            output.say(f"try:   llumctl requests {request_id}      llumctl status")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     output.emit(_text(report, output_format))
     if report.outcome == "would_move":

@@ -34,7 +34,7 @@ def priority(
         from controller.api.wire.operations import PriorityRequest
 
         wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)
-        report = client.set_priority(reference, wanted)
+        report = client.set_priority(client.whole_id(reference), wanted)
     output.emit(_text(report, output_format))
     if report.previous == report.level:
         output.say("nothing to change")

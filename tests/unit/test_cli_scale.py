@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import DrainStatus, ErrorBody, InstanceState
+from controller.api.wire.models import DrainStatus, ErrorBody, InstanceState, RequestName
 from controller.api.wire.operations import DrainList, DrainReport, PriorityReport, ScaleReport
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl
@@ -34,6 +34,7 @@ class Bed:
         fake.orders = {
             "GET /v1/drains": lambda _: (200, DrainList(drains=self.drains)),
             "POST /v1/scale": self.scale,
+            "GET /v1/requests/r-1/id": lambda _: (200, RequestName(request_id="r-1")),
             "POST /v1/requests/r-1/priority": self.priority,
         }
 

@@ -189,25 +189,48 @@ async def test_a_client_that_repeats_its_call_ends_it_once(bed: Bed) -> None:
     assert (await asyncio.to_thread(twice)).request_id == "r-1"
 
 
+async def name(bed: Bed, reference: str) -> str:
+    """The whole id of what the reference names, or the code of why it names none."""
+    path, _, query = reference.partition("?")
+    answer = await bed.client.get(f"/v1/requests/{path}/id?{query}", headers=AUTHORIZED)
+    found: str = answer.json().get("request_id") or answer.json()["code"]
+    return found
+
+
+@pytest.mark.parametrize("order", ["abort", "migrate", "priority"])
+@pytest.mark.parametrize("reference", ["cmpl-1", "r", "r-", "1", "…1", "~1", "%2A"])
+async def test_an_order_takes_whole_ids_only(bed: Bed, order: str, reference: str) -> None:
+    """Each of them but the last names the only request there is, for who looks."""
+    assert await name(bed, reference) == ("no_such_request" if reference == "%2A" else "r-1")
+    body = {"level": "high"} if order == "priority" else {}
+    status, code, message = await bed.refused(f"/v1/requests/{reference}/{order}", **body)
+    assert (status, code) == (404, "no_such_request")
+    assert "by the whole id" in message
+    assert not bed.audited()
+    assert not bed.asked()
+    assert await bed.state() == "running"
+
+
 async def test_choices_of_one_request_end_by_the_client_s_id() -> None:
     async with listening() as (listener, client):
         bed = Bed(listener, client, num_choices=3)
-        found = await bed.report("/v1/requests/cmpl-1/abort")
+        assert await name(bed, "cmpl-1?any_choice=true") == "r-1"
+        found = await bed.report()
         assert found.request_ids == ("r-1", "r-2", "r-3")
         assert len(bed.told) == 1
         status, code, _ = await bed.refused("/v1/requests/r-3/abort")
         assert (status, code) == (409, "ended")
 
 
-async def test_two_requests_of_one_client_are_named_one_by_one(bed: Bed) -> None:
+async def test_two_requests_of_one_client_are_named_one_by_one(bed: Bed, capsys: Captured) -> None:
     other = serve_running_request(bed.listener)
     entry = other._live.pop("r-1")
     entry.request_id = "r-9"
     bed.book._live["r-9"] = entry
     bed.cluster.mailbox.engine_state["mem://f-0"] = bed.book
-    status, code, message = await bed.refused("/v1/requests/cmpl-1/abort")
-    assert (status, code) == (409, "ambiguous")
-    assert "r-1, r-9" in message
+    assert await name(bed, "cmpl-1?any_choice=true") == "ambiguous"
+    assert await llumctl("abort", "cmpl-1") == 6
+    assert "r-1, r-9" in capsys.readouterr().err
     assert not bed.asked()
 
 

@@ -268,9 +268,9 @@ async def test_a_draining_source_is_left(bed: Bed) -> None:
 
 async def test_several_choices_of_one_request_are_named(bed: Bed) -> None:
     serve_running_request(bed.listener, num_choices=3)
-    status, code, message = await bed.refused("/v1/requests/cmpl-1/migrate")
-    assert (status, code) == (409, "ambiguous")
-    assert message == "'cmpl-1' names 3 sequences: r-1, r-2, r-3"
+    answer = await bed.client.get("/v1/requests/cmpl-1/id", headers=AUTHORIZED)
+    assert (answer.status_code, answer.json()["code"]) == (409, "ambiguous")
+    assert answer.json()["message"] == "'cmpl-1' names 3 sequences: r-1, r-2, r-3"
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,9 @@ async def test_a_frontend_that_dies_while_this_goes_on_the_record_is_not_asked(b
 async def test_choices_of_one_request_are_named_one_by_one() -> None:
     async with listening() as (listener, client):
         bed = Bed(listener, client, num_choices=2)
-        status, code, message = await bed.refused("/v1/requests/cmpl-1/priority")
-        assert (status, code) == (409, "ambiguous")
-        assert "r-1, r-2" in message
+        answer = await client.get("/v1/requests/cmpl-1/id", headers=AUTHORIZED)
+        assert (answer.status_code, answer.json()["code"]) == (409, "ambiguous")
+        assert "r-1, r-2" in answer.json()["message"]
         assert (await bed.report("/v1/requests/r-2/priority")).request_id == "r-2"
 
 

@@ -36,7 +36,6 @@ class Abort:
         return self
 
     def plan(self, client: ControlClient) -> Plan:
-        """The order names the request by its whole id, whatever was typed."""
         report = client.abort(self.request_id, AbortRequest(dry_run=True))
         where = f" on {report.instance_id}" if report.instance_id else ""
         facts = [f"{report.state}{where}", f"{report.num_output_tokens} tokens written"]

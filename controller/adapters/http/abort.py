@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from controller.adapters.http.live_requests import LiveRequest
-from controller.adapters.http.requests import find_record, place_of
+from controller.adapters.http.requests import find_for_order, place_of
 from controller.api.state.audit import one_short_line
 from controller.api.wire.models import RequestState
 from controller.api.wire.operations import AbortReport, AbortRequest
@@ -60,8 +60,8 @@ class Abort:
         )
 
 
-async def find_abort(controller: Controller, reference: str, wanted: AbortRequest) -> Abort:
+async def find_abort(controller: Controller, request_id: str, wanted: AbortRequest) -> Abort:
     """Raises ApiError for a request that has ended or is unknown."""
-    record = await find_record(controller, reference, any_choice=True)
+    record = await find_for_order(controller, request_id)
     cannot = f"request {record.request_id} cannot be aborted"
     return Abort(LiveRequest(controller, record, cannot, "end it"), wanted)

@@ -40,7 +40,13 @@ from controller.adapters.http.operations import SteerApi
 from controller.adapters.http.operations_done import OperationsQuery, operations_done
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
-from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
+from controller.adapters.http.requests import (
+    NameQuery,
+    RequestsQuery,
+    find_request,
+    list_requests,
+    name_request,
+)
 from controller.adapters.http.rolling import EngineCheck, RollingApi, allow_all
 from controller.adapters.http.steering import Steering
 from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
@@ -130,12 +136,13 @@ class ControlServer:
                 Route("/v1/watch", self._watch, methods=["GET"]),
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
+                Route("/v1/requests/{reference}/id", self._request_name, methods=["GET"]),
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
                 Route("/v1/members/{member_id}/log", self._member_log, methods=["GET"]),
                 Route("/v1/answers/{key}", answers.told, methods=["GET"]),
-                Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
-                Route("/v1/requests/{reference}/priority", once(self._priority), methods=["POST"]),
-                Route("/v1/requests/{reference}/abort", once(self._abort), methods=["POST"]),
+                Route("/v1/requests/{request_id}/migrate", once(self._migrate), methods=["POST"]),
+                Route("/v1/requests/{request_id}/priority", once(self._priority), methods=["POST"]),
+                Route("/v1/requests/{request_id}/abort", once(self._abort), methods=["POST"]),
                 Route("/v1/operations", self._operations, methods=["GET"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
@@ -234,6 +241,10 @@ class ControlServer:
     async def _request(self, request: Request) -> Response:
         return json_answer(await find_request(self._controller, request.path_params["reference"]))
 
+    async def _request_name(self, request: Request) -> Response:
+        query, reference = _query(request, NameQuery), request.path_params["reference"]
+        return json_answer(await name_request(self._controller, reference, query))
+
     async def _explain(self, request: Request) -> Response:
         return json_answer(
             await explain_request(self._controller, request.path_params["reference"])
@@ -261,8 +272,8 @@ class ControlServer:
 
     async def _migrate(self, request: Request) -> Response:
         wanted = MigrateRequest.model_validate_json(await request.body() or b"{}")
-        reference = request.path_params["reference"]
-        migration = await find_migration(self._controller, reference, wanted)
+        request_id = request.path_params["request_id"]
+        migration = await find_migration(self._controller, request_id, wanted)
         if wanted.dry_run:
             return json_answer(await migration.plan())
         deed = (migration.action, migration.record.request_id)
@@ -282,8 +293,8 @@ class ControlServer:
 
     async def _priority(self, request: Request) -> Response:
         wanted = PriorityRequest.model_validate_json(await request.body() or b"{}")
-        reference = request.path_params["reference"]
-        change = await find_priority_change(self._controller, reference, wanted)
+        request_id = request.path_params["request_id"]
+        change = await find_priority_change(self._controller, request_id, wanted)
         if change.is_so:
             return json_answer(change.present())
         if wanted.dry_run:
@@ -301,7 +312,7 @@ class ControlServer:
 
     async def _abort(self, request: Request) -> Response:
         wanted = AbortRequest.model_validate_json(await request.body() or b"{}")
-        abort = await find_abort(self._controller, request.path_params["reference"], wanted)
+        abort = await find_abort(self._controller, request.path_params["request_id"], wanted)
         if wanted.dry_run:
             return json_answer(await abort.run())
         deed = (abort.action, abort.record.request_id)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Required, TypedDict, Unpack
 
 from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.requests import find_record
+from controller.adapters.http.requests import find_for_order
 from controller.adapters.http.views.moves import attempt_model
 from controller.api.text.quantities import duration
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
@@ -240,7 +240,7 @@ def held_blocks(record: RequestRecord, block_size: int) -> int:
 
 
 async def find_migration(
-    controller: Controller, reference: str, wanted: MigrateRequest
+    controller: Controller, request_id: str, wanted: MigrateRequest
 ) -> Migration:
     """Raises ApiError for a request that is on no instance, and for a target that is no instance,
     has the request already, or may take no requests."""
@@ -249,8 +249,8 @@ async def find_migration(
         wanted.to not in members or members[wanted.to].kind != "instance"
     ):
         raise no_such_instance(wanted.to)
-    record = await find_record(controller, reference)
-    request_id, source_id = record.request_id, record.instance_id
+    record = await find_for_order(controller, request_id)
+    source_id = record.instance_id
     if record.state in ENDED:
         raise ApiError(409, "ended", f"request {request_id} has {record.state}", "llumctl requests")
     if record.state is RequestState.DISPATCHING or source_id is None:

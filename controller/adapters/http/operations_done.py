@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import LiveSettings
-from controller.adapters.http.requests import find_record
+from controller.adapters.http.requests import find_for_order
 from controller.api.state.audit import AuditLog
 from controller.api.text.quantities import setting_value
 from controller.api.wire.audit import OperationEntry, OperationList, Undo
@@ -98,7 +98,7 @@ async def _why_not(entry: OperationEntry, controller: Controller, settings: Live
 
 async def _why_not_request(controller: Controller, undo: Undo) -> str:
     try:
-        record = await find_record(controller, undo.target)
+        record = await find_for_order(controller, undo.target)
     except ApiError:
         return f"request {undo.target} is not known any more"
     if record.state in ENDED:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_requests import LiveRequest
-from controller.adapters.http.requests import find_record
+from controller.adapters.http.requests import find_for_order
 from controller.api.state.audit import one_short_line
 from controller.api.wire.operations import PriorityReport, PriorityRequest
 from controller.core.load.snapshot import Level
@@ -67,7 +67,7 @@ class PriorityChange:
 
 
 async def find_priority_change(
-    controller: Controller, reference: str, wanted: PriorityRequest
+    controller: Controller, request_id: str, wanted: PriorityRequest
 ) -> PriorityChange:
     """Raises ApiError for an unknown level, and for a request that has ended or is unknown."""
     levels = {level.name: level for level in controller.live.scheduler.levels}
@@ -79,7 +79,7 @@ async def find_priority_change(
             f"there is no priority level {wanted.level!r}; there are {', '.join(levels)}",
             f"llumctl priority REQ {next(iter(levels))}",
         )
-    record = await find_record(controller, reference)
+    record = await find_for_order(controller, request_id)
     cannot = f"the priority of request {record.request_id} cannot change"
     request = LiveRequest(controller, record, cannot, "change the priority")
     return PriorityChange(request, level, wanted)

@@ -13,6 +13,7 @@ from controller.api.wire.models import (
     LIVE_STATES,
     RequestDetail,
     RequestList,
+    RequestName,
     RequestState,
     RequestStatus,
 )
@@ -38,6 +39,13 @@ class RequestsQuery(BaseModel):
     limit: int = Field(default=1000, ge=1, le=MAX_REQUESTS)
     movable: bool = False
     """Whether the instances are asked, between two steps, which requests could move now."""
+
+
+class NameQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    any_choice: bool = False
+    """Whether any of one client's choices will do (see `find_record`)."""
 
 
 async def list_requests(controller: Controller, query: RequestsQuery) -> RequestList:
@@ -115,15 +123,37 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     return request_detail(record, time.time(), refusal, held)
 
 
-async def find_record(
-    controller: Controller, reference: str, *, any_choice: bool = False
-) -> RequestRecord:
-    """Finds a request by its id, the client's id, the beginning of an id, or an id as tables
-    shorten it. Of several that match equally well, the only live one is meant, as clients use
-    their ids again. `any_choice`: if the live ones are the choices of one client's request, any of
-    them will do.
+async def name_request(controller: Controller, reference: str, query: NameQuery) -> RequestName:
+    """The whole id of the request that a reference names. Raises ApiError."""
+    record = await find_record(controller, reference, any_choice=query.any_choice)
+    return RequestName(request_id=record.request_id, client_id=record.client_request_id)
+
+
+async def find_for_order(controller: Controller, request_id: str) -> RequestRecord:
+    """Finds the request that an order is about, by its whole id alone. What a shorter reference
+    names changes as requests come and go: one that names a single request now may name another one
+    when the order arrives, and an order that is carried out on the wrong request cannot be taken
+    back.
 
     Raises ApiError."""
+    _check_length(request_id)
+    found = await controller.queries.requests(
+        _serving_frontends(controller), matching=request_id, max_requests=1
+    )
+    # The best match comes first, and none is better than the whole id.
+    if found.requests and found.requests[0].match(request_id) is Match.ID:
+        return found.requests[0]
+    silent = f" (no answer from {', '.join(found.silent)})" if found.silent else ""
+    raise ApiError(
+        404,
+        "no_such_request",
+        f"there is no request with the id {request_id!r}{silent}; an order names its request by"
+        " the whole id",
+        "llumctl requests -o name",
+    )
+
+
+def _check_length(reference: str) -> None:
     if not reference or len(reference) > MAX_REFERENCE_CHARS:
         raise ApiError(
             400,
@@ -132,6 +162,18 @@ async def find_record(
             f" of up to {MAX_REFERENCE_CHARS} characters",
             "llumctl requests",
         )
+
+
+async def find_record(
+    controller: Controller, reference: str, *, any_choice: bool = False
+) -> RequestRecord:
+    """Finds a request to look at by its id, the client's id, the beginning of an id, or an id as
+    tables shorten it. Of several that match equally well, the only live one is meant, as clients
+    use their ids again. `any_choice`: if the live ones are the choices of one client's request, any
+    of them will do.
+
+    Raises ApiError."""
+    _check_length(reference)
     found = await controller.queries.requests(
         _serving_frontends(controller),
         matching=reference,

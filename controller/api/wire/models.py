@@ -340,6 +340,13 @@ class RequestDetail(RequestStatus, AnswerModel):
     num_forgotten: int = 0
 
 
+class RequestName(AnswerModel):
+    """The request that a reference names: orders take its whole id."""
+
+    request_id: str
+    client_id: str = ""
+
+
 class MemberLog(AnswerModel):
     """The last lines of a member's log, as it wrote them: who shows them makes them harmless."""
 

@@ -280,8 +280,11 @@ async def test_the_last_instance_is_restarted_with_all_by_a_typed_word_only() ->
 
 async def test_what_the_command_line_can_do() -> None:
     async with acting() as bed:
+        bed.control.whole_ids = {"8d36": "cmpl-8d36", "r5": "cmpl-r5"}
         await bed.type("colon", "priority 8d36 normal")
         await bed.type("colon", "migrate 8d36 --to i-2")
+        await bed.type("colon", "abort r5 nobody")
+        assert "there is no request 'nobody'" in await bed.bottom()
         await bed.type("colon", "abort r5")
         await bed.press("y")
         await bed.type("colon", "restart i-3")
@@ -290,9 +293,10 @@ async def test_what_the_command_line_can_do() -> None:
         assert "Drain 2 instances?" in await drawn(bed.pilot)
         await bed.press("escape")
         (priority, migrate, abort, restart) = bed.control.calls
-        assert priority == ("priority", "8d36", PriorityRequest(level="normal"))
-        assert (migrate[:2], migrate[2].to) == (("migrate", "8d36"), "i-2")
-        assert abort == ("abort", "r5", AbortRequest())
+        assert priority == ("priority", "cmpl-8d36", PriorityRequest(level="normal"))
+        assert (migrate[:2], migrate[2].to) == (("migrate", "cmpl-8d36"), "i-2")
+        assert abort == ("abort", "cmpl-r5", AbortRequest())
+        assert bed.control.named[-1] == ("r5", True)
         assert restart == ("restart", "i-3", RestartRequest(if_revision=7))
         await bed.type("colon", "migrate 8d36")
         assert isinstance(bed.app.screen, ChooseScreen)

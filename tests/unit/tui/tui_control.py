@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from controller.api.errors import (
     LastInstanceError,
     NoSuchCallError,
+    NotFoundError,
     RefusedError,
     UsageError,
 )
@@ -63,6 +64,10 @@ class FakeControl:
     drain_id: str = ""
     over: tuple[str, ...] = ()
     """Requests that have ended."""
+    whole_ids: dict[str, str] = field(default_factory=dict)
+    """By the words that name a request, its id."""
+    named: list[tuple[str, bool]] = field(default_factory=list)
+    """The words for which an id was asked, and whether any choice would do."""
     calls: list[Asked] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     plans: list[Asked] = field(default_factory=list)
@@ -230,6 +235,12 @@ class FakeControl:
             revision=self.revision,
         )
         return self._done(key, report)
+
+    def whole_id(self, reference: str, *, any_choice: bool = False) -> str:
+        if reference not in self.whole_ids:
+            raise NotFoundError(f"there is no request {reference!r}")
+        self.named.append((reference, any_choice))
+        return self.whole_ids[reference]
 
     def abort(self, reference: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
         self._note("abort", reference, wanted, key)
