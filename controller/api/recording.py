@@ -14,7 +14,7 @@ from typing import IO, Literal, NamedTuple, Self
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.frames import MAX_FIGURE, figure, parse_frame
 from controller.api.state import plain_file
-from controller.api.version import own_version
+from controller.api.version import own_version, upgrade_command
 from controller.api.wire.base import WireModel
 from controller.api.wire.models import Event
 from controller.api.wire.stream import EventFrame, Frame
@@ -228,7 +228,7 @@ class RecordingReader:
             raise LlumctlError(
                 f"{self.path} was recorded by a newer llumctl (schema {header.schema_version},"
                 f" this one knows {RECORDING_VERSION})",
-                "git pull      then      make install",
+                upgrade_command(),
             )
         return header
 

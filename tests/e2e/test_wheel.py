@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -96,3 +97,15 @@ def test_installed_wheel_serves_from_a_hostile_folder(
         assert cluster.process is not None
         assert cluster.process.wait(timeout=60) == 0, cluster.read_stderr()
         assert not cluster.leftovers()
+
+
+def test_sdist_holds_the_three_packages_only(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path),
+         "."], cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        tops = {name.split("/")[1] for name in sdist.getnames()}
+    packages = {"controller", "llumctl", "tui"}
+    project = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
+    assert tops == packages | project | {"PKG-INFO", ".gitignore"}

