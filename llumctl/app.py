@@ -8,7 +8,7 @@ import typer
 
 from controller.api.errors import UsageError
 from controller.api.version import own_version
-from llumctl import errors
+from llumctl import errors, hints
 from llumctl.commands import (
     abort,
     autoscale,
@@ -84,6 +84,7 @@ app.add_typer(simulate.app)
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of `llumctl ARGUMENTS`."""
+    hints.forget()
     return errors.guarded(lambda: _invoke(arguments))
 
 

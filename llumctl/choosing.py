@@ -4,7 +4,7 @@ import sys
 
 from controller.api.errors import LlumctlError, RefusedError
 from controller.api.text.quantities import printable
-from llumctl import connect
+from llumctl import connect, hints
 from llumctl.config import config_file
 from llumctl.text import output
 
@@ -31,7 +31,9 @@ def attached_or_asked(flag: str | None) -> str:
     for number, name in enumerate(there, start=1):
         output.say(f"  {number}  {name:<{width}}  {_state(name)}")
     output.say_on(f"which one? [1 is {there[0]}] ")
-    return chosen(sys.stdin.readline(), there)
+    found = chosen(sys.stdin.readline(), there)
+    hints.cluster_is(found)
+    return found
 
 
 def chosen(answer: str, there: list[str]) -> str:

@@ -2,12 +2,12 @@
 URL, as a tunnel has it."""
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from controller.api.errors import NotRunningError, RefusedError, UsageError
+from llumctl import hints
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -20,13 +20,20 @@ TOKEN_HINT = f"{TOKEN_FILE}=FILE llumctl ... --cluster URL"
 
 
 def attached(flag: str | None) -> str:
-    """The cluster that a command means: `--cluster`, a name or a URL; else what the environment or
-    the config file names; else `default`, or the only one that is there.
+    """The cluster that a command means, and that the commands in its messages name from here on:
+    `--cluster`, a name or a URL; else what the environment or the config file names; else
+    `default`, or the only one that is there.
 
     Raises:
         NotRunningError: there are several, none of them is `default`, and none was named.
         UsageError: what was given is neither a name nor the URL of a control API.
     """
+    found = _attached(flag)
+    hints.cluster_is(found)
+    return found
+
+
+def _attached(flag: str | None) -> str:
     from controller.api.state import run_state
     from llumctl.config import config_file
 
@@ -49,19 +56,6 @@ def is_url(cluster: str) -> bool:
     return "://" in cluster
 
 
-def option(cluster: str) -> str:
-    """What a command needs behind it to mean that cluster: nothing where the settings or `default`
-    say it. That it is the only one now says nothing: there may be another one tomorrow."""
-    from llumctl.config import config_file
-
-    try:
-        if cluster == config_file.cluster_name(None):
-            return ""
-    except UsageError:  # what names no cluster names no other one
-        pass
-    return f" --cluster {shlex.quote(cluster)}"
-
-
 def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
     """`cluster`: as `attached` gives it. Reads the run state, or the file of the token, anew each
     time: a cluster started again has another token.
@@ -75,11 +69,8 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
         return ControlClient(cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT)
     state = running(cluster)
     from controller.api.client import ControlClient
-    from llumctl.config.config_file import UNNAMED
 
-    of = "" if cluster == UNNAMED else f" --cluster {cluster}"
-    hint = f"llumctl down{of}      then      llumctl up{of}"
-    return ControlClient(state.control_url, state.control_token, timeout_s, unreachable_hint=hint)
+    return ControlClient(state.control_url, state.control_token, timeout_s)
 
 
 def check(cluster: str) -> None:

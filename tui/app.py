@@ -14,6 +14,7 @@ from textual.events import Event, Key, Resize
 from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
+from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
 from tui import bottom_text, palette, style, terminal
 from tui.acting import Acting
@@ -216,6 +217,7 @@ class Dashboard(App[None]):
             tuple(badges),
             self.options.zone,
             self.replay.progress() if self.replay is not None else None,
+            self.options.of_cluster,
         )
 
     def key_of(self, action_id: str) -> str:
@@ -236,7 +238,7 @@ class Dashboard(App[None]):
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
         """Shows a message on the bottom line for a while."""
-        self._message.show(text, tone, stays=stays)
+        self._message.show(self.options.aimed(text), tone, stays=stays)
 
     def unsay(self) -> None:
         self._message.clear()
@@ -244,7 +246,12 @@ class Dashboard(App[None]):
     # What the operator asks
 
     def ask(self, question: Work, then: Then) -> None:
-        self.acting.orders.ask(question, then)
+        def told(answer: Any, error: Exception | None) -> None:
+            if isinstance(error, LlumctlError):
+                error.message = self.options.aimed(error.message)
+            then(answer, error)
+
+        self.acting.orders.ask(question, told)
 
     def show_log(self) -> None:
         self.push_screen(LogScreen())

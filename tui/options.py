@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 
 from controller.api.settings.console import ConsoleTable
+from controller.api.text import hints
 from tui.actions.own import OwnCommand
 from tui.drawing.format import UNICODE, Glyphs
 from tui.theme_names import DEFAULT
@@ -38,3 +39,7 @@ class Options:
     """Called once, after the first screen."""
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""
+
+    def aimed(self, text: str) -> str:
+        """The text, of which each command means this cluster."""
+        return hints.aimed(text, self.of_cluster)

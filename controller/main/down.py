@@ -206,5 +206,5 @@ def _kill_actors(state: RunState) -> None:
         raise LlumctlError(
             f"the cluster's actors on Ray at {state.ray_address} could not be ended ({code})",
             f"see {log_file}; if this machine's raylet is gone: ray start"
-            f" --address={state.ray_address}, then: llumctl down --cluster {state.cluster}",
+            f" --address={state.ray_address}, then: llumctl down",
         )

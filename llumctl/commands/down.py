@@ -33,7 +33,7 @@ def down(
     if confirm is not None and confirm != name:
         raise RefusedError(
             f"the cluster is {name!r}, not {confirm!r}: nothing was stopped",
-            f"llumctl down --cluster {name} --confirm {name}",
+            f"llumctl down --confirm {name}",
         )
     from controller.main import down as down_main
 

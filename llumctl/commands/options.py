@@ -9,13 +9,14 @@ import typer
 
 from controller.api.errors import UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
-from llumctl import durations
+from llumctl import durations, hints
 from llumctl.text.output import Format
 
 Cluster = Annotated[
     str | None,
     typer.Option(
         "--cluster",
+        callback=hints.cluster_is,
         metavar="NAME|URL",
         help="Which cluster, by its name, or by the URL of its control API; else"
         " $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default', else the only one.",
@@ -25,6 +26,7 @@ ClusterName = Annotated[
     str | None,
     typer.Option(
         "--cluster",
+        callback=hints.cluster_is,
         metavar="NAME",
         help="Which cluster; else $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default'.",
     ),
@@ -34,6 +36,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        callback=hints.config_is,
         metavar="FILE",
         help="Config file; else $LLUMCTL_CONFIG, else ~/.config/llumctl/config.toml if present.",
     ),

@@ -48,7 +48,7 @@ def record(
     if not writer.num_frames:
         raise TimedOutError(
             f"cluster {name} sent nothing within {duration}: nothing is recorded",
-            f"llumctl status --cluster {name}",
+            "llumctl status",
         )
     output.say(f"recorded {writer.num_frames} frames in {file}")
     output.say(f"next:  llumctl top --replay {file}")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
+from llumctl import hints
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -43,15 +44,14 @@ def emit(text: str, end: str = "\n") -> None:
 
 
 def say(text: str) -> None:
-    """A message on stderr."""
-    with contextlib.suppress(LlumctlError):
-        _write(sys.stderr, f"{text}\n")
+    """A message on stderr; the commands that it names mean this command's cluster."""
+    say_on(f"{text}\n")
 
 
 def say_on(text: str) -> None:
     """A message on stderr whose line goes on, with an answer or with the next such message."""
     with contextlib.suppress(LlumctlError):
-        _write(sys.stderr, text)
+        _write(sys.stderr, hints.aimed(text))
 
 
 def reader_left() -> bool:

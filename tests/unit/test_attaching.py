@@ -8,11 +8,12 @@ import pytest
 
 from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
 from controller.api.recording import RecordingReader
-from llumctl import choosing, connect
+from controller.api.wire.models import ErrorBody
+from llumctl import choosing, connect, hints
 from llumctl.app import run
 from llumctl.commands import watching
 from tests.unit import fake_controller
-from tests.unit.cli_support import TOKEN, cluster, remember
+from tests.unit.cli_support import TOKEN, cluster, remember, stop
 from tests.unit.fake_controller import FakeController
 from tests.unit.tui.pty_process import terminal
 
@@ -53,15 +54,15 @@ def test_default_or_the_only_one_or_a_refusal_that_names_them(
 def test_a_command_names_its_cluster_unless_it_would_be_taken_anyway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert connect.option("default") == ""
+    assert hints.option("default") == ""
     remember("http://127.0.0.1:1", name="prod")
-    assert connect.option("prod") == " --cluster prod"  # the only one may get company
-    assert connect.option("http://[::1]:8700") == " --cluster 'http://[::1]:8700'"
+    assert hints.option("prod") == " --cluster prod"  # the only one may get company
+    assert hints.option("http://[::1]:8700") == " --cluster 'http://[::1]:8700'"
     monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "prod")
-    assert connect.option("prod") == ""
-    assert connect.option("default") == " --cluster default"
+    assert hints.option("prod") == ""
+    assert hints.option("default") == " --cluster default"
     monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "No Name")
-    assert connect.option("default") == " --cluster default"
+    assert hints.option("default") == " --cluster default"
 
 
 def test_down_finds_no_other_cluster_than_was_meant(capsys: Captured) -> None:
@@ -202,3 +203,77 @@ def test_the_dashboard_asks_which_of_several(monkeypatch: pytest.MonkeyPatch) ->
             screen.until("live 0.")
             screen.quit_s()
             assert screen.process.returncode == 0
+
+
+# What errors say to try means the cluster of the command (`llumctl.hints`)
+
+
+def tried(arguments: str, capsys: Captured) -> str:
+    assert run(arguments.split()) > 0
+    told = capsys.readouterr().err
+    return told[told.index("try: ") :].removeprefix("try:").strip()
+
+
+def test_what_to_try_names_the_cluster_that_was_named(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a cluster `default`, which the bare commands would drain, stop or start."""
+    refusal = ErrorBody(code="last", message="none is left", hint="llumctl scale +1 or else")
+    with FakeController(status=cluster()) as fake:
+        remember("http://127.0.0.1:1")
+        remember(fake.url, name="h2")
+        fake.orders["POST /v1/instances/i-9/drain"] = lambda _: (409, refusal)
+        dry_run, _, real = tried("drain i-9 --cluster h2", capsys).partition("      then      ")
+        assert dry_run == "llumctl drain --cluster h2 i-9 --dry-run"
+        assert real == "llumctl drain --cluster h2 i-9 -y"
+        assert tried("drain i-9 -y --cluster h2", capsys) == "llumctl scale --cluster h2 +1 or else"
+        assert tried("drain i-9 -y --cluster h2 --deadline x", capsys)
+        assert tried("set engine.kind=x --cluster h2", capsys).startswith(
+            "llumctl down --cluster h2      then      llumctl up --cluster h2"
+        )
+        monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "h2")  # of the shell into which it is pasted
+        assert tried("drain i-9 -y", capsys) == "llumctl scale +1 or else"
+        assert tried("status --cluster default", capsys) == (
+            "llumctl down --cluster default      then      llumctl up --cluster default"
+        )
+
+
+def test_what_to_try_after_a_cluster_was_stopped_names_it(capsys: Captured) -> None:
+    remember("http://127.0.0.1:1")
+    remember("http://127.0.0.1:1", name="h2")
+    stop("a", name="h2")
+    assert tried("status --cluster h2", capsys) == (
+        "llumctl up --cluster h2      or      llumctl status --cluster default"
+    )
+
+
+def test_what_to_try_names_the_only_cluster_which_nobody_named(capsys: Captured) -> None:
+    remember("http://127.0.0.1:1", name="h2")
+    assert tried("status", capsys).startswith("llumctl down --cluster h2      then")
+    assert tried("drain -y", capsys) == "llumctl drain --help"  # it forgets the one before
+    assert run(["down"]) == 0  # this finds none by itself
+
+
+def test_what_to_try_names_the_config_file_that_names_the_cluster(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[cluster]\nname = "prod"\nengine = "emulated"\n')
+    found = tried(f"up no-such-model --config {file} --engine-arg x=1", capsys)
+    assert found.startswith(f"llumctl up --config {file} --engine emulated")
+    file.write_text('[cluster]\nname = "prod"\nmodel = 3\n')
+    assert str(file) in tried(f"up --config {file}", capsys)
+
+
+def test_what_to_try_of_a_cluster_behind_a_url(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs the cluster's files is for a shell over there: here it would stop another one."""
+    monkeypatch.setenv(connect.TOKEN, TOKEN)
+    stopping = ErrorBody(code="stopping", message="it stops", hint="llumctl up")
+    with FakeController(status=cluster()) as fake:
+        fake.orders["POST /v1/instances/i-9/drain"] = lambda _: (409, stopping)
+        of = f"--cluster {fake.url}"
+        assert tried(f"drain i-9 -y {of}", capsys) == "ssh HOST llumctl up --cluster NAME"
+        assert f"llumctl drain {of} i-9 -y" in tried(f"drain i-9 {of}", capsys)
+    assert "secret" not in tried("drain ??? --cluster http://u:secret@127.0.0.1:1", capsys)

@@ -199,7 +199,7 @@ def test_run_state() -> None:
         bound.bind(("127.0.0.1", 0))
         remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
         stale = doctor.run_state_check("default")[1]
-    assert (stale.result, stale.cure) == (CheckResult.FAIL, "llumctl down --cluster default")
+    assert (stale.result, stale.cure) == (CheckResult.FAIL, "llumctl down")
     with controller(cluster()) as url:
         remember(url)
         state, check = doctor.run_state_check("default")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from controller.api.text import hints as aiming
 from llumctl.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -113,3 +114,116 @@ def test_no_command_says_to_try_itself_again() -> None:
         own = re.fullmatch(r"llumctl/commands/(\w+)\.py:\d+", where)
         if own is not None and own[1].removesuffix("_settings") == name:
             assert arguments, where
+
+
+# Of which cluster: `controller.api.text.hints`
+
+
+def options_of(name: str) -> set[str]:
+    command = commands()[name]
+    return {flag for param in command.get_params(typer.Context(command)) for flag in param.opts}
+
+
+def test_the_commands_that_are_about_a_cluster_are_known() -> None:
+    about_one = {name for name in commands() if "--cluster" in options_of(name)}
+    assert about_one == aiming.BY_NAME | aiming.BY_NAME_OR_URL
+    assert {
+        name
+        for name in commands()
+        if "--config" in options_of(name) and name not in ("get", "set")  # theirs is compared with
+    } == aiming.WITH_CONFIG
+
+
+def test_every_command_that_a_text_names_says_of_which_cluster() -> None:
+    """All texts of all packages: what errors say to try, the controller's answers, what the console
+    logs, the cures of `doctor`. Behind its flags each is still a command that exists."""
+    num_aimed, faults = 0, []
+    for folder in ("llumctl", "controller", "tui"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for line, text in literals(file):
+                where = f"{file.relative_to(ROOT)}:{line}"
+                for name, arguments in re.findall(r"\bllumctl ([a-z-]+)([^;]*)", text):
+                    if name not in aiming.BY_NAME | aiming.BY_NAME_OR_URL:
+                        continue
+                    named = re.search(r"--(cluster|help|url|replay)\b", arguments)
+                    shown = aiming.aimed(f"llumctl {name}{arguments}", " --cluster h2")
+                    if named is None and not shown.startswith(f"llumctl {name} --cluster h2"):
+                        faults.append(f"{where}: {shown}")
+                    num_aimed += named is None
+    for where, name, arguments in hints():
+        shown = aiming.aimed(f"llumctl {name} {arguments}".strip(), " --cluster h2")
+        _, name, arguments = shown.split(" ", 2) if shown.count(" ") > 1 else ("", name, "")
+        faults += faults_of(where, name, arguments)
+    assert faults == []
+    assert num_aimed > 150
+
+
+def test_nothing_is_written_past_the_place_that_aims() -> None:
+    """Messages go through `output.say`, and what a pane, a table or an error shows is a literal
+    that the test before has seen. What writes by itself is listed here, with what it writes."""
+    may = {
+        "controller/main/doctor/nodes/gather.py",  # JSON, read by doctor
+        "tui/owning.py",  # how a program of the operator's own ended
+    }
+    writes = {"print", "echo", "secho"}
+    found = set()
+    for folder in ("llumctl", "controller", "tui"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            if not re.search(r"\b(print|s?echo)\(|std(err|out)\.write", text):
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if not isinstance(node, ast.Call):
+                    continue
+                called = ast.unparse(node.func)
+                if called in writes or re.search(r"\bstd(err|out)\.write$|typer\.s?echo$", called):
+                    found.add(str(file.relative_to(ROOT)))
+    assert found == may
+
+
+def test_who_names_a_cluster_in_a_hint_means_another_one() -> None:
+    """Everybody else leaves it to the one place."""
+    found = {where.rpartition(":")[0] for where, _, rest in hints() if "--cluster" in rest}
+    assert found == {
+        "llumctl/choosing.py",  # the first of several
+        "llumctl/commands/bench.py",  # instead of the URL that was given
+        "llumctl/connect.py",  # those that run
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("llumctl drain i-9 -y", "llumctl drain C i-9 -y"),
+        ("llumctl down      then      llumctl up", "llumctl down C      then      llumctl up C"),
+        ("held by x: llumctl autoscale on releases it", "held by x: llumctl autoscale C on rel"),
+        ("llumctl down, then llumctl up", "llumctl down C, then llumctl up C"),
+        ("(llumctl undrain i-3)", "(llumctl undrain C i-3)"),
+        ("llumctl up", "llumctl up C"),
+        ("llumctl scale +1      llumctl scale -1", "llumctl scale C +1      llumctl scale C -1"),
+        ("llumctl status --cluster other", "llumctl status --cluster other"),
+        ("llumctl top --replay f", "llumctl top --replay f"),
+        ("llumctl drain --help", "llumctl drain --help"),
+        ("llumctl simulate --from f", "llumctl simulate --from f"),
+        ("llumctl runs one engine", "llumctl runs one engine"),
+        ("llumctl upgrade", "llumctl upgrade"),
+        ("TMPDIR=x llumctl up", "TMPDIR=x llumctl up C"),
+    ],
+)
+def test_where_the_flag_stands(text: str, shown: str) -> None:
+    assert aiming.aimed(text, " --cluster h2").startswith(shown.replace(" C", " --cluster h2"))
+    assert aiming.aimed(text, "") == text
+
+
+def test_a_config_file_is_repeated_where_it_decides() -> None:
+    of = " --cluster p", " --config p.toml"
+    assert aiming.aimed("llumctl up -n 2", *of) == "llumctl up --config p.toml --cluster p -n 2"
+    assert aiming.aimed("llumctl config show", *of) == "llumctl config show --config p.toml"
+    assert aiming.aimed("llumctl status", *of) == "llumctl status --cluster p"
+    assert aiming.aimed("llumctl get --config f", *of) == "llumctl get --config f"
+
+
+def test_what_needs_a_clusters_files_is_not_to_be_typed_here_for_one_behind_a_url() -> None:
+    of = " --cluster http://127.0.0.1:8700"
+    assert aiming.aimed("llumctl down", of) == "ssh HOST llumctl down --cluster NAME"
+    assert aiming.aimed("llumctl status", of) == f"llumctl status{of}"

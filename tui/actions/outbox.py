@@ -19,6 +19,7 @@ from controller.api.errors import (
     UnderWayError,
     UnreachableError,
 )
+from controller.api.text import hints
 from controller.api.text.quantities import duration
 from controller.api.wire.models import ClusterStatus
 from tui.actions.order import Order
@@ -83,7 +84,7 @@ class Call:
     @property
     def command(self) -> str:
         """What does the same on the command line, to this cluster."""
-        return f"{self.order.command}{self.of_cluster}"
+        return hints.aimed(self.order.command, self.of_cluster)
 
 
 class Outbox:
@@ -158,7 +159,7 @@ class Outbox:
         self._calls[call_id] = replace(
             call,
             phase=Phase.UNDER_WAY if outcome.awaits else phase,
-            text=outcome.text,
+            text=hints.aimed(outcome.text, self._of_cluster),
             can_undo=outcome.can_undo,
             awaits=outcome.awaits,
             since_revision=revision or 0,
@@ -185,6 +186,7 @@ class Outbox:
         if call.is_over:
             return
         why = error.message if isinstance(error, LlumctlError) else _unexpected(error)
+        why = hints.aimed(why, self._of_cluster)
         if isinstance(error, TimedOutError | NotRunningError) and asked:
             self._cannot_tell(call, why)
         elif asked and isinstance(error, UnreachableError | UnderWayError):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
 
+from controller.api.text import hints
 from controller.api.text.quantities import duration, latency, printable, time_of_day
 from controller.api.text.rolling import turn
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState
@@ -42,6 +43,8 @@ class Liveness:
     zone: tzinfo | None
     replay: Progress | None = None
     """Where a replay is; None where the data is live."""
+    of_cluster: str = ""
+    """What a command that the status names needs behind it, as `Options.of_cluster`."""
 
     @property
     def is_stale(self) -> bool:
@@ -72,7 +75,7 @@ def lines(
             name_of(live),
             _age(live, glyphs, brief=True, alarm=alarm),
             _badges(live),
-            *_vitals(status, brief=True),
+            *_vitals(status, live, brief=True),
         )
         return [between(middle, clock, width)]
     middle = (
@@ -85,12 +88,12 @@ def lines(
     )
     return [
         between(middle, clock, width),
-        vitals(status, width),
+        vitals(status, live, width),
     ]
 
 
-def vitals(status: ClusterStatus | None, width: int) -> Line:
-    return between(tuple(_vitals(status, brief=False)), None, width)
+def vitals(status: ClusterStatus | None, live: Liveness, width: int) -> Line:
+    return between(tuple(_vitals(status, live, brief=False)), None, width)
 
 
 def clock_of(live: Liveness) -> Fact:
@@ -141,7 +144,7 @@ def _setup(status: ClusterStatus | None) -> list[Fact]:
     ]
 
 
-def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
+def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> list[Fact]:
     if status is None:
         return []
     running = sum(item.num_running_reqs or 0 for item in status.instances)
@@ -167,7 +170,8 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
     if not brief:
         facts += [_labelled(*each, drop=8) for each in levels_of_cluster(status)]
     if not brief and status.detail:
-        facts.append(Fact((Span(printable(status.detail), Tone.WARN),), drop=7))
+        detail = hints.aimed(printable(status.detail), live.of_cluster)
+        facts.append(Fact((Span(detail, Tone.WARN),), drop=7))
     return facts
 
 

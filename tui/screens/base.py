@@ -154,7 +154,7 @@ class PaintedScreen(Screen[None]):
         live, count = app.liveness(), max(1, header_lines)
         if live.replay is not None:
             lines = [replay_bar.line(live.replay, live, width, app.glyphs)]
-            lines += [header.vitals(app.shown.status, width)] * (count > 1)
+            lines += [header.vitals(app.shown.status, live, width)] * (count > 1)
         else:
             lines = header.lines(app.shown, live, width, count, app.glyphs, alarm=bool(alarms))
         if alarms:

@@ -88,7 +88,8 @@ class ConfirmScreen(Dialog[Order | Together | Run | None]):
             return [*found, (Span(self._error, Tone.BAD),), ()]
         if self.found is None:
             return [*found, (Span("asking what it would do ...", Tone.DIM),), ()]
-        plan = [(Span(line),) for text in self.found.lines for line in _wrapped(text, width)]
+        aimed = self.console.options.aimed
+        plan = [(Span(line),) for text in self.found.lines for line in _wrapped(aimed(text), width)]
         last: list[Line] = [()]
         if self.found.name_to_type:
             words = f"Nothing else would serve. Type {self.found.name_to_type} and Enter to go on:"

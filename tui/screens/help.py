@@ -1,6 +1,6 @@
 """Help: every key, and what the columns mean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.app import ComposeResult
@@ -14,6 +14,7 @@ from tui.actions.target import NOTHING, Target
 from tui.console import console_of
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
+from tui.options import Options
 from tui.widgets.table_view import TableView
 
 LEGEND: tuple[tuple[str, str], ...] = (
@@ -64,18 +65,18 @@ class HelpScreen(Screen[None]):
         table.styles.height = "1fr"
         table.focus()
         title = Span(f"Help  ({app.key_of('help_close')} closes)", Tone.STRONG)
-        table.show(rows(self._actions, app.options.keymap), (title,))
+        table.show(rows(self._actions, app.options), (title,))
 
     def action_back(self) -> None:
         self.dismiss()
 
 
-def rows(actions: Sequence[Action], keymap: Mapping[str, str]) -> list[HelpRow]:
+def rows(actions: Sequence[Action], options: Options) -> list[HelpRow]:
     found = [
         HelpRow(
             each.action_id,
-            ", ".join(shown(name) for name in registry.keys_of(each, keymap)),
-            _text(each),
+            ", ".join(shown(name) for name in registry.keys_of(each, options.keymap)),
+            options.aimed(_text(each)),
         )
         for each in actions
         if each.keys

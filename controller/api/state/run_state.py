@@ -92,8 +92,7 @@ class CorruptError(LlumctlError):
     """The run state cannot be read. `down` finds the cluster without it."""
 
 
-def _way_out(cluster: str) -> str:
-    return f"llumctl down --cluster {cluster}      (stops what it finds of it, keeps the file)"
+_WAY_OUT = "llumctl down      (stops what it finds of it, keeps the file)"
 
 
 def state_root() -> Path:
@@ -154,7 +153,7 @@ def load(cluster: str) -> RunState | None:
         return None
     except OSError as error:
         raise CorruptError(
-            f"cannot read the run state {path}: {error.strerror}", _way_out(cluster)
+            f"cannot read the run state {path}: {error.strerror}", _WAY_OUT
         ) from error
     except NewerSchemaError as error:
         raise LlumctlError(
@@ -163,9 +162,7 @@ def load(cluster: str) -> RunState | None:
             upgrade_command(),
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CorruptError(
-            f"the run state {path} is corrupt: {error}", _way_out(cluster)
-        ) from error
+        raise CorruptError(f"the run state {path} is corrupt: {error}", _WAY_OUT) from error
 
 
 def remove(cluster: str) -> None:
@@ -194,8 +191,8 @@ def lock(cluster: str) -> Iterator[None]:
         except BlockingIOError:
             holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
             raise RefusedError(
-                f"another llumctl up or down of cluster {cluster} is at work (pid {holder})",
-                f"llumctl status --watch --cluster {cluster}",
+                f"cluster {cluster} is being started or stopped by another command (pid {holder})",
+                "llumctl status --watch",
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

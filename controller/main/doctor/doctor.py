@@ -264,7 +264,7 @@ def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
             name,
             FAIL,
             f"left by a cluster that is gone or hangs: {reason}",
-            f"llumctl down --cluster {cluster}",
+            "llumctl down",
         )
     return state, _check(name, OK, f"cluster {cluster} is running at {state.endpoint_url}")
 

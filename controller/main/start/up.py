@@ -317,7 +317,7 @@ def _refuse_running(cluster: str, progress: Progress) -> None:
     if alive:
         raise RefusedError(
             f"cluster {cluster} is already running ({state.endpoint_url})",
-            f"llumctl status --cluster {cluster}      or      llumctl down --cluster {cluster}",
+            "llumctl status      or      llumctl down",
         )
     if processes_of(state.nonce):
         progress(f"clearing what a dead cluster {cluster} left behind")

@@ -420,13 +420,13 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
         assert isinstance(bed.app.screen, LogScreen)
         lines = (await drawn(bed.pilot)).splitlines()
         (drained,) = [line for line in lines if f"drain {wanted} " in line and "done" in line]
-        assert f"llumctl drain {wanted} --cluster t3" in drained
+        assert f"llumctl drain --cluster t3 {wanted}" in drained
         (failed, whole) = [line for line in lines if "failed" in line]
         assert "it is not being drained" in failed
         assert whole.strip() == f"undrain {wanted}: failed, it is not being drained"
-        assert lines[lines.index(whole) + 1].strip() == f"llumctl undrain {wanted} --cluster t3"
+        assert lines[lines.index(whole) + 1].strip() == f"llumctl undrain --cluster t3 {wanted}"
         await bed.press("y")
-        assert bed.app.clipboard == f"llumctl undrain {wanted} --cluster t3"
+        assert bed.app.clipboard == f"llumctl undrain --cluster t3 {wanted}"
         await bed.press("escape")
         assert isinstance(bed.app.screen, DashboardScreen)
 
@@ -437,5 +437,5 @@ async def test_who_leaves_before_the_outcome_is_known_is_told() -> None:
         wanted = bed.cursor
         await bed.press("u")
         assert bed.app.acting.unsettled() == [
-            f"undrain {wanted}: sent: llumctl undrain {wanted} --cluster t3"
+            f"undrain {wanted}: sent: llumctl undrain --cluster t3 {wanted}"
         ]
