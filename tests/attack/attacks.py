@@ -139,11 +139,11 @@ async def deep_arguments(target: Target) -> None:
 async def large_bodies(target: Target) -> None:
     """Millions of values: within the limit of bytes, beyond that of an event loop."""
     bodies = (
-        b'"prompt": [' + b"1," * 3_900_000 + b"1]",
-        b'"prompt": [' + b"[1]," * 1_000_000 + b"[1]]",
-        b'"prompt": "x", "x": [' + b"{}," * 2_000_000 + b"1]",
-        b'"prompt": "' + b"word " * 1_500_000 + b'"',
-        b'"prompt": "x", "stop": [' + b'"a",' * 1_500_000 + b'"a"]',
+        b'"prompt": [' + b"1," * 950_000 + b"1]",
+        b'"prompt": [' + b"[1]," * 500_000 + b"[1]]",
+        b'"prompt": "x", "x": [' + b"{}," * 650_000 + b"1]",
+        b'"prompt": "' + b"word " * 400_000 + b'"',
+        b'"prompt": "x", "stop": [' + b'"a",' * 500_000 + b'"a"]',
     )
     for body in bodies:
         await target.send(post("", "", TEXT, b'{"model": "embedded", ' + body + b"}"))

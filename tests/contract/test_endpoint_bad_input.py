@@ -855,7 +855,7 @@ async def large_bodies_beside_a_canary(bed: Bed) -> None:
             await asyncio.sleep(0.001)
             longest_s = max(longest_s, time.thread_time() - begun_s)
 
-    async with gated(bed, GateLimits()) as (_, http):
+    async with gated(bed, GateLimits(max_body_bytes=8 * 1024 * 1024)) as (_, http):
         singing = asyncio.create_task(canary())
         for path, field, value in (
             (TEXT, "prompt", f"[{'1,' * 4_000_000}1]"),
@@ -887,3 +887,7 @@ async def models_by_id(bed: Bed) -> None:
             assert_is_error(answer, 404, "does not exist")
             assert answer.json()["error"]["param"] == "model"
         assert_is_error(await http.get(f"/v1/models/{'x' * 5000}"), 404, "...")
+        for path in ("/v1/models", "/health", "/metrics", "/version"):
+            for method, asked in (("HEAD", path), ("GET", f"{path}/")):
+                assert (await http.request(method, asked)).status_code == 200, (method, asked)
+        assert_is_error(await http.head(TEXT), 405, "Method Not Allowed")

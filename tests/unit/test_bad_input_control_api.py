@@ -1,5 +1,6 @@
 """What the control API answers to what it should not get: a status, a code, a small body."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -328,6 +329,18 @@ async def test_a_body_without_a_length_is_cut_too(
     answer = await client.post("/v1/stop", headers=AUTHORIZED, content=endless())
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     assert not own.cluster.controller.stopping
+
+
+@pytest.mark.parametrize(("length", "status"), [("0" * 5000, 200), ("0" * 5000 + "70000", 413)])
+async def test_a_length_of_thousands_of_digits(
+    both: tuple[Listener, httpx.AsyncClient], length: str, status: int
+) -> None:
+    """httpx sends none."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(both[0].url.rpartition(":")[2]))
+    head = f"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+    writer.write(f"{head}Authorization: {AUTHORIZED['Authorization']}\r\n\r\n".encode())
+    assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
+    writer.close()
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"\x00" * 2000])

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 # A keeper answers at once; a keeper that is stopped or hangs is passed over.
 PATIENCE_S = 1.0
+# Without a free descriptor a keeper can accept nobody, and tries again after this.
+AGAIN_S = 0.5
 ROOT = 0
 
 
@@ -25,6 +27,7 @@ class Keeper:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # an earlier process of this name may have left it
         self._kept = kept
+        self._closed = threading.Event()
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(str(path))
         self._door.listen()
@@ -33,12 +36,23 @@ class Keeper:
 
     def close(self) -> None:
         """Other processes' duplicates of the socket stay open."""
+        self._closed.set()
         self._door.shutdown(socket.SHUT_RDWR)  # wakes its thread
         self._thread.join()
         self._kept.close()
 
     def _serve(self) -> None:
-        while caller := self._next():
+        is_told = False
+        while not self._closed.is_set():
+            try:
+                caller, _ = self._door.accept()
+            except OSError as error:
+                if not is_told and not self._closed.is_set():
+                    log.warning("nobody can ask for the listening socket now: %s", error)
+                    is_told = True
+                self._closed.wait(AGAIN_S)
+                continue
+            is_told = False
             with caller:
                 try:
                     check_peer(caller)
@@ -46,12 +60,6 @@ class Keeper:
                 except OSError as error:
                     log.warning("the listening socket was not handed out: %s", error)
         self._door.close()
-
-    def _next(self) -> socket.socket | None:
-        try:
-            return self._door.accept()[0]
-        except OSError:
-            return None
 
 
 def receive(path: Path) -> socket.socket:

@@ -58,7 +58,7 @@ class EndpointServer(Table):
     With API keys any name will do."""
     served_model_name: ModelNames = ()
     """The model's names for clients, the first of which is in answers; none: `cluster.model`."""
-    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 2 * 1024 * 1024
     """A larger request is answered 413."""
     max_live_requests: Annotated[int, Field(ge=1)] = 4096
     """Requests with a complete body that one frontend serves at a time; one more gets 429."""

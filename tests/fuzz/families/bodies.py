@@ -54,7 +54,7 @@ def deep(dice: random.Random) -> bytes:
 
 
 def huge(dice: random.Random) -> bytes:
-    size = dice.choice((100_000, 1 << 20, 4 << 20, (8 << 20) + 1, 20 << 20))
+    size = dice.choice((100_000, 1 << 20, (2 << 20) + 1, 8 << 20, 20 << 20))
     filler = dice.choice(("word ", "a", "é", "\\n", "<|x|>", "🦊"))
     text = filler * (size // len(filler.encode()))
     messages = f'"messages": [{{"role": "user", "content": "{text}"}}]'

@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -222,22 +222,302 @@ def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
     run(test)
 
 
-@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
-def test_a_wish_for_another_protocol_is_answered(protocol: bytes) -> None:
-    """Before the gate waits for a body that uvicorn's parser has thrown away."""
+# -- bounds --------------------------------------------------------------------------------
+
+
+async def telling(scope: Any, receive: Any, send: Any) -> None:
+    """Answers how long the body was, which headers came, and ok."""
+    num_bytes, more = 0, True
+    while more:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    names = [name.decode() for name, _ in scope["headers"]]
+    told = f"{num_bytes} bytes, {','.join(names)}\r\n\r\nok".encode()
+    headers = [(b"content-length", b"%d" % len(told))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": told})
+
+
+async def never(_scope: Any, _receive: Any, _send: Any) -> None:
+    raise AssertionError("this must not reach the app")
+
+
+async def asked(data: bytes, app: Any = telling, piece: int = 0) -> bytes:
+    """What the server sends until it closes the connection; `data` asks it to. Pieces of `data`
+    come one by one."""
+    async with serving(KeepAlive(9), app=app) as (_, client):
+        one = client()
+        one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reading = asyncio.create_task(one.read_until_closed())
+        for begin in range(0, len(data), piece or len(data)):
+            try:
+                await asyncio.to_thread(one.send, data[begin : begin + (piece or len(data))])
+            except OSError:
+                break  # the server has closed
+            if piece:
+                await asyncio.sleep(0)
+        return await reading
+
+
+CLOSE = b"Connection: close\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = POST + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n"
+KIB_64 = 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 60_000 + b"\r\n", 431, 0),
+        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n", 431, 0),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 10 * KIB_64, 431, 16_000),
+        (b"GET / HTTP/1.1\r\n" + b"a" * 10 * KIB_64, 431, 16_000),
+        (b"GET /" + b"a" * KIB_64 + b" HTTP/1.1\r\n\r\n", 414, 0),
+        (b"\r\n" * 10 * KIB_64, 431, 16_000),
+    ],
+    ids=["headers", "empty-headers", "one-value", "one-name", "url", "blank-lines"],
+)
+def test_a_head_has_so_many_bytes(data: bytes, status: int, piece: int) -> None:
+    async def test() -> None:
+        answer = await asked(data, never, piece)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+        assert json.loads(body)["error"]["code"] == status
+
+    run(test)
+
+
+def test_heads_below_the_bound_pass_and_are_counted_one_by_one() -> None:
+    async def test() -> None:
+        header = b"a: " + b"b" * 60_000 + b"\r\n"
+        for piece in (0, 7_000):
+            answer = await asked(POST + CLOSE + header + b"Content-Length: 0\r\n\r\n", piece=piece)
+            assert answer.endswith(b"ok"), answer[:200]
+        short = b"GET / HTTP/1.1\r\na: " + b"b" * 4_000 + b"\r\n%b\r\n"
+        answers = await asked(short % b"" * 40 + short % CLOSE)
+        assert answers.count(b"HTTP/1.1 200") == 41
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        b"1;" + b"a" * 10 * KIB_64,
+        (b"1;" + b"a" * 30_000 + b"\r\nx\r\n") * 4,
+        b"0\r\na: " + b"b" * 10 * KIB_64,
+        b"0\r\n" + b"a: b\r\n" * 100_000,
+    ],
+    ids=["extension", "extensions", "trailer", "trailers"],
+)
+def test_what_comes_around_a_body_has_so_many_bytes(around: bytes) -> None:
+    async def test() -> None:
+        answer = await asked(CHUNKED + around, piece=16_000)
+        assert answer.startswith(b"HTTP/1.1 431 "), answer[:200]
+
+    run(test)
+
+
+def test_a_body_that_cannot_be_read_is_its_client_s_end_for_the_app() -> None:
+    async def test() -> None:
+        heard: list[Any] = []
+
+        async def app(_scope: Any, receive: Any, send: Any) -> None:
+            while not heard or heard[-1].get("more_body"):
+                heard.append(await receive())
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        assert (await asked(CHUNKED + b"1\r\nx\r\nz\r\n", app)).count(b"HTTP/1.1") == 1
+        assert heard[-1] == {"type": "http.disconnect"}
+
+    run(test)
+
+
+def test_a_body_may_come_in_chunks_of_one_byte() -> None:
+    async def test() -> None:
+        answer = await asked(CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n", piece=50_000)
+        assert b"100000 bytes" in answer
+
+    run(test)
+
+
+def test_a_trailer_is_no_header() -> None:
+    """The gate may have judged the headers before it comes."""
+
+    async def test() -> None:
+        answer = await asked(CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\na: b\r\n\r\n")
+        assert b"1 bytes, host,connection,transfer-encoding\r\n" in answer
+
+    run(test)
+
+
+def test_only_so_many_requests_wait_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        answers = await asked(REQUEST * 5000)
+        assert answers.count(b"HTTP/1.1 200") == 4
+        assert answers.count(b"connection: close") == 1, "the client knows which are not answered"
+
+    monkeypatch.setattr(connections, "MAX_PIPELINED", 3)
+    run(test)
+
+
+@pytest.mark.parametrize("late", [b"BLAH\r\n\r\n", b"GET / HTTP/1.1\r\na"])
+def test_an_answer_is_not_cut_by_what_comes_behind_its_request(
+    late: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def slow(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        begun.set()
+        await asyncio.sleep(0.3)
+        await send({"type": "http.response.body", "body": b"ended"})
+
+    async def test() -> None:
+        async with serving(KeepAlive(9), app=slow) as (_, client):
+            one = client()
+            one.send()
+            await begun.wait()
+            one.send(late)
+            answer = await one.read_until_closed()
+            assert answer.endswith(b"5\r\nended\r\n0\r\n\r\n"), answer
+            assert answer.count(b"HTTP/1.1") == 1
+
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.1)
+    run(test)
+
+
+def test_the_rest_of_a_body_that_is_answered_is_dropped_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(9)) as (_, client):
+            good, bad = client(), client()
+            good.send(POST + b"Content-Length: 100000\r\n\r\n")
+            assert (await good.read()).endswith(b"ok")
+            good.send(b"x" * 100_000)
+            assert (await good.ask()).endswith(b"ok")
+            bad.send(POST + b"Content-Length: 10000000\r\n\r\n")
+            assert (await bad.read()).endswith(b"ok")
+            with suppress(OSError):
+                for _ in range(900):
+                    await asyncio.to_thread(bad.send, b"x" * 10_000)
+                raise AssertionError("nine times the bound was taken")
+
+    monkeypatch.setattr(connections, "MAX_DROPPED_BYTES", 1_000_000)
+    run(test)
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"x"])
+def test_bytes_that_are_no_request_keep_no_connection(rest: bytes) -> None:
+    """Blank lines, and the rest of a body that is answered already."""
+
+    async def test() -> None:
+        async with serving(KeepAlive(9), keep_alive_s=0.3) as (_, client):
+            one = client()
+            one.send(POST + b"Content-Length: %d\r\n\r\n" % (1000 if rest == b"x" else 0))
+            assert (await one.read()).endswith(b"ok")
+            closed = asyncio.create_task(one.read_until_closed())
+            begun_s = time.monotonic()
+            while not closed.done() and time.monotonic() < begun_s + PATIENCE_S:
+                try:
+                    one.send(rest)
+                except OSError:
+                    break
+                await asyncio.wait({closed}, timeout=0.05)
+            assert time.monotonic() < begun_s + PATIENCE_S
+
+    run(test)
+
+
+# -- other protocols ------------------------------------------------------------------------
+
+# What Java's client sends first.
+OFFER = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nHost: localhost\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
+)
+
+
+@pytest.mark.parametrize("piece", [0, 1])
+@pytest.mark.parametrize(
+    ("body", "num_bytes"),
+    [
+        (b"Content-Length: 5\r\n\r\nhello", 5),
+        (b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", 6),
+        (b"Content-Length: 0\r\n\r\n", 0),
+        (b"\r\n", 0),
+    ],
+)
+def test_an_offer_of_another_protocol_is_ignored(body: bytes, num_bytes: int, piece: int) -> None:
+    for offer in (OFFER, OFFER.replace(b"h2c", b"websocket")):
+        request = b"POST /a?b=c HTTP/1.1\r\n" + offer + body
+
+        async def test(request: bytes = request) -> None:
+            answers = await asked(request * 3 + REQUEST[:-2] + CLOSE + b"\r\n", piece=piece)
+            assert answers.count(b"HTTP/1.1 200") == 4, answers
+            assert answers.count(b"%d bytes, connection,host" % num_bytes) == 3
+            assert b"upgrade" not in answers
+            assert b"http2-settings" not in answers
+
+        run(test)
+
+
+def test_an_offer_comes_to_the_gate_as_a_request_without_it() -> None:
     gate = Gate()
-    gate.app, gate.json_paths = app, frozenset({"/"})
-    wish = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: " + protocol + b"\r\n"
+    gate.app, gate.json_paths = telling, frozenset({"/"})
 
     async def test() -> None:
         async with serving(KeepAlive(10), app=gate) as (_, client):
             one = client()
-            one.send(b"POST / HTTP/1.1\r\n" + wish + b"Content-Length: 2\r\n\r\n{}")
-            assert b"cannot be upgraded" in await one.read_until_closed()
-            two = client()
-            two.send(b"GET / HTTP/1.1\r\n" + wish + b"\r\n")
-            served = await two.read_until_closed()
-            assert served.endswith(b"ok"), "some clients wish for HTTP/2 with each request"
-            assert b"connection: close" in served
+            for _ in range(2):
+                one.send(b"POST / HTTP/1.1\r\n" + OFFER + b"Content-Length: 2\r\n\r\n{}")
+                answer = await one.read()
+                assert b"2 bytes" in answer
+                assert b"connection: close" not in answer
+
+    run(test)
+
+
+def test_an_answer_to_head_has_no_body() -> None:
+    gate = Gate()
+    gate.app = app
+
+    async def test() -> None:
+        ask = b"%b /health HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
+        answers = await asked(ask % (b"HEAD", b"") * 2 + ask % (b"GET", CLOSE), gate)
+        assert answers.count(b"HTTP/1.1 200") == answers.count(b"content-length: 2") == 3
+        assert answers.count(b"ok") == 1
+        assert answers.endswith(b"\r\n\r\nok")
+
+    run(test)
+
+
+def test_nothing_is_passed_on_to_other_hosts() -> None:
+    async def test() -> None:
+        answer = await asked(b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\nhello", never)
+        assert answer.startswith(b"HTTP/1.1 405 "), answer
+
+    run(test)
+
+
+def test_a_stream_to_a_client_of_http_1_0_has_no_chunks() -> None:
+    async def stream(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for body in (b"data: 1\n\n", b"data: 2\n\n"):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def test() -> None:
+        answer = await asked(b"GET / HTTP/1.0\r\n\r\n", stream)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == b"data: 1\n\ndata: 2\n\n"
+        whole = await asked(b"POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello")
+        assert b"content-length: " in whole
+        assert whole.endswith(b"5 bytes, content-length\r\n\r\nok")
 
     run(test)

@@ -152,6 +152,12 @@ async def test_a_body_of_exactly_the_limit_passes() -> None:
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize(("length", "status"), [("0" * 5000 + "2", 200), ("9" * 5000, 413)])
+async def test_a_length_of_thousands_of_digits(length: str, status: int) -> None:
+    headers = {"content-length": length}
+    assert (await ask(gate(answering(200, b"ok")), headers=headers)).status_code == status
+
+
 async def stuck(*pieces: bytes) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
@@ -321,6 +327,23 @@ async def test_other_routes_read_their_bodies_themselves() -> None:
     for method, path in (("POST", "/ping"), ("PUT", PATH)):
         answer = await ask(gate(app), path, method, content=b"no JSON")
         assert answer.content == b"no JSON"
+
+
+async def test_head_is_asked_as_get_and_a_slash_at_the_end_is_none() -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["method"], scope["path"]))
+        await answering(200, b"ok")(scope, receive, send)
+
+    found = gate(app, keys=("one",))
+    for method, path in (("HEAD", "/health"), ("GET", "/health/"), ("HEAD", "/metrics/")):
+        assert (await ask(found, path, method)).status_code == 200
+    assert (await ask(found, "/v1/models/", "HEAD")).status_code == 401
+    assert seen == [("GET", "/health"), ("GET", "/health"), ("GET", "/metrics")]
+    assert (await ask(gate(app), "/", "GET")).status_code == 200
+    answer = await ask(gate(never), PATH + "/", content=b'{"n": 1000}')
+    assert (answer.status_code, error(answer)["param"]) == (400, "n"), "checked as without it"
 
 
 async def test_a_long_id_in_the_header() -> None:

@@ -23,13 +23,3 @@ def test_a_foreign_host() -> None:
     with pytest.raises(RefusedError, match="allowed_hosts") as refused:
         check_host([(b"host", b"evil.example:8000")], ("gpu-box",))
     assert (refused.value.status, refused.value.param) == (403, "Host")
-
-
-def test_another_protocol_is_refused_before_a_body_is_waited_for() -> None:
-    check_headers([(b"upgrade", b"h2c"), (b"connection", b"keep-alive")])
-    wishes = [(b"connection", b"Upgrade, HTTP2-Settings"), (b"upgrade", b"h2c")]
-    check_headers(wishes)  # of a client that only looks
-    for body in ((b"content-length", b"2"), (b"transfer-encoding", b"chunked")):
-        with pytest.raises(RefusedError, match="cannot be upgraded") as refused:
-            check_headers([*wishes, body])
-        assert (refused.value.status, refused.value.param) == (400, "Upgrade")

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -187,6 +189,30 @@ async def test_a_keeper_that_hangs_is_passed_over(
             assert found.getsockname() == kept.getsockname()
     listener.close()
     other.close()
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_keeper_without_a_free_descriptor_goes_on_when_there_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper_module, "AGAIN_S", 0.01)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    path = str(keeper_path(folder, HEAD))
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as caller:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            first.connect(path)  # for this one a descriptor was taken before
+            caller.connect(path)
+            until_s = time.monotonic() + PATIENCE_S
+            while not caplog.messages and time.monotonic() < until_s:
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert os.strerror(errno.EMFILE) in caplog.text
+        caller.settimeout(PATIENCE_S)
+        assert caller.recv(1) == b"."
+    receive(keeper_path(folder, HEAD)).close()
+    assert len(caplog.messages) == 1, "it tells of that once"
 
 
 @pytest.mark.usefixtures("kept")

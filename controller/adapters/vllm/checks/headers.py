@@ -29,25 +29,10 @@ Headers = Iterable[tuple[bytes, bytes]]
 def check_headers(headers: Headers) -> None:
     """Raises RefusedError (400)."""
     given = Counter(name for name, _ in headers)
-    if given[b"upgrade"] and (given[b"content-length"] or given[b"transfer-encoding"]):
-        _check_upgrade(headers)
     for name in ONCE:
         if given[name] > 1:
             shown = name.decode().title()
             raise RefusedError(HTTPStatus.BAD_REQUEST, f"{shown} is given more than once", shown)
-
-
-def _check_upgrade(headers: Headers) -> None:
-    """Raises RefusedError for an upgrade with a body. uvicorn's parser takes the body for the
-    other protocol, so the request would wait for it until the deadline. Some clients ask for
-    HTTP/2 (h2c) by default; without a body that is ignored."""
-    wishes = b",".join(value for name, value in headers if name == b"connection").lower()
-    if b"upgrade" in (wish.strip() for wish in wishes.split(b",")):
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST,
-            "the connection cannot be upgraded; send plain HTTP/1.1, without the header Upgrade",
-            "Upgrade",
-        )
 
 
 def check_host(headers: Headers, own: Collection[str]) -> None:

@@ -1,4 +1,17 @@
-"""Closes connections, but never under a request that is on its way.
+"""What uvicorn's connections lack: bounds before a key is known, and an orderly end.
+
+**Bounds.** Whoever reaches the port may send a head, so its bytes are counted as well as its time,
+and so is all that is sent around a body: the extensions of chunks, trailers, blank lines. Trailers
+are dropped: uvicorn appends them to the headers, which the gate may have judged already. What is
+left of a body after its answer is read and dropped, as a client that still sends would not read the
+answer, but only so much of it and for so long.
+
+**Other protocols.** An offer to go on in another protocol (`Upgrade: h2c`, which Java's client adds
+to each request) is ignored, as HTTP allows. The parser knows no such thing: it takes what follows
+that head for the other protocol, so a new one is given the same head without the offer. A client of
+HTTP/1.0, which knows no chunks, gets a stream up to the connection's end.
+
+**End.** A connection is never closed under a request that is on its way.
 
 A client that sends its next request while the server closes the idle connection gets no answer,
 and cannot know whether the request was carried out. uvicorn closes after 5 idle seconds, which is
@@ -7,8 +20,8 @@ So connections are kept for longer than clients and load balancers keep theirs; 
 many, an answer announces that it is its connection's last, by `Connection: close`.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
-`connections`, `shutdown`, `timeout_keep_alive_handler`, `send_400_response`, `ws_protocol_class`,
-`parser`, which is httptools' (`should_upgrade`).
+`pipeline`, `connections`, `shutdown`, `timeout_keep_alive_handler`, `ws_protocol_class`, its
+callbacks of the `parser`, which is httptools', and `RequestResponseCycle`, its `chunked_encoding`.
 """
 
 import asyncio
@@ -18,8 +31,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.endpoint.error_bodies import error_body
 
 # Load balancers keep an idle connection for up to 600 s, clients' pools for 5 to 300 s.
@@ -31,6 +47,25 @@ FIRST_REQUEST_S = 1.0
 MAX_KEPT = 4096
 # A client that sends its request's head byte by byte holds a descriptor, but not for longer.
 HEAD_TIMEOUT_S = 60.0
+# Request line and headers; other servers take 8 to 64 KiB. What has come of one header counts from
+# the second read on, which gets up to 256 KiB, as the first one does.
+MAX_HEAD_BYTES = 64 * 1024
+# A header is followed and divided by so many bytes; counted even where it has no value.
+HEADER_EXTRA_BYTES = 4
+# A byte of a body earns so many others; the shortest chunk is one byte, and five around it.
+EXTRA_PER_BODY_BYTE = 16
+# Clients send a body to its end before they read that it is too large.
+MAX_DROPPED_BYTES = 64 * 1024 * 1024
+# After a refusal the rest of what was sent is read for so long: the kernel would throw the answer
+# away if the connection were closed with unread bytes.
+LINGER_S = 2.0
+# Requests that wait for the answers of those before them on the same connection.
+MAX_PIPELINED = 64
+# Headers of an offer to go on in another protocol. Without the first it is none.
+OFFER = frozenset({b"upgrade", b"http2-settings"})
+
+HEAD_TOO_LARGE = f"the request's headers have more than {MAX_HEAD_BYTES} bytes"
+URL_TOO_LONG = f"the request's URL has more than {MAX_HEAD_BYTES} bytes"
 
 
 @dataclass(slots=True)
@@ -48,11 +83,18 @@ class KeepAlive:
 class Connection(HttpToolsProtocol):
     def __init__(self, keep_alive: KeepAlive, **options: Any) -> None:
         super().__init__(**options)
-        # Nothing here speaks WebSocket; a POST that asks for it would get no answer.
         self.ws_protocol_class = None
         self._keep_alive = keep_alive
         self._in_headers = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._num_head_bytes = 0
+        """Of the head's parts that are complete."""
+        self._num_extra_bytes = 0
+        """What came without being a body, since the read in which the request began."""
+        self._num_dropped_bytes = 0
+        """Of a body whose answer has gone, or behind a refusal."""
+        self._is_deaf = False
+        """Whether further bytes are dropped: the connection ends with what it has to answer."""
 
     # uvicorn's method, too, takes a Transport where asyncio's takes any BaseTransport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -63,34 +105,129 @@ class Connection(HttpToolsProtocol):
         self._wait_no_more()
         super().connection_lost(exc)
 
+    # -- what comes --------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            self._drop(len(data))
+            return
+        self._num_extra_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            why = error.__context__
+            if isinstance(why, RefusedError):
+                self._refuse(why.status, why.message)
+            else:
+                self._refuse(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.")
+            return
+        self._num_extra_bytes = max(0, self._num_extra_bytes)
+        if self._num_extra_bytes > MAX_HEAD_BYTES:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LARGE)
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name not in OFFER]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
     def on_message_begin(self) -> None:
+        # uvicorn stops this timer at any bytes, so blank lines kept a connection for ever.
+        self._unset_keepalive_if_required()
         self._in_headers = True
+        self._num_head_bytes = self._num_extra_bytes = self._num_dropped_bytes = 0
         self._wait_for_head(HEAD_TIMEOUT_S)
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url), HTTPStatus.REQUEST_URI_TOO_LONG, URL_TOO_LONG)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:
+            num_bytes = len(name) + len(value) + HEADER_EXTRA_BYTES
+            self._count_head(num_bytes, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LARGE)
+            super().on_header(name, value)
+
+    def _count_head(self, num_bytes: int, status: HTTPStatus, why: str) -> None:
+        """Raises RefusedError."""
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise RefusedError(status, why)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._wait_no_more()
-        before = self.cycle
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this server is no proxy")
+            return  # the same head comes again, without the offer
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait here")
         super().on_headers_complete()
         rule = self._keep_alive
-        is_last = rule.ends or len(self.connections) > rule.max_kept
-        # After an upgrade's head the parser takes all further bytes for the other protocol.
-        if self.cycle is not before and (is_last or self.parser.should_upgrade()):
+        if rule.ends or len(self.connections) > rule.max_kept:
             self.cycle.keep_alive = False  # its answer says so
 
-    def send_400_response(self, msg: str) -> None:
-        """Bytes that are no HTTP never reach the gate; the answer has the shape of other errors."""
-        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+    def on_body(self, body: bytes) -> None:
+        self._num_extra_bytes -= len(body) * (1 + EXTRA_PER_BODY_BYTE)
+        if self.cycle.response_complete:
+            self._drop(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _UntilClosed(cycle, app)
+        super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
+        """Answers what cannot be read, in the shape of other errors, and reads no more. Requests
+        that have come before it are answered first, and the last of them ends the connection."""
+        if self.transport.is_closing():
+            return
+        self._is_deaf = True
+        newest = self.cycle
+        is_awaited = newest is not None and not newest.response_complete
+        if is_awaited and not newest.more_body:
+            newest.keep_alive = False
+            return
+        if is_awaited and (self.pipeline or newest.response_started):
+            self.transport.close()  # within another answer this one cannot be told
+            return
+        if is_awaited:  # its body will not be complete
+            newest.disconnected = True
+            newest.message_event.set()
         body = error_body(status, why)
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._wait_no_more()
+        self._head_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _drop(self, num_bytes: int) -> None:
+        self._num_dropped_bytes += num_bytes
+        if self._num_dropped_bytes > MAX_DROPPED_BYTES:
+            self.transport.close()
+
+    # -- how it ends -------------------------------------------------------------------
 
     def _wait_for_head(self, patience_s: float) -> None:
         self._wait_no_more()
@@ -135,6 +272,25 @@ class Connection(HttpToolsProtocol):
         poll = select.poll()
         poll.register(found.fileno(), select.POLLIN)
         return bool(poll.poll(0))
+
+
+class _UntilClosed:
+    """An answer to a client of HTTP/1.0: where no Content-Length says it, the connection's end says
+    where the answer ends. uvicorn sends each answer of unknown length in chunks."""
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
+        self._cycle = cycle
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._cycle.chunked_encoding = False
+
+        async def send_plain(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_plain)
 
 
 def max_kept_connections() -> int:

@@ -42,7 +42,7 @@ DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: int = 2 * 1024 * 1024
     max_live_requests: int = 4096
     request_timeout_s: float | None = None
     """The longest time from a request's headers to the end of its answer; None: no limit."""
@@ -96,6 +96,7 @@ class Gate:
                 exchange.placing.close()
 
     async def _pass(self, scope: Scope, exchange: Exchange) -> None:
+        scope = _as_routed(scope)
         path, method = scope["path"], scope["method"]
         check_headers(scope["headers"])
         if self._hosts is not None:
@@ -171,6 +172,13 @@ class Gate:
         if exchange.timed_out:
             overdue = exchange.overdue
             await exchange.fail(overdue.status, overdue.message)
+
+
+def _as_routed(scope: Scope) -> Scope:
+    """vLLM's routes know no HEAD, which is GET without the body; uvicorn sends none then. And its
+    app answers a path with a slash at its end by a redirect, which clients follow as they like."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
 
 
 def _late_refusal(error: Exception) -> str | None:
