@@ -60,6 +60,7 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=str(Path(plan.temp_dir) / temp_folder.RAY),
         )
+        _end_log_monitor()
     if stop.is_set():
         return
     inbox = controller_ports.bound_apart(bind_host(plan))
@@ -79,6 +80,14 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
     for keeper in keepers:
         keeper.close()
     ray.shutdown()
+
+
+def _end_log_monitor() -> None:
+    """Ray's log monitor sends what workers print to drivers, and this driver does not listen. The
+    process takes 90 MB, and polls. `ray.init` cannot start a Ray without it."""
+    import ray._private.worker
+
+    ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 def _watch_birth(controller: Any, stop: threading.Event) -> None:

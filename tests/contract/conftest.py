@@ -21,7 +21,7 @@ import torch
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.engine.group_listeners import listeners
+from controller.adapters.vllm.engine.process_groups import listeners
 from tests.contract import touch_points
 
 ON_GPU = torch.cuda.is_available()

@@ -4,6 +4,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,8 +58,17 @@ def add(engine: VllmEngine) -> Add:
 
 @pytest.mark.usefixtures("engine")
 def test_it_leaves_no_port_open(opened_ports: set[tuple[int, int]]) -> None:
-    """Process groups of one listen for nobody (group_listeners.py)."""
+    """Process groups of one listen for nobody (process_groups.py)."""
     assert opened_ports == set()
+
+
+@pytest.mark.usefixtures("engine")
+def test_it_leaves_no_thread_to_groups_of_one() -> None:
+    """Only the groups of the world, of which vLLM keeps the backend, have Gloo's threads: they wake
+    a hundred times a second."""
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    assert names.count("gloo_tcp_loop") <= 3
 
 
 def look(engine: VllmEngine) -> InstanceSnapshot:

@@ -36,6 +36,9 @@ MAX_PER_TURN = 16
 # A handshake takes some milliseconds, and more while the event loop, which must answer the ZAP
 # question, lags. libzmq's own limit is 30 s.
 HANDSHAKE_TIMEOUT_S = 10.0
+# Plain numbers: `|` of pyzmq's enumerations, once for each part, took half the time of a message.
+LAST_PART = int(zmq.NOBLOCK)
+MORE_PARTS = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class ZmqMailbox:
@@ -83,8 +86,11 @@ class ZmqMailbox:
         peer = self._peers.get((address, droppable))
         if peer is None:
             peer = self._peers[address, droppable] = self._connect(address, droppable)
+        *first, last = cut([frame, *payload])
         with contextlib.suppress(zmq.Again):  # the message is droppable and the peer lags
-            peer.out.send_multipart(cut([frame, *payload]), flags=zmq.NOBLOCK)
+            for part in first:
+                peer.out.send(part, MORE_PARTS)
+            peer.out.send(last, LAST_PART)
 
     def forget(self, address: str) -> None:
         for droppable in (False, True):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from controller.adapters.vllm import environment
-from controller.adapters.vllm.engine import group_listeners, warm_up
+from controller.adapters.vllm.engine import process_groups, warm_up
 from controller.adapters.vllm.engine.arguments import typed
 from controller.adapters.vllm.engine.grammar_guard import GrammarGuard
 from controller.adapters.vllm.engine.parts import in_any_order
@@ -53,10 +53,12 @@ class VllmEngine:
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
         alone = config.parallel_config.world_size == 1
-        with group_listeners.closed_afterwards(only_if=alone):
+        with process_groups.closed_afterwards(only_if=alone):
             self._core = EngineCore(
                 config, Executor.get_class(config), log_stats=not args.disable_log_stats
             )
+            if alone and config.device_config.device_type == "cpu":
+                process_groups.destroy_groups_of_one()
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool
