@@ -165,7 +165,7 @@ class EngineModel:
             config.num_total_blocks,
             engine_state.pool.num_free,
             config.watermark_blocks,
-            self._fill_blocks() if engine_state.chunked else 0,
+            engine_state.fill_blocks() if engine_state.chunked else 0,
             config.max_num_running,
             len(engine_state.running) + engine_state.num_kept_places,
             dict(engine_state.num_running_by_rank),
@@ -325,10 +325,6 @@ class EngineModel:
         request.evicted = True
         self.num_evictions += 1
         self._state.waiting.push(request)
-
-    def _fill_blocks(self) -> int:
-        bs = self.config.block_size
-        return sum(max(0, blocks_for(r.num_tokens, bs) - r.num_blocks) for r in self._state.chunked)
 
     def _queue_head(self) -> QueueHead:
         head = self._state.waiting.first()

@@ -143,6 +143,11 @@ class EngineState:
             request.cached.append(self.pool.remember(block_hash(index)))
         request.full_at = (len(request.cached) + 1) * bs
 
+    def fill_blocks(self) -> int:
+        """The blocks that running prefills still take."""
+        bs = self.config.block_size
+        return sum(max(0, blocks_for(r.num_tokens, bs) - r.num_blocks) for r in self.chunked)
+
     def check(self) -> None:
         """Compares the books with themselves; walks everything.
 

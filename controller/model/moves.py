@@ -165,8 +165,9 @@ class ModelMoves:
         """Keeps a place in the batch and `num_blocks` blocks for a request with that many
         outputs; neither for 0 blocks.
 
-        Returns how many of the blocks, from the first on, the prefix cache had. The watermark
-        is left free like for an admission: unless it is alone.
+        Returns how many of the blocks, from the first on, the prefix cache had. What running
+        prefills still take is left free, and the watermark like for an admission: unless it is
+        alone.
         """
         engine_state = self._state
         try:
@@ -189,8 +190,8 @@ class ModelMoves:
         return len(state.cached)
 
     def extend(self, request_id: str, num_blocks: int) -> bool:
-        """Reserves up to `num_blocks` in all, the watermark left free as before; False: not so many
-        are free, or it is to be queued. Raises KeyError: it is not arriving."""
+        """Reserves up to `num_blocks` in all, and leaves free what `reserve` does; False: not so
+        many are free, or it is to be queued. Raises KeyError: it is not arriving."""
         engine_state = self._state
         state = engine_state.arriving[request_id]
         num_missing = num_blocks - state.num_blocks
@@ -259,9 +260,8 @@ class ModelMoves:
         num_others = (
             len(engine_state.running) + engine_state.num_kept_places - (arriving.num_blocks > 0)
         )
-        return engine_state.pool.num_free - (
-            engine_state.config.watermark_blocks if num_others else 0
-        )
+        watermark_blocks = engine_state.config.watermark_blocks if num_others else 0
+        return engine_state.pool.num_free - watermark_blocks - engine_state.fill_blocks()
 
     def _is_suspended(self, request: RequestState) -> bool:
         if request.queued:

@@ -54,6 +54,7 @@ def test_the_methods_that_are_called(engine: VllmEngine) -> None:
         "new_computed_blocks",
         "delay_cache_blocks",
         "has_scheduled_reqs",
+        "reserved_blocks",
     }
     assert parameters(kv.get_computed_blocks) == {"request"}
     assert parameters(kv.truncate_computed_blocks) == {"blocks", "num_computed_tokens"}
@@ -167,6 +168,28 @@ def test_the_watermark_is_kept_on_arrival_and_not_when_it_grows(
     engine.moves.cancel("a")
     engine.moves.cancel("r")
     assert isinstance(reserve(engine, model_path, "r", 16), ReservedBlocks)
+    engine.moves.cancel("r")
+
+
+def test_what_a_running_prefill_still_takes_is_left_free(
+    engine: VllmEngine, readers: Readers
+) -> None:
+    """A prompt of 10 blocks is admitted as a whole, and gets its blocks chunk by chunk."""
+    readers.add("long", engine, num_prompt_tokens=300, max_tokens=3)
+    readers.step(engine)
+    before = engine.snapshot("i-0", 1)
+    fill = before.fill_blocks
+    assert fill > 0, "it is in mid-prefill"
+    most = before.arrivable_blocks
+    assert most == before.num_free_blocks - fill
+    path = readers.model_path
+    assert reserve(engine, path, "r", most + 1) == MoveRefusal.NO_BLOCKS
+    assert isinstance(reserve(engine, path, "r", most - 1), ReservedBlocks)
+    assert engine.moves.extend("r", most + 1) is None
+    assert engine.moves.extend("r", most) is not None
+    while readers.told["long"].finish_reason is None:
+        readers.step(engine)
+    assert engine.snapshot("i-0", 1).num_evictions == before.num_evictions
     engine.moves.cancel("r")
 
 

@@ -68,7 +68,7 @@ def help_blocked(
                 spare[freest] -= head.demand_blocks
                 orders.append(MoveHead(here, head.request_id, freest))
             elif config.making_room and others:
-                lacking = head.demand_blocks - snapshot.admissible_blocks
+                lacking = head.demand_blocks - snapshot.arrivable_blocks
                 orders.append(MakeRoom(here, head.request_id, head.rank, lacking, others))
         elif others:
             free = snapshot.num_free_blocks - snapshot.fill_blocks

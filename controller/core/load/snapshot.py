@@ -81,14 +81,21 @@ class InstanceSnapshot:
 
     @property
     def admissible_blocks(self) -> int:
-        """M - used: what a new request may take; negative if others grew into the watermark."""
+        """M - used: what the engine's queue head may take; negative if others grew into the
+        watermark."""
         return self.num_free_blocks - self.watermark_blocks
+
+    @property
+    def arrivable_blocks(self) -> int:
+        """M - used - fill: what a request that moves here may take. Running prefills were admitted
+        for the rest of their prompts too; where a move takes those blocks, they evict."""
+        return self.admissible_blocks - self.fill_blocks
 
     @property
     def unclaimed_blocks(self) -> int:
         """M - used - fill - queued demand: what no request here has or waits for; negative if more
         is wanted than there is."""
-        return self.admissible_blocks - self.fill_blocks - self.queued_demand_blocks
+        return self.arrivable_blocks - self.queued_demand_blocks
 
     @property
     def num_used_blocks(self) -> int:

@@ -18,7 +18,7 @@ def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
     neither blocks nor a place in the batch."""
     if num_blocks == 0:
         return None
-    if snapshot.admissible_blocks < num_blocks:
+    if snapshot.arrivable_blocks < num_blocks:
         return MoveRefusal.NO_BLOCKS
     if snapshot.max_num_running and snapshot.num_running >= snapshot.max_num_running:
         return MoveRefusal.NO_SLOT

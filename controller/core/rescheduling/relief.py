@@ -236,7 +236,7 @@ class _Relief:
             lacking,
             {
                 "needed_blocks": num_blocks,
-                "destination_free_blocks": to.admissible_blocks,
+                "destination_free_blocks": to.arrivable_blocks,
                 "destination_num_running": to.num_running,
                 "destination_max_num_running": to.max_num_running,
             },

@@ -43,6 +43,14 @@ def test_what_it_lacks() -> None:
     assert lacks(replace(some, max_num_running=0), 55) is None, "nobody said how many fit"
 
 
+def test_what_running_prefills_still_take_is_no_room() -> None:
+    """The other kinds of room that a request could move into are counted in `Room`."""
+    filling = replace(snapshot_of([running("r", 40)]), fill_blocks=30)
+    assert lacks(filling, 31) is MoveRefusal.NO_BLOCKS
+    assert lacks(filling, 30) is None
+    assert choose_destination([filling, named("i-9", 60)], DEFAULT_LEVELS, 40) == "i-9"
+
+
 def test_a_queued_request_needs_nothing_to_queue_elsewhere() -> None:
     full = replace(snapshot_of([running("r", 100), queued("s", 9)]), max_num_running=1)
     assert lacks(full, 0) is None

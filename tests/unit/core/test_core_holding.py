@@ -413,6 +413,14 @@ def test_else_room_is_made_for_it() -> None:
     assert helped(waiting(**config), snapshot("a", 5, head=70), snapshot("b", 30)) == []
 
 
+def test_room_is_made_for_a_head_beside_what_prefills_still_take() -> None:
+    """Else they would take what was freed for it, and evict."""
+    filling = replace(snapshot("a", 5, head=70), fill_blocks=4)
+    assert helped(waiting(), filling, snapshot("b", 30), snapshot("c", 50)) == [
+        MakeRoom("a", "head-a", 0, 69, {"b": 30, "c": 50})
+    ]
+
+
 def test_a_head_that_fits_needs_no_help() -> None:
     assert helped(waiting(), snapshot("a", 30, head=20), snapshot("b", 50)) == []
 

@@ -408,6 +408,21 @@ def test_a_full_batch_and_places_that_are_kept() -> None:
     assert seen(model).num_evicted_queued == 1
 
 
+def test_what_a_running_prefill_still_takes_is_left_free() -> None:
+    """The prompt of 140 tokens was admitted for 9 blocks, and has 7 after the first step of 100."""
+    long_context = replace(CHUNKED, num_total_blocks=14)
+    model = engine(long_context, request("long", 140, 5))
+    now = seen(model)
+    assert (now.num_free_blocks, now.fill_blocks, now.arrivable_blocks) == (7, 2, 5)
+    assert model.moves.reserve(request("a", 80), 1, 6) is MoveRefusal.NO_BLOCKS
+    assert model.moves.reserve(request("a", 60), 1, 4) == 0
+    assert not model.moves.extend("a", 6)
+    assert model.moves.extend("a", 5)
+    result = model.step()
+    assert (result.evicted, result.emitted) == ((), ("long",))
+    assert model.moves.extend("a", 5), "and it asks for no more than that"
+
+
 def test_the_watermark_is_left_free_unless_it_is_alone() -> None:
     careful = replace(CHUNKED, watermark_blocks=2)
     model = engine(careful, num_steps=0)

@@ -161,7 +161,7 @@ class VllmEngine:
             num_total_blocks=self.num_gpu_blocks - 1,  # less the null block
             num_free_blocks=self._pool.get_num_free_blocks(),
             watermark_blocks=self._kv.watermark_blocks,
-            fill_blocks=sum(self._fill_blocks(r) for r in running if r.is_prefill_chunk),
+            fill_blocks=self.moves.fill_blocks(),
             max_num_running=self.max_num_running,
             num_running=len(running),
             num_running_by_rank=Counter(-r.priority for r in running),
@@ -175,10 +175,6 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         self._core.shutdown()
-
-    def _fill_blocks(self, request: Any) -> int:
-        held = len(self._kv.get_block_ids(request.request_id)[0])
-        return max(0, blocks_for(request.num_tokens, self.block_size) - held)
 
     def _queue_head(self, head: Any) -> QueueHead:
         return QueueHead(

@@ -2,13 +2,15 @@
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`,
 `model_executor`; v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py
-`block_pool`, `coordinator`; v1/core/kv_cache_coordinator.py `single_type_managers`;
-v1/core/sched/request_queue.py `_heap`.
+`block_pool`, `coordinator`, `get_block_ids`; v1/core/kv_cache_coordinator.py
+`single_type_managers`; v1/core/sched/scheduler.py `running`, `kv_holding_waiting`;
+v1/core/sched/request_queue.py `_heap`; v1/request.py `is_prefill_chunk`.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
 
 
@@ -27,6 +29,16 @@ class EngineParts:
 
     def block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.kv.get_block_ids(request_id)[0])
+
+    def fill_blocks(self) -> int:
+        """The blocks that running prefills still take: vLLM admitted them for their whole prompts,
+        and gives them blocks chunk by chunk."""
+        running = (*self.scheduler.running, *in_any_order(self.scheduler.kv_holding_waiting))
+        return sum(
+            max(0, blocks_for(r.num_tokens, self.block_size) - len(self.block_ids(r.request_id)))
+            for r in running
+            if r.is_prefill_chunk
+        )
 
 
 def parts_of(core: Any) -> EngineParts:

@@ -4,7 +4,9 @@ vLLM's scheduler does not know an arriving request until its commit; only the KV
 does, by the blocks that it gave. The blocks enter the prefix cache at the commit, when their
 content is there.
 
-vLLM's watermark is kept when a request arrives, as on an admission, and not when it grows.
+vLLM's watermark is kept when a request arrives, as on an admission, and not when it grows. What
+running prefills still take is left free in both cases: vLLM gives them blocks chunk by chunk, and
+would evict where an arriving request has taken them.
 
 Touch points of vLLM: v1/core/kv_cache_manager.py `get_computed_blocks`,
 `truncate_computed_blocks`, `allocate_slots`, `cache_blocks`, `free`, `take_new_block_ids`,
@@ -221,6 +223,7 @@ class DestinationMoves:
             new_computed_blocks=cached,
             delay_cache_blocks=True,
             has_scheduled_reqs=keep_watermark,
+            reserved_blocks=self._parts.fill_blocks(),
         )
         kv.take_new_block_ids()  # or the next step might zero blocks that hold copies by then
         return allocated is not None

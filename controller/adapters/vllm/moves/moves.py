@@ -31,6 +31,10 @@ class VllmMoves(SourceMoves, DestinationMoves):
         or with a place reserved."""
         return [*self.suspended(queued=False), *self.arriving()]
 
+    def fill_blocks(self) -> int:
+        """The blocks that running prefills still take."""
+        return self._parts.fill_blocks()
+
     def candidates(self) -> Sequence[Candidate]:
         return candidates(self._parts, self)
 

@@ -264,6 +264,6 @@ def _with_load(now: InstanceNow, snapshot: InstanceSnapshot) -> InstanceNow:
         now,
         num_tokens=size * (snapshot.num_used_blocks + snapshot.queued_demand_blocks),
         num_requests=num_requests,
-        free_tokens=size * (snapshot.admissible_blocks - snapshot.queued_demand_blocks),
+        free_tokens=size * snapshot.unclaimed_blocks,
         free_places=places - num_requests if places else None,
     )
