@@ -130,7 +130,7 @@ def live_steady(measured: Measured) -> bool | None:
         return None
     # The first status was asked for just before the load began.
     began_s = sampled.times_s[0]
-    return is_steady(sampled, began_s + requests[0].at_s, began_s + requests[-1].at_s)
+    return is_steady(sampled, [began_s + each.at_s for each in requests])
 
 
 def live_steps(statuses: Sequence[ClusterStatus], speed: float) -> Figures:

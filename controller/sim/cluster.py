@@ -137,7 +137,8 @@ class SimCluster:
             request.rank,
             request.arrival_time_s,
             traced.session,
-            traced.prefix_hashes,
+            # As live: where engines keep nothing, prompts that begin alike share nothing.
+            traced.prefix_hashes if self._config.prefix_caching else (),
             self._hash_tokens,
             self._expected_output_tokens(traced),
         )

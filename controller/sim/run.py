@@ -106,8 +106,19 @@ def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> R
     summary = summarize(outcome, [each.arrival_s for each in trace.requests], run.warm_up)
     rate = trace.rate if run.load.rate is None else run.load.rate
     setup = run.setup
-    limit = saturation_rate(trace, setup.profile, setup.max_instances, setup.mode)
+    limit = saturation_of(trace, setup)
     return Ran(run, rate, limit, len(trace.requests), num_dropped, summary)
+
+
+def saturation_of(trace: Trace, setup: ClusterSetup) -> float:
+    """What the cluster could serve of these requests at most, by the estimate."""
+    return saturation_rate(
+        trace,
+        setup.profile,
+        setup.max_instances,
+        setup.mode,
+        prefix_caching=setup.prefix_caching,
+    )
 
 
 def policy_named(name: str) -> SimPolicy:

@@ -4,7 +4,14 @@ An instance that is saturated has its memory full of running requests. How many 
 from the tokens that a request holds while it decodes, and how long a step of them takes from the
 profile. So a request costs its share of each of its decode steps, and what its prefill adds. What
 evictions cost and what fragmentation wastes is left out.
+
+With prefix caches a prompt's beginning that came before costs neither its prefill nor memory, as if
+all instances had one cache of all their memory, in which what was used last stays. So the estimate
+is an upper bound there: real caches lose blocks to running requests, and each has its own.
 """
+
+from collections import OrderedDict
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +24,28 @@ Values = NDArray[np.float64]
 
 
 def saturation_rate(
-    trace: Trace, profile: LatencyProfile, num_instances: int, mode: Mode = "chunked"
+    trace: Trace,
+    profile: LatencyProfile,
+    num_instances: int,
+    mode: Mode = "chunked",
+    *,
+    prefix_caching: bool = False,
 ) -> float:
     """Requests per second that `num_instances` can serve at most, of lengths as in the trace."""
     prompts = np.array([request.num_prompt_tokens for request in trace.requests], float)
     steps = np.array([request.num_output_tokens for request in trace.requests], float) - 1
-    decode_s = float(steps.mean()) * _step_share_s(prompts, steps, profile)
-    prefill_s = float(_prefill_s(prompts, profile, mode).mean())
+    cached = np.zeros_like(prompts)
+    if prefix_caching:
+        num_tokens = num_instances * profile.num_total_blocks * profile.block_size
+        cached = np.array(list(_cached_tokens(trace, num_tokens, profile.block_size)), float)
+    decode_s = float(steps.mean()) * _step_share_s(prompts, cached, steps, profile)
+    prefill_s = float(_prefill_s(prompts, cached, profile, mode).mean())
     return num_instances / (prefill_s + decode_s)
 
 
 def _step_share_s(
     prompts: Values,
+    cached: Values,
     steps: Values,
     profile: LatencyProfile,
 ) -> float:
@@ -38,8 +55,9 @@ def _step_share_s(
         return 0.0
     # A request holds one token more after each step, and half of its last block is empty.
     held = float((steps * (prompts + steps / 2)).sum()) / num_steps + profile.block_size / 2
+    own = held - float((steps * cached).sum()) / num_steps
     num_blocks = profile.num_total_blocks * (1 - profile.watermark_ratio)
-    batch = min(profile.max_num_running, max(1.0, num_blocks * profile.block_size / held))
+    batch = min(profile.max_num_running, max(1.0, num_blocks * profile.block_size / own))
     step_s = (
         profile.decode_base_s
         + profile.decode_per_request_s * batch
@@ -48,12 +66,33 @@ def _step_share_s(
     return step_s / batch
 
 
-def _prefill_s(prompts: Values, profile: LatencyProfile, mode: Mode) -> Values:
+def _prefill_s(prompts: Values, cached: Values, profile: LatencyProfile, mode: Mode) -> Values:
     """What each prompt adds to the time of the steps. A chunk shares its step with decodes, so that
     the weights are read once for both; a prefill of the other mode has a step of its own."""
-    num_chunks = np.ceil(prompts / profile.max_num_batched_tokens)
-    weights_s = num_chunks * profile.prefill_base_s + profile.prefill_per_token_s * prompts
+    computed = prompts - cached
+    num_chunks = np.ceil(computed / profile.max_num_batched_tokens)
+    weights_s = num_chunks * profile.prefill_base_s + profile.prefill_per_token_s * computed
     if mode == "chunked":
         weights_s = np.maximum(0.0, weights_s - num_chunks * profile.decode_base_s)
-    found: Values = weights_s + profile.prefill_per_token_squared_s * prompts**2
+    found: Values = weights_s + profile.prefill_per_token_squared_s * (prompts**2 - cached**2)
     return found
+
+
+def _cached_tokens(trace: Trace, num_tokens: int, block_size: int) -> Iterator[int]:
+    """How many tokens of each prompt are in a cache of so many tokens; the last one of a prompt is
+    always computed."""
+    size = trace.prefix_hash_tokens
+    seen: OrderedDict[int, None] = OrderedDict()
+    for request in trace.requests:
+        hashes, num_hits = request.prefix_hashes, 0
+        for each in hashes:
+            if each not in seen:
+                break
+            num_hits += 1
+        for each in reversed(hashes):  # so that a prompt's end is forgotten before its beginning
+            seen[each] = None
+            seen.move_to_end(each)
+        while len(seen) * size > num_tokens:
+            seen.popitem(last=False)
+        num_cached = min(num_hits * size, request.num_prompt_tokens - 1)
+        yield num_cached // block_size * block_size

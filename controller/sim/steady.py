@@ -4,7 +4,13 @@ Above saturation queues grow in proportion to the time since the load began. So 
 half of the arrivals they grow by two thirds of their mean there; below saturation they come and go.
 The same holds for the memory in use while a cluster still fills, as it does for minutes where
 outputs are long. Half of those two thirds counts as growing.
+
+A long queue is none of a steady state either, whether it grows or not, if a request in it waits for
+a good part of the run: it stands there because of what came before, and the run ends before another
+one would have formed.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +25,32 @@ FEW_WAITING = 1.0
 """Growth of so many waiting requests per instance is none."""
 FILLS = 0.02
 """Growth of the memory in use by less than this share of all blocks is none."""
+MAX_STANDING = 0.1
+"""Of the requests that arrive in the second half: so many may wait in the mean, that is, a request
+may wait a tenth of that time."""
 MIN_SAMPLES = 16
 
 
-def is_steady(sampled: Sampled, first_s: float, last_s: float) -> bool | None:
-    """`first_s` and `last_s`: when the first and the last request arrived. None: the second half of
-    the arrivals has too few samples to tell.
+def is_steady(sampled: Sampled, arrivals_s: Sequence[float]) -> bool | None:
+    """`arrivals_s`: when the requests arrived, ascending. None: the second half of the arrivals
+    has too few samples to tell.
 
     Growth is that of a straight line through the samples of the second half, by least squares.
     """
     times_s = np.array(sampled.times_s)
-    middle_s = (first_s + last_s) / 2
-    seen = (times_s >= middle_s) & (times_s <= last_s)
+    middle_s = (arrivals_s[0] + arrivals_s[-1]) / 2
+    seen = (times_s >= middle_s) & (times_s <= arrivals_s[-1])
+    if not seen.any():
+        return None
+    waiting = np.array(sampled.num_waiting, float)[seen]
+    few = FEW_WAITING * float(np.array(sampled.num_instances)[seen].mean())
+    num_arrivals = int((np.array(arrivals_s) >= middle_s).sum())
+    if waiting.mean() > max(MAX_STANDING * num_arrivals, few):
+        return False
     if np.count_nonzero(seen) < MIN_SAMPLES:
         return None
-    num_instances = float(np.array(sampled.num_instances)[seen].mean())
     return not (
-        _grows(
-            times_s[seen], np.array(sampled.num_waiting, float)[seen], FEW_WAITING * num_instances
-        )
+        _grows(times_s[seen], waiting, few)
         or _grows(times_s[seen], np.array(sampled.used_share)[seen], FILLS)
     )
 

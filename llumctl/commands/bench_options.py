@@ -46,7 +46,7 @@ Trace = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Replay a trace of Azure, BurstGPT or Mooncake, or a recording of llumctl's.",
+        help="Replay a trace of Azure, BurstGPT, Mooncake or Qwen, or a recording of llumctl's.",
     ),
 ]
 ScaleRate = Annotated[

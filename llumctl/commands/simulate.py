@@ -78,7 +78,7 @@ def simulate(
     sizes = options.sizes(instances or "16") if bounds is None else [bounds[2]]
     from controller.sim.run import Load
     from llumctl.simulate import session
-    from llumctl.simulate.plan import Wanted, draws
+    from llumctl.simulate.plan import Wanted
     from llumctl.simulate.what_if import Targets
 
     load = Load(
@@ -98,7 +98,7 @@ def simulate(
         rates=list(dict.fromkeys(rate)) if rate else [None],
         sizes=sizes,
         policies=list(dict.fromkeys(policy or options.DEFAULT_POLICIES)),
-        seeds=options.seeds(seed, seeds, drawn=draws(names, load)),
+        seeds=options.seeds(seed, seeds),
         load=load,
         profile=profile,
         mode=mode.value,
@@ -108,6 +108,8 @@ def simulate(
         warm_up=warm_up,
         autoscale=None if bounds is None else bounds[:2],
     )
+    if seeds is not None:
+        session.tell_simulated_once(wanted)
     targets = Targets(target_ttft_p99, target_tpot_p99)
     ran = session.compare(wanted, jobs, strict=strict)
     session.deliver(
@@ -151,7 +153,7 @@ def find_knee(
         raise UsageError("--instances: a knee is that of one number of instances", "--instances 16")
     from controller.sim.run import Load
     from llumctl.simulate import session
-    from llumctl.simulate.plan import Wanted, draws
+    from llumctl.simulate.plan import Wanted
 
     load = Load(
         "",
@@ -166,13 +168,15 @@ def find_knee(
         rates=[1.0],
         sizes=[size],
         policies=[policy],
-        seeds=options.seeds(seed, seeds, drawn=draws([workload], load)),
+        seeds=options.seeds(seed, seeds),
         load=load,
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
         settings=assignments.parse(set_ or (), "--set", SET_HINT),
     )
+    if seeds is not None:
+        session.tell_simulated_once(wanted)
     session.deliver_knee(wanted, target_ttft_p99, jobs, as_json=output_format is TableOrJson.JSON)
 
 

@@ -240,12 +240,9 @@ def autoscale(text: str, instances: str | None) -> tuple[int, int, int]:
     return least, most, at_first[0]
 
 
-def seeds(first: int, num: int | None, *, drawn: bool) -> list[int]:
-    """Where nothing is `drawn` by chance all seeds give the same run, so one is enough."""
+def seeds(first: int, num: int | None) -> list[int]:
     within(0, first, "--seed")
     within(1, num, "--seeds", MAX_SEEDS)
-    if not drawn:
-        return [first]
     return list(range(first, first + (DEFAULT_SEEDS if num is None else num)))
 
 

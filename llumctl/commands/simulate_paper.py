@@ -93,7 +93,7 @@ def paper(
     session.simulate(
         session.Asked(
             figure,
-            options.seeds(seed, seeds, drawn=True),
+            options.seeds(seed, seeds),
             num_requests=requests,
             workloads=workload or (),
             only_middle=middle,

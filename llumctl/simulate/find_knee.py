@@ -1,6 +1,6 @@
 """The knee of a workload under a policy, each rate simulated with several seeds at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controller.api.errors import LlumctlError
@@ -17,11 +17,14 @@ BELOW_SATURATION = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`saturation_rate`: by the estimate. `target_s`: what P99 TTFT is at the knee."""
+    """`saturation_rate`: by the estimate. `target_s`: what P99 TTFT is at the knee. `steady`: by
+    rate, whether each run reached a steady state."""
 
     knee: Knee
     saturation_rate: float
     target_s: float
+    num_seeds: int
+    steady: Mapping[float, list[bool | None]]
 
 
 def find(
@@ -39,15 +42,19 @@ def find(
         LlumctlError: there is no knee where it was sought.
     """
     runs = plan.runs(wanted)
+    steady: dict[float, list[bool | None]] = {}
     _, limit = plan.estimate(_at_rate(runs, 1.0))
 
     def p99_at(rate: float) -> float:
         if on_rate is not None:
             on_rate(rate)
-        return mean_p99_s(workers.run(_at_rate(runs, rate), on_progress))
+        ran = workers.run(_at_rate(runs, rate), on_progress)
+        steady[rate] = [each.summary.steady for each in ran]
+        return mean_p99_s(ran)
 
     try:
-        return Found(knee(p99_at, BELOW_SATURATION * limit, target_s), limit, target_s)
+        found = knee(p99_at, BELOW_SATURATION * limit, target_s)
+        return Found(found, limit, target_s, len(runs), steady)
     except ValueError as error:
         raise LlumctlError(str(error), "--target-ttft-p99") from error
 

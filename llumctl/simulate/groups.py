@@ -31,8 +31,12 @@ class Seeds:
         return mean_of(values) if values else None
 
     @property
+    def steady(self) -> list[bool | None]:
+        return [summary.steady for summary in self.summaries]
+
+    @property
     def num_never_steady(self) -> int:
-        return sum(summary.steady is False for summary in self.summaries)
+        return sum(each is False for each in self.steady)
 
 
 @dataclass(frozen=True, slots=True)

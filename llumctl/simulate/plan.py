@@ -11,9 +11,9 @@ from controller.model.profile import LatencyProfile, load_profile
 from controller.sim.bounds.pooled_cluster import ORACLES
 from controller.sim.policies import with_autoscale
 from controller.sim.policy_settings import setting_names, with_settings
-from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named
-from controller.sim.saturation import saturation_rate
+from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named, saturation_of
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
+from controller.sim.workload.length_names import are_fixed
 from controller.sim.workload.named import is_file
 from llumctl.choices import nearest
 from llumctl.simulate import faults
@@ -48,14 +48,26 @@ def shown(workload: str) -> str:
     return Path(workload).name if is_file(workload) else workload
 
 
-def draws(workloads: Iterable[str], load: Load) -> bool:
-    """Whether anything is drawn by chance: not of a trace file as it is."""
-    options = (load.cv, load.shape, load.high_fraction, load.num_clients)
-    return not all(map(is_file, workloads)) or any(each is not None for each in options)
+def draws(workload: str, load: Load) -> bool:
+    """Whether a seed draws anything of the workload: not of a trace file as it is, nor of equal
+    requests at even gaps."""
+    as_it_is = is_file(workload)
+    arrivals = load.cv != 0 and (not as_it_is or load.cv is not None or load.shape is not None)
+    lengths = not as_it_is and not are_fixed(workload)
+    ranks = load.high_fraction not in (None, 0, 1)
+    return arrivals or lengths or ranks or (load.num_clients or 1) > 1
+
+
+def simulated_once(wanted: Wanted) -> list[str]:
+    """The workloads that have one run, though several seeds are wanted."""
+    if len(wanted.seeds) < 2:
+        return []
+    return [name for name in wanted.workloads if not draws(name, wanted.load)]
 
 
 def runs(wanted: Wanted) -> list[Run]:
-    """In the order of the options, seeds innermost.
+    """In the order of the options, seeds innermost. A workload of which no seed draws anything is
+    simulated with the first one alone: all others would give the same figures.
 
     Raises:
         UsageError: an unknown policy, profile or setting, or a wrong fault.
@@ -84,7 +96,7 @@ def runs(wanted: Wanted) -> list[Run]:
         for rate in wanted.rates
         for size in wanted.sizes
         for policy, settings in changed
-        for seed in wanted.seeds
+        for seed in (wanted.seeds if draws(workload, wanted.load) else wanted.seeds[:1])
     ]
 
 
@@ -141,7 +153,7 @@ def estimate(alike: Sequence[Run]) -> tuple[float, float]:
         except ValueError as error:
             raise UsageError(str(error)) from error
         rates.append(alike[0].load.rate or trace.rate)
-        limits.append(saturation_rate(trace, setup.profile, setup.max_instances, setup.mode))
+        limits.append(saturation_of(trace, setup))
         num_seen += len(trace.requests)
         if num_seen >= MAX_LOOKED_AT:
             break

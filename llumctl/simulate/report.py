@@ -162,7 +162,7 @@ def _table(group: Group, colours: bool, blocks: bool) -> str:
         add("launched", _cells(group, lambda s: float(s.num_launched)))
         if blocks:
             add("instances over time", _sparklines(group, lambda curves: curves.num_instances))
-    add("steady", [_steady(each) for each in group.policies])
+    add("steady", [steady(each.steady) for each in group.policies])
     parts = [_title(group), output.table(header, rows, colours=colours)]
     if ratios := _ratios(group):
         parts.append("\n".join(ratios))
@@ -211,9 +211,9 @@ def _share(seeds: Seeds, name: str) -> str:
     return "-" if found is None else f"{with_interval(found)} %"
 
 
-def _steady(seeds: Seeds) -> str:
-    told = [summary.steady for summary in seeds.summaries]
-    if None in told:
+def steady(told: Sequence[bool | None]) -> str:
+    """Whether runs that differ in their seed reached a steady state, in a cell."""
+    if None in told and False not in told:
         return "too short to tell"
     if len(told) == 1:
         return "yes" if told[0] else "NO"

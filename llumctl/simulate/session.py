@@ -21,6 +21,15 @@ def compare(wanted: Wanted, num_workers: int | None, *, strict: bool) -> list[Ra
     return carried_out(plan.runs(wanted), num_workers, strict=strict)
 
 
+def tell_simulated_once(wanted: Wanted) -> None:
+    """Says on stderr why there are fewer runs than the seeds that were asked for."""
+    for name in plan.simulated_once(wanted):
+        output.say(
+            f"warning: {plan.shown(name)} is simulated once, not with {len(wanted.seeds)} seeds:"
+            " nothing of it is drawn by chance, unless --cv 1 draws its arrivals"
+        )
+
+
 def carried_out(runs: Sequence[Run], num_workers: int | None, *, strict: bool = False) -> list[Ran]:
     """The runs, and on stderr what is wrong with their load. `strict`: a rate above saturation is
     an error instead."""
@@ -78,14 +87,15 @@ def deliver_knee(
         found = find_knee.find(wanted, workers, target_s, bar, entitle)
     if as_json:
         output.emit(output.json_text(_knee_json(wanted, found), indent=2))
-        return
-    rows = [(f"{rate:.4g}", report.number(p99_s)) for rate, p99_s in found.knee.points]
-    points = output.table(("RATE", "TTFT-P99-S"), rows, colours=output.use_colours(sys.stdout))
-    output.emit(
-        f"knee of {wanted.workloads[0]} under {wanted.policies[0]} on {wanted.sizes[0]} instances,"
-        f" mean of {len(wanted.seeds)} seeds: {found.knee.rate:.4g} requests/s"
-        f" (saturation by estimate: {found.saturation_rate:.3g})\n\n{points}"
-    )
+    else:
+        output.emit(_knee_text(wanted, found))
+    if found.knee.rate > found.saturation_rate:
+        output.say(
+            f"warning: the knee is above saturation by the estimate,"
+            f" {found.saturation_rate:.3g} requests/s: the requests end before their queues grow"
+            f" to a P99 TTFT of {target_s:g} s, so the rate depends on how many come; take more by"
+            " --requests, or a lower --target-ttft-p99"
+        )
 
 
 def _table(ran: Sequence[Ran], targets: Targets | None, *, colours: bool) -> str:
@@ -104,6 +114,21 @@ def _as_json(ran: Sequence[Ran], targets: Targets | None) -> Any:
     return {**what_if.as_json(ran, targets), "runs": runs}
 
 
+def _knee_text(wanted: Wanted, found: find_knee.Found) -> str:
+    rows = [
+        (f"{rate:.4g}", report.number(p99_s), report.steady(found.steady[rate]))
+        for rate, p99_s in found.knee.points
+    ]
+    header = ("RATE", "TTFT-P99-S", "STEADY")
+    points = output.table(header, rows, colours=output.use_colours(sys.stdout))
+    seeds = f", mean of {found.num_seeds} seeds" if found.num_seeds > 1 else ""
+    return (
+        f"knee of {plan.shown(wanted.workloads[0])} under {wanted.policies[0]} on"
+        f" {wanted.sizes[0]} instances{seeds}: {found.knee.rate:.4g} requests/s"
+        f" (saturation by estimate: {found.saturation_rate:.3g})\n\n{points}"
+    )
+
+
 def _knee_json(wanted: Wanted, found: find_knee.Found) -> dict[str, Any]:
     return {
         "workload": wanted.workloads[0],
@@ -111,11 +136,14 @@ def _knee_json(wanted: Wanted, found: find_knee.Found) -> dict[str, Any]:
         "num_instances": wanted.sizes[0],
         "profile": wanted.profile,
         "mode": wanted.mode,
-        "seeds": list(wanted.seeds),
+        "seeds": list(wanted.seeds[: found.num_seeds]),
         "target_ttft_p99_s": found.target_s,
         "rate": found.knee.rate,
         "saturation_rate": found.saturation_rate,
-        "points": [{"rate": rate, "ttft_p99_s": p99_s} for rate, p99_s in found.knee.points],
+        "points": [
+            {"rate": rate, "ttft_p99_s": p99_s, "steady": found.steady[rate]}
+            for rate, p99_s in found.knee.points
+        ],
     }
 
 

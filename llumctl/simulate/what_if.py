@@ -12,7 +12,7 @@ from typing import Any
 from controller.sim.run import Ran
 from llumctl.simulate.groups import Group, Seeds, grouped, latency
 from llumctl.simulate.plan import shown
-from llumctl.simulate.report import with_interval
+from llumctl.simulate.report import steady, with_interval
 from llumctl.text import output
 
 
@@ -79,7 +79,7 @@ def table(ran: Sequence[Ran], targets: Targets, *, colours: bool) -> str:
             with_interval(seeds.mean(latency("ttft_s", "p99"))),
             with_interval(seeds.mean(latency("tpot_s", "p99"))),
             with_interval(seeds.mean(lambda summary: summary.num_waiting)),
-            "NO" if seeds.num_never_steady else "yes",
+            steady(seeds.steady),
             "yes" if targets.met_by(seeds) else "no",
         )
         for group in grouped(ran)

@@ -79,6 +79,8 @@ def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict
         "max_model_len": profile.max_model_len,
         "hf_overrides": {"max_position_embeddings": profile.max_model_len},
         "scheduling_policy": "priority",
+        # By it frontends tell whether prompts that begin alike share anything.
+        "enable_prefix_caching": settings.emulated.prefix_caching,
     } | engine_options(settings.endpoint)
 
 

@@ -53,6 +53,15 @@ def lengths_named(text: str, form: Form) -> tuple[Lengths, Lengths]:
     )
 
 
+def are_fixed(text: str) -> bool:
+    """Whether the name stands for requests that are all equally long."""
+    try:
+        lengths = lengths_named(text, "zipf")
+    except UnknownLengthsError:
+        return False
+    return all(isinstance(each, Fixed) for each in lengths)
+
+
 def _nearest(name: str) -> str:
     pairs = [f"{one}-{other}" for one in ZIPF for other in ZIPF]
     names = [*NAMED, *(f"{form}:{pair}" for form in _FORMS for pair in pairs)]

@@ -178,6 +178,16 @@ def test_the_plan_asks_for_no_gpu(
     assert ClusterPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
+def test_frontends_know_whether_emulated_engines_keep_prompts() -> None:
+    """Or they name beginnings of prompts to the controller that nobody has."""
+    for kept in (True, False):
+        loaded = load(
+            f"[cluster]\nengine = 'emulated'\n[emulated]\nprefix_caching = {str(kept).lower()}"
+        )
+        args = emulation.engine_args(loaded, emulation.profile_of(loaded.emulated), "m")
+        assert args["enable_prefix_caching"] is kept
+
+
 def test_the_plan_s_engine_is_as_the_settings_say(
     plan_of: Callable[..., ClusterPlan], memory: Callable[[float], None]
 ) -> None:

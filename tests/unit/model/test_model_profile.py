@@ -111,6 +111,24 @@ def test_the_cache_of_llama_30b(a10x4: LatencyProfile) -> None:
     assert gpu_bytes < 19.2 * 2**30, "what LLaMA-7B leaves of one of the GPUs"
 
 
+def test_the_estimate_of_h100_llama_8b_is_what_its_source_says() -> None:
+    """From the data sheets of the GPU and the model's sizes, up to the model's own context."""
+    h100 = load_profile("h100-llama-8b")
+    bytes_per_s, flop_per_s, num_params = 0.8 * 3.35e12, 0.5 * 989e12, 8.03e9
+    assert h100.max_model_len == 131_072
+    assert h100.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    for found, expected in (
+        (h100.prefill_per_token_s, 2 * num_params / flop_per_s),
+        (h100.prefill_per_token_squared_s, 2 * 32 * 4096 / flop_per_s),
+        (h100.decode_base_s, 2 * num_params / bytes_per_s + 1e-3),
+        (h100.decode_per_context_token_s, h100.kv_bytes_per_token / bytes_per_s),
+        (h100.num_total_blocks, (0.9 * 79.6 - 15 - 2) * 2**30 / h100.kv_bytes_per_token / 16),
+    ):
+        assert found == pytest.approx(expected, rel=0.02)
+    longest_s = h100.step_time_s([(h100.max_model_len, 0)], 0, 0)
+    assert longest_s == pytest.approx(4.3 + 9.1, rel=0.01)
+
+
 def test_the_formulas(a10: LatencyProfile) -> None:
     assert a10.step_time_s([], 10, 5000) == pytest.approx(0.035 + 5000 * 2.1e-6 + 10 * 0.45e-3)
     assert a10.step_time_s([(100, 0)], 0, 0) == pytest.approx(

@@ -76,6 +76,18 @@ def test_prompts_go_where_their_beginning_is_cached(name: str) -> None:
     assert column(outcome, "ttft_s")[2:] == [pytest.approx(expected_s)] * 2
 
 
+@pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
+def test_prompts_that_begin_alike_share_nothing_where_engines_keep_nothing(name: str) -> None:
+    rows = [(n / 20, 512, 10) for n in range(20)]
+    named = [TraceRequest(*row, prefix_hashes=(7,)) for row in rows]
+    setup = ClusterSetup(A10, sim_policy(name), 3)
+    alike, apart = (
+        run(setup, Trace("test", each, 512))[1]
+        for each in (named, [TraceRequest(*row) for row in rows])
+    )
+    assert column(alike, "ttft_s") == column(apart, "ttft_s")
+
+
 def test_vllm_dp_goes_by_what_was_so_100_ms_ago() -> None:
     """The second request is over after 8 ms; a fresh status would show its instance idle."""
     rows = [(0.0, 50, 100), (0.01, 10, 1), (0.05, 10, 5)]

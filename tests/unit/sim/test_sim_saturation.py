@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.sim.run import saturation_of
 from controller.sim.saturation import saturation_rate
 from controller.sim.setup import ClusterSetup
 from controller.sim.workload.named import workload
+from controller.sim.workload.request import Trace, TraceRequest
 from tests.unit.sim.runs import A10, STAY, policy, requests, run
 
 
@@ -17,10 +19,7 @@ def test_it_is_near_what_an_overloaded_cluster_serves(lengths, mode) -> None:
     """Equal requests: little is evicted, so the estimate misses little."""
     trace = workload(lengths, rate=1000.0, num_requests=800, cv=0)
     estimate = saturation_rate(trace, A10, 2, mode)
-    _, outcome = run(ClusterSetup(A10, policy(STAY), 2, mode=mode), trace)
-    columns = outcome.rows.columns
-    ends_s = np.sort(np.array(columns["arrival_s"]) + np.array(columns["e2e_latency_s"]))
-    served = (len(ends_s) // 2) / (ends_s[3 * len(ends_s) // 4] - ends_s[len(ends_s) // 4])
+    served = served_rate(ClusterSetup(A10, policy(STAY), 2, mode=mode), trace)
     assert estimate == pytest.approx(served, rel=0.2)
 
 
@@ -39,3 +38,40 @@ def test_requests_without_a_decode_step_cost_their_prefill() -> None:
     trace = requests([(0.0, 1000, 1)])
     prefill_s = A10.step_time_s([(1000, 0)], 0, 0)
     assert saturation_rate(trace, A10, 1, "prefill-first") == pytest.approx(1 / prefill_s)
+
+
+def assistants(num_requests: int, num_assistants: int) -> Trace:
+    """Prompts of 2,000 tokens, 1,600 of which all requests of one assistant have in common."""
+    rows = ((number / 1000, number % num_assistants) for number in range(num_requests))
+    return Trace(
+        "assistants",
+        [
+            TraceRequest(at_s, 2000, 40, prefix_hashes=tuple(range(100 * one, 100 * one + 100)))
+            for at_s, one in rows
+        ],
+        16,
+    )
+
+
+def served_rate(setup: ClusterSetup, trace: Trace) -> float:
+    """Of the middle half of the requests, in overload."""
+    _, outcome = run(setup, trace)
+    columns = outcome.rows.columns
+    ends_s = np.sort(np.array(columns["arrival_s"]) + np.array(columns["e2e_latency_s"]))
+    return (len(ends_s) // 2) / (ends_s[3 * len(ends_s) // 4] - ends_s[len(ends_s) // 4])
+
+
+def test_what_is_in_prefix_caches_costs_nothing() -> None:
+    trace = assistants(400, 2)
+    setup = ClusterSetup(A10, policy(STAY), 1, prefix_caching=True)
+    served = served_rate(setup, trace)
+    estimate = saturation_rate(trace, A10, 1, prefix_caching=True)
+    assert 2 * saturation_rate(trace, A10, 1) < served < estimate < 1.3 * served
+    assert saturation_of(trace, setup) == estimate, "what --strict goes by"
+
+
+def test_a_cache_holds_no_more_than_the_memory() -> None:
+    trace = assistants(400, 50)
+    without = saturation_rate(trace, A10, 1)
+    assert saturation_rate(trace, A10, 1, prefix_caching=True) == pytest.approx(without)
+    assert saturation_rate(trace, A10, 10, prefix_caching=True) > 20 * without

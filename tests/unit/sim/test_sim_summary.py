@@ -123,34 +123,45 @@ def test_curves_of_a_run() -> None:
 # -- steady state ---------------------------------------------------------------------------
 
 
+ARRIVALS_S = [n / 10 for n in range(991)]
+"""Ten in each second."""
+
+
 def test_queues_that_come_and_go_are_steady() -> None:
-    assert is_steady(sampled([40 * (n % 7 == 0) for n in range(100)]), 0.0, 99.0) is True
+    assert is_steady(sampled([40 * (n % 7 == 0) for n in range(100)]), ARRIVALS_S) is True
 
 
 def test_queues_that_grow_until_the_end_are_not() -> None:
-    assert is_steady(sampled(list(range(100))), 0.0, 99.0) is False
+    assert is_steady(sampled(list(range(100))), ARRIVALS_S) is False
 
 
 def test_queues_that_grew_and_stopped_are_steady() -> None:
-    assert is_steady(sampled([min(n, 45) for n in range(100)]), 0.0, 99.0) is True
+    assert is_steady(sampled([min(n, 45) for n in range(100)]), ARRIVALS_S) is True
+
+
+def test_a_queue_that_stands_for_as_long_as_requests_come_is_not() -> None:
+    """One that grew early, and one that gets shorter: it is what came before that waits."""
+    assert is_steady(sampled([min(9 * n, 450) for n in range(100)]), ARRIVALS_S) is False
+    assert is_steady(sampled([1200 - 6 * n for n in range(100)]), ARRIVALS_S) is False
+    assert is_steady(sampled([100] * 20), ARRIVALS_S[:191]) is False, "too few samples of a line"
 
 
 def test_growth_by_less_than_one_request_per_instance_is_none() -> None:
-    assert is_steady(sampled([n // 25 for n in range(100)]), 0.0, 99.0) is True
+    assert is_steady(sampled([n // 25 for n in range(100)]), ARRIVALS_S) is True
 
 
 def test_what_comes_after_the_last_arrival_does_not_count() -> None:
     draining = [*range(100), *range(100, 0, -1)]
-    assert is_steady(sampled(draining), 0.0, 99.0) is False
+    assert is_steady(sampled(draining), ARRIVALS_S) is False
 
 
 def test_memory_that_still_fills_is_not_steady() -> None:
     found = sampled([0] * 100, [n / 200 for n in range(100)])
-    assert is_steady(found, 0.0, 99.0) is False
+    assert is_steady(found, ARRIVALS_S) is False
 
 
 def test_a_short_run_cannot_tell() -> None:
-    assert is_steady(sampled([0] * 30), 0.0, 29.0) is None
+    assert is_steady(sampled([0] * 30), ARRIVALS_S[:300]) is None
 
 
 def test_an_overloaded_cluster_is_not_steady_and_an_idle_one_is() -> None:

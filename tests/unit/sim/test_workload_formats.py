@@ -30,6 +30,14 @@ MOONCAKE = (
     '{"timestamp": 3000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
     '{"timestamp": 1000, "input_length": 30, "output_length": 7, "hash_ids": [9]}\n\n'
 )
+QWEN = (
+    '{"chat_id": 7, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 33,'
+    ' "output_length": 5, "type": "text", "turn": 1, "hash_ids": [1, 2, 3]}\n'
+    '{"chat_id": 8, "parent_chat_id": 7, "timestamp": 63, "input_length": 48,'
+    ' "output_length": 7, "type": "text", "turn": 2, "hash_ids": [1, 2, 9]}\n'
+    '{"chat_id": 9, "parent_chat_id": -1, "timestamp": 64, "input_length": 37,'
+    ' "output_length": 7, "type": "text", "turn": 1, "hash_ids": [4, 2, 5]}\n'
+)
 RECORDING = (
     '{"llumctl_recording": 1, "prefix_hash_tokens": 16, "of": "a later writer"}\n'
     '{"arrival_s": 2.5, "num_prompt_tokens": 33, "num_output_tokens": 5, "rank": -1,'
@@ -81,6 +89,47 @@ def test_mooncake(tmp_path: Path) -> None:
         TraceRequest(0.0, 30, 7, prefix_hashes=(9,)),
         TraceRequest(2.0, 600, 5, prefix_hashes=(1, 2)),
     ]
+
+
+def test_qwen_counts_seconds_and_blocks_of_16(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, QWEN, "q.jsonl"))
+    assert trace.prefix_hash_tokens == 16
+    assert [request.arrival_s for request in trace.requests] == pytest.approx([0, 1.886, 2.886])
+    assert [request.session for request in trace.requests] == ["chat-7", "chat-7", "chat-9"]
+    first, second, third = (request.prefix_hashes for request in trace.requests)
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+    assert third[1] not in first, "an equal block after another beginning is not shared"
+
+
+def without(text: str, *names: str) -> str:
+    rows = [json.loads(line) for line in text.splitlines() if line]
+    return "".join(
+        json.dumps({name: value for name, value in row.items() if name not in names}) + "\n"
+        for row in rows
+    )
+
+
+def test_seconds_are_known_without_chats(tmp_path: Path) -> None:
+    text = without(QWEN, "chat_id", "parent_chat_id", "turn", "type")
+    trace = read_trace(written(tmp_path, text, "q.jsonl"))
+    assert (trace.prefix_hash_tokens, trace.span_s) == (16, pytest.approx(2.886))
+    trace = read_trace(written(tmp_path, without(text, "hash_ids"), "q.jsonl"))
+    assert trace.span_s == pytest.approx(2.886)
+    trace = read_trace(written(tmp_path, without(QWEN, "hash_ids"), "q.jsonl"))
+    assert trace.span_s == pytest.approx(2.886)
+
+
+def test_blocks_of_another_size_are_found_by_their_number(tmp_path: Path) -> None:
+    rows = [(600, 10), (100, 2), (64, 1)]
+    text = "".join(
+        json.dumps(
+            {"timestamp": 5, "input_length": n, "output_length": 1, "hash_ids": list(range(k))}
+        )
+        + "\n"
+        for n, k in rows
+    )
+    assert read_trace(written(tmp_path, text, "m.jsonl")).prefix_hash_tokens == 64
 
 
 def test_a_recording(tmp_path: Path) -> None:
@@ -157,7 +206,7 @@ def recorded(**fields: object) -> str:
         (MOONCAKE_HEAD, "{", "not JSON"),
         (MOONCAKE_HEAD, "[" * 100_000, "not JSON"),
         (MOONCAKE_HEAD, "[1]", "not a JSON object"),
-        (MOONCAKE_HEAD, '{"timestamp": "1"}', "timestamp must be a number of milliseconds"),
+        (MOONCAKE_HEAD, '{"timestamp": "1"}', "timestamp must be a number of milliseconds or"),
         (MOONCAKE_HEAD, '{"timestamp": NaN}', "timestamp must be"),
         (MOONCAKE_HEAD, '{"timestamp": true}', "timestamp must be"),
         (MOONCAKE_HEAD, '{"timestamp": 1, "input_length": 1.5}', "input_length must be"),
@@ -166,6 +215,27 @@ def recorded(**fields: object) -> str:
             MOONCAKE_HEAD,
             '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}',
             "hash_ids must be a list of integers",
+        ),
+        (
+            MOONCAKE_HEAD,
+            '{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2, 3]}',
+            "3 hash_ids for a prompt of 600 tokens",
+        ),
+        (
+            MOONCAKE_HEAD.replace("600", "1100").replace("[1, 2]", "[1, 2, 3]"),
+            '{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1]}',
+            "of 512 tokens each, as before, they are 2",
+        ),
+        (
+            QWEN.split("\n")[0] + "\n",
+            '{"timestamp": 1, "input_length": 32, "output_length": 1, "hash_ids": [1, 2, 3],'
+            ' "chat_id": 1}',
+            "3 hash_ids for a prompt of 32 tokens; of 16 tokens each they are at most 2",
+        ),
+        (
+            MOONCAKE_HEAD,
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "chat_id": "a"}',
+            "chat_id and parent_chat_id must be integers",
         ),
         (RECORDING_HEAD, "{}", "arrival_s must be a number of seconds from 0 on, not None"),
         (RECORDING_HEAD, recorded(arrival_s=-1), "arrival_s must be"),

@@ -187,6 +187,32 @@ def test_a_trace_file_needs_one_seed_only(capsys: Captured, profile: str, trace:
     assert [each["seed"] for each in drawn] == [1, 2, 3, 4, 5]
 
 
+def test_seeds_that_draw_nothing_are_told(capsys: Captured, profile: str, trace: Path) -> None:
+    """Beside a workload that they draw, which has its runs, and not where nobody asked for them."""
+    options = from_trace(profile, trace, "-n", "2", "-p", "llumnix")
+    assert run([*options, "--seeds", "3"]) == 0
+    assert "trace.jsonl is simulated once, not with 3 seeds" in capsys.readouterr().err
+    assert run(options) == 0
+    assert capsys.readouterr().err == ""
+    beside = arguments(profile, "-w", str(trace), "-p", "llumnix", "--seeds", "3", "-o", "json")
+    assert run(beside) == 0
+    captured = capsys.readouterr()
+    seeds = [(Path(each["workload"]).name, each["seed"]) for each in json.loads(captured.out)]
+    assert seeds == [("40,20", 1), ("40,20", 2), ("40,20", 3), ("trace.jsonl", 1)]
+    assert run(arguments(profile, "--cv", "0", "-p", "llumnix", "--seeds", "3")) == 0
+    assert "40,20 is simulated once" in capsys.readouterr().err
+
+
+def test_a_short_load_of_many_requests_is_not_called_steady(capsys: Captured, profile: str) -> None:
+    """Neither if its queue still stands when the last one comes, nor if nobody looked at it."""
+    for rate, told in (("150", "NO"), ("600", "too short to tell")):
+        load = ["-w", "40,20", "--rate", rate, "--requests", "600", "-n", "1..2", "--seeds", "1"]
+        options = ["simulate", *load, "--profile", profile, "--jobs", "1", "-p", "llumnix"]
+        assert run([*options, "--target-ttft-p99", "99"]) == 0
+        table = capsys.readouterr().out.split("\n\n")[0]
+        assert table.count(told) == 2
+
+
 def test_the_smallest_cluster_that_meets_a_target(
     capsys: Captured, profile: str, trace: Path
 ) -> None:
@@ -318,6 +344,21 @@ def test_the_knee_of_a_workload(capsys: Captured, profile: str) -> None:
     assert min(around) < found["rate"] < max(around)
     assert run(["simulate", "knee", *options, "--seeds", "1", "--target-ttft-p99", "2"]) == 0
     assert f"{found['rate']:.4g} requests/s" in capsys.readouterr().out
+
+
+def test_a_knee_above_saturation_is_told(capsys: Captured, profile: str) -> None:
+    """Few requests are over before they wait for so long."""
+    options = ["-w", "40,20", "-n", "2", "--requests", "300", "--profile", profile, "--jobs", "1"]
+    options += ["--seeds", "1", "--target-ttft-p99", "4"]
+    assert run(["simulate", "knee", *options]) == 0
+    captured = capsys.readouterr()
+    assert "warning: the knee is above saturation by the estimate" in captured.err
+    assert "STEADY" in captured.out
+    found = runs(capsys, "simulate", "knee", *options)
+    assert found["rate"] > found["saturation_rate"]
+    assert [point["steady"] for point in found["points"] if point["rate"] > found["rate"]][-1:] == [
+        [False]
+    ]
 
 
 def test_options_before_the_subcommand_are_refused(capsys: Captured) -> None:

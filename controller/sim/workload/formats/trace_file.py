@@ -1,11 +1,11 @@
 """Trace files of any format: the first line tells which one it is."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from controller.api.state import plain_file
-from controller.sim.workload.formats import azure, burstgpt, mooncake, recording
+from controller.sim.workload.formats import azure, block_traces, burstgpt, recording
 from controller.sim.workload.formats.csv_rows import cells_of
 from controller.sim.workload.formats.lines import Line, TraceError, lines_of
 from controller.sim.workload.request import Trace, TraceRequest
@@ -38,7 +38,7 @@ def read_trace(path: Path) -> Trace:
     return Trace(path.stem, requests, prefix_hash_tokens)
 
 
-def _parsed(first: Line, lines: Iterator[Line]) -> tuple[int, Iterator[TraceRequest]]:
+def _parsed(first: Line, lines: Iterator[Line]) -> tuple[int, Iterable[TraceRequest]]:
     """Tokens per prefix hash, and the requests."""
     if not first.text.lstrip().startswith(("{", "[")):
         return 0, _csv(first)(first, lines)
@@ -46,7 +46,7 @@ def _parsed(first: Line, lines: Iterator[Line]) -> tuple[int, Iterator[TraceRequ
     if recording.VERSION_FIELD in fields:
         prefix_hash_tokens = recording.read_header(first)
         return prefix_hash_tokens, recording.requests(prefix_hash_tokens, lines)
-    return mooncake.HASH_TOKENS, mooncake.requests(itertools.chain([first], lines))
+    return block_traces.read(itertools.chain([first], lines))
 
 
 def _csv(header: Line) -> Callable[[Line, Iterator[Line]], Iterator[TraceRequest]]:
@@ -57,6 +57,6 @@ def _csv(header: Line) -> Callable[[Line, Iterator[Line]], Iterator[TraceRequest
     raise TraceError(
         f"{header.path}:{header.number}: the first line is the header of no known trace",
         f"begin the file with {','.join(azure.COLUMNS)} (Azure), {','.join(burstgpt.COLUMNS)}"
-        f' (BurstGPT), or a line of JSON with "timestamp" (Mooncake) or'
+        f' (BurstGPT), or a line of JSON with "timestamp" (Mooncake, Qwen) or'
         f' "{recording.VERSION_FIELD}" (a recording)',
     )
