@@ -2,10 +2,13 @@
 
 import inspect
 import json
+import re
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from controller.adapters.vllm import environment
 from controller.adapters.vllm.endpoint.flag_words import ENGINE_FLAGS
 from controller.api.settings.endpoint_options import (
     ENGINE_TOO,
@@ -47,6 +50,49 @@ def test_choices_are_vllm_s(actions: dict[str, Any]) -> None:
             assert set(get_args(info.annotation)) == set(actions[name].choices), name
             compared.add(name)
     assert compared == {"tool_strict_level", "chat_template_content_format", "fingerprint_mode"}
+
+
+# Variables of the environment that may change vLLM's server as the user says (environment.py): they
+# bound what requests may ask for, say how media are fetched and logs written, or suit a model.
+KEPT_VARIABLES = """
+VLLM_AUDIO_FETCH_TIMEOUT VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_CONFIGURE_LOGGING
+VLLM_DISABLE_LOG_LOGO VLLM_ENFORCE_STRICT_TOOL_CALLING
+VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS
+VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_IMAGE_FETCH_TIMEOUT VLLM_KEEP_ALIVE_ON_ENGINE_DEATH
+VLLM_LOGGING_COLOR VLLM_LOGGING_LEVEL VLLM_LOGGING_PREFIX VLLM_LOGGING_STREAM
+VLLM_LOG_STATS_INTERVAL VLLM_MAX_AUDIO_CLIP_FILESIZE_MB VLLM_MAX_AUDIO_DECODE_BYTES
+VLLM_MAX_AUDIO_DECODE_DURATION_S VLLM_MAX_AUDIO_PREPROCESS_WORKERS VLLM_MAX_COMPLETION_PROMPTS
+VLLM_MAX_IMAGE_PIXELS VLLM_MAX_N_SEQUENCES VLLM_MAX_STOP_STRINGS VLLM_MEDIA_CACHE
+VLLM_MEDIA_CACHE_MAX_SIZE_MB VLLM_MEDIA_CACHE_TTL_HOURS VLLM_MEDIA_CONNECTOR
+VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_MEDIA_URL_ALLOW_REDIRECTS VLLM_SKIP_MODEL_NAME_VALIDATION
+VLLM_SYSTEM_START_DATE VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY
+VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT
+VLLM_V1_OUTPUT_PROC_CHUNK_SIZE VLLM_VIDEO_FETCH_TIMEOUT VLLM_VIDEO_LOADER_BACKEND
+"""
+# These make `vllm serve` start another program, or wait where engines are added to its own.
+NOT_READ_HERE = {
+    "VLLM_ELASTIC_EP_DRAIN_REQUESTS",
+    "VLLM_RUST_FRONTEND_PATH",
+    "VLLM_USE_RUST_BENCH",
+    "VLLM_USE_RUST_FRONTEND",
+}
+
+
+def test_each_variable_that_the_server_reads_is_decided_on() -> None:
+    import vllm
+
+    root = Path(vllm.__file__).parent
+    read: set[str] = set()
+    for part in ("entrypoints", "tool_parsers", "reasoning", "renderers", "multimodal/media"):
+        for file in (root / part).rglob("*.py"):
+            read |= set(re.findall(r"\benvs\.(VLLM_\w+)", file.read_text()))
+    for file in ("logger.py", "v1/engine/input_processor.py", "v1/engine/async_llm.py"):
+        read |= set(re.findall(r"\benvs\.(VLLM_\w+)", (root / file).read_text()))
+    kept = set(KEPT_VARIABLES.split())
+    decided = kept | NOT_READ_HERE | environment.SET.keys() | environment.REMOVED.keys()
+    assert read - decided == set()
+    assert kept - read == set()
+    assert not kept & environment.REMOVED.keys()
 
 
 def test_the_defaults_are_no_arguments() -> None:

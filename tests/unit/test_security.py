@@ -372,6 +372,27 @@ def test_vllm_may_not_pickle_either(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
+def test_variables_that_would_make_frontends_differ_or_leak_do_not_reach_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {
+        "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+        "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true",
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+        "VLLM_ENABLE_COHERE_API": "1",
+        "VLLM_API_KEY": "sk-secret",
+        "VLLM_DP_SIZE": "4",
+        "VLLM_PORT": "tcp://10.0.0.1:8000",
+    }
+    environ = given | {"VLLM_IMAGE_FETCH_TIMEOUT": "9"}
+    monkeypatch.setattr(os, "environ", environ)
+    environment.prepare()
+    assert not given.keys() & environ.keys()
+    assert environ["VLLM_IMAGE_FETCH_TIMEOUT"] == "9"
+    assert all(name in caplog.text for name in given), "the log says what does not count"
+    assert "sk-secret" not in caplog.text
+
+
 def test_log_lines_are_given_no_content() -> None:
     assert offenders(content_in_logs) == []
 

@@ -24,6 +24,7 @@ def test_refused_by_name(field: str) -> None:
         {"function_call": "none", "functions": []},
         {"modalities": ["text"]},
         {"verbosity": "medium"},
+        {"background": False},
         {"store": True, "service_tier": "flex", "user": "u", "metadata": {"a": "b"}},
     ],
 )

@@ -16,6 +16,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
+    "background": (False,),
     "web_search_options": (),
     "verbosity": ("medium",),
     # Fields of earlier versions of vLLM: if they are ignored, the answer is not constrained.
@@ -26,6 +27,8 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
 }
+# Several frontends serve one endpoint, and a later call may come to another one.
+NO_STORE = "no answer is kept for a later call"
 INSTEAD = {
     "functions": "tools",
     "function_call": "tool_choice",
@@ -39,6 +42,8 @@ def find_unserved(request: dict[str, Any]) -> Fault | None:
             continue
         if field in INSTEAD:
             return Fault(f"{field} is not supported; use {INSTEAD[field]}", field)
+        if field == "background":
+            return Fault(f"background is not supported: {NO_STORE}", field)
         harmless = HARMLESS[field]
         only = f", except as {harmless[0]!r}" if harmless else ""
         return Fault(f"{field} is not supported{only}", field)
