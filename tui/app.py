@@ -83,7 +83,7 @@ class Dashboard(App[None]):
         self.acting = Acting(self, caller, self.push_screen)
         source.wake = self._wake
         self.commanding = Commanding(self)
-        self.owning = Owning(self, self.push_screen, self._wake)
+        self.owning = Owning(self, self.push_screen, self._wake, self.run_worker)
         self._own = own_commands.actions(options.own)
         for each in self._own:
             if each.keys:
@@ -118,7 +118,8 @@ class Dashboard(App[None]):
         if terminal.is_gone():
             self.owning.stop()
             terminal.end_with_it()
-        self._follow_size()
+        if self.owning.has_terminal:
+            self._follow_size()
         before = self.state
         self._take()
         self.redraw(only_age=self.state is before)
@@ -152,6 +153,8 @@ class Dashboard(App[None]):
 
     def redraw(self, *, only_age: bool = False) -> None:
         if not self.is_running:  # a status woke it while its screens were taken down
+            return
+        if not self.owning.has_terminal:
             return
         for screen in self._visible():
             if isinstance(screen, PaintedScreen) and only_age:

@@ -1,7 +1,8 @@
 """From the key of a command of the operator's own to its output."""
 
+import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from tui.screens.confirm import ConfirmScreen
 from tui.screens.output import OutputScreen
 
 DAY_S = 86_400.0
+Begin = Callable[[Coroutine[Any, Any, None]], object]
 Push = Callable[[Screen[Any], Callable[[Any], None]], object]
 
 
@@ -32,14 +34,20 @@ class Owner(Console, Protocol):
     def suspend(self) -> AbstractContextManager[None]:
         """While it is entered, the terminal is the program's."""
 
+    def batch_update(self) -> AbstractContextManager[None]:
+        """While it is entered, nothing is drawn."""
+
 
 class Owning:
     """Locked as orders are: the row's values must be those of now."""
 
-    def __init__(self, app: Owner, push: Push, wake: Callable[[], None]) -> None:
+    def __init__(self, app: Owner, push: Push, wake: Callable[[], None], begin: Begin) -> None:
         """`push` shows a screen and calls back with what it ends with; any thread calls `wake` when
-        there is more to draw."""
+        there is more to draw; `begin` runs something beside the event loop's other work."""
+        self.has_terminal = True
+        """Whether the dashboard has it: a program may, and then nothing may be drawn."""
         self._app = app
+        self._begin = begin
         self._push = push
         self._wake = wake
         self._program: Program | None = None
@@ -98,7 +106,7 @@ class Owning:
         if run is None:
             return
         if run.command.terminal:
-            self._hand_over(run)
+            self._begin(self._hand_over(run))
         else:
             self._show(run)
 
@@ -111,16 +119,19 @@ class Owning:
         if self._program is not None:
             self._program.stop()
 
-    def _hand_over(self, run: Run) -> None:
+    async def _hand_over(self, run: Run) -> None:
         try:
-            with self._app.suspend():
-                failed = in_terminal(run.arguments, run.environment)
+            with self._app.suspend(), self._app.batch_update():
+                self.has_terminal = False
+                failed = await in_terminal(run.arguments, run.environment)
                 if failed:
                     sys.stderr.write(f"\n{run.command.name}: {failed}. Enter returns. ")
                     sys.stderr.flush()
-                    sys.stdin.readline()
+                    await asyncio.to_thread(sys.stdin.readline)
         except SuspendNotSupported:
             self._app.say("this terminal cannot be handed over", Tone.BAD)
         else:
             tone = Tone.BAD if failed else Tone.GOOD
             self._app.say(f"{run.command.name}: {failed or 'done'}", tone)
+        finally:
+            self.has_terminal = True

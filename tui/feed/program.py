@@ -1,5 +1,6 @@
 """A program of the operator's: what it writes, and its end."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -133,14 +134,18 @@ class Program:
             os.killpg(self._process.pid, number)
 
 
-def in_terminal(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+async def in_terminal(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """Runs it in the terminal of this process, to its end; why it failed, else empty. Ctrl-C is the
-    program's meanwhile."""
+    program's meanwhile. The event loop goes on: what comes from the controller has to be taken, or
+    a recording of it stops."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        code = subprocess.run(list(arguments), env={**os.environ, **environment}, check=False)
+        process = await asyncio.create_subprocess_exec(
+            *arguments, env={**os.environ, **environment}
+        )
+        code = await process.wait()
     except (OSError, ValueError) as error:
         return f"could not be started: {error}"
     finally:
         signal.signal(signal.SIGINT, before)
-    return f"exit status {code.returncode}" if code.returncode else ""
+    return f"exit status {code}" if code else ""

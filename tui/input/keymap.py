@@ -19,6 +19,7 @@ TOGETHER = (
     (Place.HELP, Place.TABLE, Place.ANYWHERE),
     (Place.DIALOG,),
     (Place.CHOICE, Place.TABLE),
+    (Place.SORTING, Place.TABLE),
 )
 """Places whose keys are in force at the same time."""
 

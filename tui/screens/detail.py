@@ -25,7 +25,10 @@ class Choice:
 
 
 class DetailScreen(PaintedScreen):
-    """`SORTS`: by the id of each table the names of its orders, the first of which is in force, and
+    """Textual calls the handlers of every class that a screen has, those of its own class first:
+    none of them calls the one that it extends.
+
+    `SORTS`: by the id of each table the names of its orders, the first of which is in force, and
     whether the largest comes first unless the operator reverses it."""
 
     BINDINGS = bindings(Place.DETAIL, Place.ROWS)

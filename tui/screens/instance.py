@@ -78,7 +78,6 @@ class InstanceScreen(RequestsScreen):
     def on_mount(self) -> None:
         if self.request_id:
             self.table("requests").hold(self.request_id)
-        super().on_mount()
 
     def target(self) -> Target:
         """The instance, and the request under the cursor."""
@@ -127,7 +126,6 @@ class InstanceScreen(RequestsScreen):
     def on_table_view_moved(self, event: TableView.Moved) -> None:
         if event.view.id == "log":
             self._follows = event.at_end
-        super().on_table_view_moved(event)
 
     @property
     def _is_tall(self) -> bool:

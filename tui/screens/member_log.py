@@ -57,7 +57,6 @@ class MemberLogScreen(DetailScreen):
 
     def on_table_view_moved(self, event: TableView.Moved) -> None:
         self._follows = event.at_end
-        super().on_table_view_moved(event)
 
     def _ask(self) -> None:
         source = self.console.source

@@ -46,6 +46,8 @@ class OutputScreen(PaintedScreen):
         super().__init__()
         self._ran = run
         self.program = program
+        self._follows = True
+        """Whether the newest line stays in view."""
 
     def compose(self) -> ComposeResult:
         yield Lines(id="header")
@@ -65,6 +67,9 @@ class OutputScreen(PaintedScreen):
     def on_resize(self, _: Resize) -> None:
         self.show()
 
+    def on_table_view_moved(self, event: TableView.Moved) -> None:
+        self._follows = event.at_end
+
     def action_back(self) -> None:
         self.dismiss()
 
@@ -81,4 +86,4 @@ class OutputScreen(PaintedScreen):
         name = Span(self._ran.command.name, Tone.STRONG)
         title = (name, state, Span(f"  {self._ran.line}", Tone.DIM))
         table = self.query_one("#output", TableView)
-        table.show(rows, title, follow=not program.outcome and not table.held)
+        table.show(rows, title, follow=self._follows)

@@ -75,10 +75,8 @@ class SortScreen(Dialog[str | None]):
             yield Lines(id="words")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._table.hold(self._column)
         self._table.focus()
-        self.show()
 
     def show(self) -> None:
         if not can_draw(self):

@@ -1,5 +1,6 @@
 """What is typed after `:`: forms, completion, history, and the calls that are made."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tui.screens.choose import ChooseScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
+from tui.screens.member_log import MemberLogScreen
 from tui.screens.output import OutputScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
@@ -357,6 +359,36 @@ async def test_the_log_of_the_controller_or_of_a_member() -> None:
             assert title in await drawn(pilot)
             assert "went on" in await drawn(pilot)
             await pilot.press("escape")
+
+
+async def test_what_moved_a_cursor_is_handled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual calls the handlers of all classes of a screen by itself."""
+    drawings: list[str] = []
+    show = MemberLogScreen.show
+    monkeypatch.setattr(
+        MemberLogScreen, "show", lambda self: (drawings.append("show"), show(self))[1]
+    )
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.frames(3))
+        source.log = ("decided", "went on", "ended")
+        await settle(app, pilot)
+        app.run_command("logs f-0")
+        await settle(app, pilot)
+        drawings.clear()
+        await pilot.press("k")
+        await pilot.pause()
+        assert drawings == ["show"]
+
+
+def test_no_handler_calls_that_of_a_class_below() -> None:
+    """It would run twice, and stays a quiet cost: only the source tells."""
+    found = [
+        f"{file.name}: {call}"
+        for file in Path(owning.__file__).parent.rglob("*.py")
+        for call in re.findall(r"super\(\)\._?on_(?!event\b)\w+", file.read_text())
+    ]
+    assert found == []
 
 
 class FakeProgram(Program):

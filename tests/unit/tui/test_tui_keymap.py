@@ -5,6 +5,7 @@ import pytest
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 from tui.actions import key_names
+from tui.actions.action import Place
 from tui.actions.registry import ACTIONS
 from tui.input import keymap
 from tui.input.keymap import KeymapError
@@ -73,6 +74,8 @@ def test_every_usual_key_is_known_by_name() -> None:
         ({"sort": "ctrl+i"}, "sort", "ctrl+i is the key of pane_next"),
         ({"row_open": "backspace"}, "row_open", "backspace is the key of back_main"),
         ({"back_main": "q"}, "back_main", "q is the key of quit (leave) too"),
+        ({"sort_none": "j"}, "sort_none", "j is the key of row_down"),
+        ({"sort_same": "enter"}, "sort_same", "enter is the key of row_open"),
         ({"sort": "ctrl+c"}, "sort", "ctrl+c always leaves the dashboard"),
         ({"help": "ctrl+q"}, "help", "ctrl+q always leaves the dashboard"),
     ],
@@ -81,6 +84,10 @@ def test_what_is_refused(wanted: dict[str, str], blamed: str, words: str) -> Non
     error = refusal(wanted)
     assert str(error).startswith(words)
     assert error.action_id == blamed
+
+
+def test_the_keys_of_every_place_are_checked_beside_those_in_force_there() -> None:
+    assert {place for together in keymap.TOGETHER for place in together} == set(Place)
 
 
 def test_two_actions_can_change_places() -> None:

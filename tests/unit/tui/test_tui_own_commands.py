@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ from tui.feed.program import Program
 from tui.input import own_commands
 from tui.input.own_commands import OwnCommandError
 from tui.screens.confirm import ConfirmScreen
+from tui.screens.dashboard import DashboardScreen
 from tui.screens.output import OutputScreen
 from tui.widgets.table_view import TableView
 
@@ -264,7 +266,7 @@ async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> Non
         yield
         ran.append("back")
 
-    def run(arguments: Any, environment: Any) -> str:
+    async def run(arguments: Any, environment: Any) -> str:
         ran.append((tuple(arguments), environment["ROW_ID"]))
         return ""
 
@@ -283,6 +285,63 @@ async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> Non
         await bed.press("y")
         assert ran == ["suspended", (("p", wanted), wanted), "back"]
         assert "mine: done" in await bed.bottom()
+
+
+@pytest.mark.process
+async def test_what_comes_is_taken_while_a_program_has_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording stopped when nobody took what was heard any more; and nothing is drawn."""
+    monkeypatch.setattr(Dashboard, "suspend", lambda _: contextlib.nullcontext())
+    waits = f"for i in $(seq 500); do [ -e {tmp_path}/end ] && exit 3; sleep 0.01; done"
+    async with acting(own=(OwnCommand("mine", (SHELL, "-c", waits), terminal=True),)) as bed:
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+        bed.app.action_own("mine")
+        await settle(bed.app, bed.pilot)
+        await bed.pilot.press("y")
+        await until(lambda: not bed.app.owning.has_terminal)
+        painted: list[object] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(DashboardScreen, "show", painted.append)
+            bed.source.feed(synthetic.frames(3))
+            bed.app.pump()
+        assert bed.app.state.status is not None
+        assert bed.app.state.status.time_s >= synthetic.START_S + 2
+        assert not painted
+        (tmp_path / "end").touch()
+        await until(lambda: bed.app.owning.has_terminal)
+        await settle(bed.app, bed.pilot)
+        assert "mine: exit status 3" in await bed.bottom()
+
+
+@pytest.mark.process
+async def test_the_last_line_stays_in_view_until_the_operator_moves(tmp_path: Path) -> None:
+    waits = f"until [ -e {tmp_path}/$1 ]; do sleep 0.01; done"
+    script = f"w() {{ {waits}; }}; seq 50; w a; seq 51 99; w b; seq 100 150; w c; seq 151 200"
+    async with acting(own=(OwnCommand("mine", (SHELL, "-c", script)),)) as bed:
+        bed.app.action_own("mine")
+        await settle(bed.app, bed.pilot)
+        await bed.press("y")
+        screen = bed.app.screen
+        assert isinstance(screen, OutputScreen)
+
+        async def shown(num_lines: int) -> list[str]:
+            await until(lambda: screen.program.num_lines == num_lines)
+            bed.app.pump()
+            return (await drawn(bed.pilot)).splitlines()
+
+        assert any(line.strip() == "50" for line in await shown(50))
+        (tmp_path / "a").touch()
+        assert any(line.strip() == "99" for line in await shown(99))
+        await bed.press("k")
+        (tmp_path / "b").touch()
+        lines = await shown(150)
+        assert any(line.strip() == "98" for line in lines)
+        assert all(line.strip() != "150" for line in lines)
+        await bed.press("G")
+        (tmp_path / "c").touch()
+        await until(lambda: bool(screen.program.outcome))
+        assert any(line.strip() == "200" for line in await shown(200)), "its end, too"
 
 
 # The program
