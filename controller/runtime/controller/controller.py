@@ -62,7 +62,6 @@ from controller.runtime.messages.members import (
     StatusPull,
     StatusPushed,
 )
-from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
 from controller.runtime.messages.operations import (
     AbortAnswered,
@@ -367,11 +366,10 @@ class Controller:
 
     def _carry_out(self, instruction: Instruction) -> None:
         frontend = self.roster.members[instruction.frontend_id]
-        match instruction:
+        match instruction:  # the answer first: a request waits for it, and nobody for the log
             case Dispatch():
+                self.mail.send(frontend, Dispatched(instruction))
                 self.journal.dispatched(instruction)
-                answer: Message = Dispatched(instruction)
             case Reject():
+                self.mail.send(frontend, Refused(instruction))
                 self.refusals.note(instruction, self.now_s())
-                answer = Refused(instruction)
-        self.mail.send(frontend, answer)

@@ -198,7 +198,6 @@ class Router:
             return
         dispatch, entry = found
         self.routes.live[request_id] = Route(Ownership(entry.ref), request.num_prompt_tokens)
-        self._book.dispatched(dispatch)
         add = AddRequest(
             request_id,
             self._mailbox.address,
@@ -209,6 +208,7 @@ class Router:
         )
         self._mailbox.send(entry.address, encode(add), payload)
         self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded
+        self._book.dispatched(dispatch)  # the instance prepares the request meanwhile
 
     def abort(
         self,
