@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from controller.adapters.http.views.cluster import cluster_status
 from controller.api.frames import parse_frame
 from controller.api.state.audit import AuditLog
-from controller.api.wire.models import EventPage, RequestDetail, RequestList
+from controller.api.wire.models import ClusterStatus, EventPage, RequestDetail, RequestList
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
@@ -315,6 +316,80 @@ async def test_every_action_is_in_the_audit_log_and_is_an_event(both: Both) -> N
     events = (await client.get("/v1/events")).json()["events"]
     told = [(e["cause_id"], e["actor"]) for e in events if e["kind"] == "operator"]
     assert told == [(entry["cause_id"], entry["actor"]) for entry in entries]
+
+
+async def test_refused_calls_are_summed_up(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scraper that posts with the view token neither fills the disk nor empties the log."""
+    own, client = both
+    viewer = {"Authorization": f"Bearer {VIEW_TOKEN}"}
+    monkeypatch.setattr("controller.adapters.http.operator_log.REFUSALS_EVERY_S", 0.2)
+    calls = [client.post(f"/v1/stop/{n}", headers=viewer) for n in range(20)]
+    assert {answer.status_code for answer in await asyncio.gather(*calls)} == {403}
+    long = await client.post("/v1/scale" + "e" * 500, headers=viewer)
+    assert long.status_code == 403
+
+    async def entries(number: int) -> list[str]:
+        while True:
+            text = own.audit.path.read_text()
+            if len(found := [json.loads(line)["action"] for line in text.splitlines()]) >= number:
+                return found
+            await asyncio.sleep(0.01)
+
+    first, rest = await asyncio.wait_for(entries(2), PATIENCE_S)
+    assert first.startswith("POST /v1/stop/")
+    assert rest.startswith("20 calls, the last of them POST /v1/scaleeee")
+    page = EventPage.model_validate_json((await client.get("/v1/events")).content)
+    operators = [event.reason for event in page.events if event.kind == "operator"]
+    assert len(operators) == 2
+    assert max(map(len, operators)) < 300
+    assert (await client.get("/v1/operations")).json()["operations"] == []
+
+
+async def test_what_was_refused_last_is_recorded_when_the_server_ends() -> None:
+    async with listening() as (own, client):
+        for _ in range(3):
+            viewer = {"Authorization": f"Bearer {VIEW_TOKEN}"}
+            assert (await client.post("/v1/stop", headers=viewer)).status_code == 403
+        path, close = own.audit.path, own.close
+        own.close = lambda: None
+    assert "2 calls, the last of them POST /v1/stop" in path.read_text().splitlines()[-1]
+    close()
+
+
+async def test_a_call_is_refused_on_a_full_disk_too(both: Both) -> None:
+    own, client = both
+    own.audit.path.mkdir()
+    viewer = {"Authorization": f"Bearer {VIEW_TOKEN}"}
+    answer = await client.post("/v1/stop", headers=viewer)
+    assert (answer.status_code, answer.json()["code"]) == (403, "view_only")
+
+
+async def test_watchers_share_one_status(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, client = both
+    built = 0
+
+    def counted(*args: Any) -> ClusterStatus:
+        nonlocal built
+        built += 1
+        return cluster_status(*args)
+
+    monkeypatch.setattr("controller.adapters.http.control_server.cluster_status", counted)
+    monkeypatch.setattr("controller.adapters.http.watch.STATUS_LASTS_S", 60.0)
+
+    async def watch() -> None:
+        query = "/v1/watch?events=false&status_every_s=0.05"
+        async with client.stream("GET", query) as answer:
+            lines = answer.aiter_lines()
+            frames = await read(lines, 3)
+            assert [type(frame) for frame in frames] == [StatusFrame] * 3
+
+    await asyncio.gather(*(watch() for _ in range(8)))
+    assert built == 1
+    # What an operator has changed shows in the next status, however young the last one is.
+    before = ClusterStatus.model_validate_json((await client.get("/v1/status")).content)
+    assert (await client.post("/v1/instances/i-0/drain", json={"force": True})).status_code == 200
+    after = ClusterStatus.model_validate_json((await client.get("/v1/status")).content)
+    assert (built, after.revision) == (2, before.revision + 1)
 
 
 def test_what_others_sent_does_not_forge_entries(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from controller.adapters.http.steering import Steering
 from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
 from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
 from controller.adapters.http.views.records import event_model
-from controller.adapters.http.watch import WatchQuery, frames
+from controller.adapters.http.watch import LatestStatus, WatchQuery, frames
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
@@ -117,6 +117,7 @@ class ControlServer:
         self._metrics, self._metrics_type = metrics, metrics_type
         self._log_dir = log_dir
         self._started_s = time.monotonic()
+        self._statuses = LatestStatus(self._new_status)
         self._changing = asyncio.Lock()
         """Held from the check of the spec's revision until the spec is changed."""
         answers = AnswersByKey()
@@ -158,7 +159,8 @@ class ControlServer:
                     control_token=access.control_token,
                     view_token=access.view_token,
                     host=access.host,
-                    on_refused=self._on_refused,
+                    on_refused=self._log.refused,
+                    on_acted=self._statuses.forget,
                 )
             ],
             exception_handlers={
@@ -191,18 +193,19 @@ class ControlServer:
                 serving = group.create_task(self._server.serve(sockets=[self._socket]))
                 working.add_done_callback(lambda _: setattr(self._server, "should_exit", True))
                 serving.add_done_callback(lambda _: working.cancel())
+        await self._log.close()
 
     # -- looking -------------------------------------------------------------------------
 
-    def _status_now(self) -> ClusterStatus:
+    def _new_status(self) -> ClusterStatus:
         uptime_s = time.monotonic() - self._started_s
         return cluster_status(self._controller, self._labels, uptime_s)
 
     async def _status(self, _request: Request) -> Response:
-        return json_answer(self._status_now())
+        return json_answer(self._statuses.now())
 
     async def _scrape(self, _request: Request) -> Response:
-        return Response(self._metrics(self._status_now()), media_type=self._metrics_type)
+        return Response(self._metrics(self._statuses.now()), media_type=self._metrics_type)
 
     async def _events(self, request: Request) -> Response:
         query = _query(request, EventsQuery)
@@ -220,7 +223,7 @@ class ControlServer:
         if self._num_watchers >= MAX_WATCHERS:
             raise ApiError(429, "too_many_watchers", f"{MAX_WATCHERS} watch already")
         try:
-            lines = frames(self._controller.journal, self._status_now, query)
+            lines = frames(self._controller.journal, self._statuses, query)
         except ValueError as error:
             raise ApiError(400, "bad_position", str(error), "llumctl events -f") from error
 
@@ -357,9 +360,6 @@ class ControlServer:
         refuse_a_second(self._controller.traffic, asked)
         await self._log.note(request.scope, "record the traffic", "the cluster", "begun")
         return TrafficStream(self._controller.traffic, asked)
-
-    async def _on_refused(self, scope: Scope, code: str) -> None:
-        await self._log.note(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
 
 
 def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:

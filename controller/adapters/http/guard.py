@@ -23,12 +23,14 @@ MAX_DIGITS = len(str(MAX_BODY_BYTES))
 ONCE = (b"authorization", b"content-length", b"host", b"idempotency-key", b"origin")
 # Refused calls are counted, and the log tells of them at most this often.
 TELL_EVERY_S = 60.0
+LOOKING = ("GET", "HEAD")
 
 OnRefused = Callable[[Scope, str], Awaitable[None]]
 
 
 class Guard:
-    """`on_refused` is called when the holder of the view token asks for more than to look."""
+    """`on_refused` is called when the holder of the view token asks for more than to look,
+    `on_acted` before whoever asked for more gets his answer."""
 
     def __init__(
         self,
@@ -37,12 +39,14 @@ class Guard:
         view_token: str,
         host: str,
         on_refused: OnRefused,
+        on_acted: Callable[[], None],
     ) -> None:
         self._app = app
         self._control = f"Bearer {control_token}".encode()
         self._view = f"Bearer {view_token}".encode()
         self._own_hosts = own_names([host])
         self._on_refused = on_refused
+        self._on_acted = on_acted
         self._refused: Counter[str] = Counter()
         self._told_s = float("-inf")
 
@@ -51,7 +55,8 @@ class Guard:
             return
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._app(scope, _limited(receive), send)
+            looks = scope["method"] in LOOKING
+            await self._app(scope, _limited(receive), send if looks else self._telling(send))
             return
         status, code, message = refusal
         if code == "view_only":
@@ -60,6 +65,14 @@ class Guard:
             self._count(code)
         hint = "" if code == "too_large" else "llumctl status"
         await error_response(status, code, message, hint)(scope, receive, send)
+
+    def _telling(self, send: Send) -> Send:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._on_acted()
+            await send(message)
+
+        return sending
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         names = [name for name, _ in scope["headers"]]
@@ -76,7 +89,7 @@ class Guard:
         if not hmac.compare_digest(given, self._control):
             if not hmac.compare_digest(given, self._view):
                 return 403, "bad_token", "this is not the cluster's control token"
-            if scope["method"] not in ("GET", "HEAD"):
+            if scope["method"] not in LOOKING:
                 return 403, "view_only", "this token may look, not act"
         # Python reads no number of more than 4,300 digits, not even of zeros.
         length = headers.get(b"content-length", b"0").lstrip(b"0") or b"0"

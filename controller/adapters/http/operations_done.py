@@ -32,7 +32,12 @@ async def operations_done(
     limit: int,
 ) -> OperationList:
     """`since_s`: when the cluster was started, as the audit log outlives it."""
-    found = [each for each in _entries(audit.tail()) if each.time_s >= since_s][:limit]
+    found = [
+        each
+        for each in _entries(audit.tail())
+        # A call that was refused is nothing that an operator did, and there may be many.
+        if each.time_s >= since_s and not each.outcome.startswith("refused: ")
+    ][:limit]
     revision = controller.keeper.spec.revision
     judged = [
         each.model_copy(update={"why_not": await _why_not(each, controller, settings)})

@@ -19,6 +19,10 @@ from controller.runtime.controller.operations.spec_keeper import RevisionConflic
 
 log = logging.getLogger(__name__)
 
+# Whoever holds the view token may send calls that are refused, as often as he likes; each entry
+# takes the disk's time and room, and pushes an event out of the log.
+REFUSALS_EVERY_S = 600.0
+
 Deed = tuple[str, str]
 """(action, target)."""
 
@@ -37,6 +41,12 @@ class OperatorLog:
     def __init__(self, audit: AuditLog, journal: Journal) -> None:
         self._audit = audit
         self._journal = journal
+        self._last_refused = ("", "", "")
+        """(action, actor, code)."""
+        self._num_refused = 0
+        """Refused calls that no entry tells of yet."""
+        self._next_refusals: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def operation(
@@ -68,6 +78,47 @@ class OperatorLog:
         deeds = ((action, target),)
         await self._write(operation, deeds, outcome, reason)
         self._tell(operation, deeds, outcome, reason)
+
+    async def refused(self, scope: Scope, code: str) -> None:
+        """Records a call that its token does not allow: the first one now, and those that follow
+        within ten minutes in one entry at their end. Does not raise, as the call is refused in any
+        case, also if the disk is full."""
+        action = one_short_line(f"{scope['method']} {scope['path']}")
+        self._last_refused = action, actor_of(scope), code
+        self._num_refused += 1
+        if self._next_refusals is None:
+            self._wait_for_refusals()
+            await self._tell_refusals()
+
+    async def close(self) -> None:
+        """Records what was refused since the last entry."""
+        if self._next_refusals is not None:
+            self._next_refusals.cancel()
+        if self._num_refused:
+            await self._tell_refusals()
+
+    def _wait_for_refusals(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._next_refusals = loop.call_later(REFUSALS_EVERY_S, self._sum_refusals_up)
+
+    def _sum_refusals_up(self) -> None:
+        self._next_refusals = None
+        if self._num_refused:
+            self._wait_for_refusals()
+            self._telling = asyncio.get_running_loop().create_task(self._tell_refusals())
+
+    async def _tell_refusals(self) -> None:
+        num, self._num_refused = self._num_refused, 0
+        action, actor, code = self._last_refused
+        if num > 1:
+            action = f"{num} calls, the last of them {action}"
+        operation = Operation(f"op-{secrets.token_hex(4)}", actor)
+        deeds = ((action, ""),)
+        self._tell(operation, deeds, f"refused: {code}", "")
+        try:
+            await self._write(operation, deeds, f"refused: {code}", "")
+        except ApiError as error:
+            log.error("%s: a refused call is not in the audit log: %s", operation.cause_id, error)
 
     async def _write(
         self,
