@@ -524,7 +524,7 @@ async def until_quiet(bed: Bed) -> None:
 
 
 async def keys(bed: Bed) -> None:
-    """All but the health check and the metrics wants one, also what vLLM leaves open."""
+    """All but what probes and collectors ask wants one, also what vLLM leaves open."""
     async with gated(bed, keys=("sk-other", KEY)) as (_, http):
         paths = {
             getattr(route, "path", "") for route in bed.gate.app.routes if "{" not in route.path
@@ -533,7 +533,7 @@ async def keys(bed: Bed) -> None:
         for path in paths:
             for given in ("", f"Bearer {KEY}x", f"Basic {KEY}", KEY):
                 answer = await http.get(path, headers={"authorization": given} if given else {})
-                if path in ("/health", "/metrics"):
+                if path in ("/health", "/metrics", "/ready"):
                     assert answer.status_code == 200
                     assert KEY not in answer.text
                 else:

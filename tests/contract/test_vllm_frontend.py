@@ -275,7 +275,8 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     grammars = GrammarTrials(process)
     llm = PoolLLM(config, router, limits, grammars, log_stats=False)
     gate = openai_app.Gate(levels=limits.levels)
-    await openai_app.build_server(llm, args, gate, KeepAlive(9), info.supported_tasks)
+    tasks, stops = info.supported_tasks, lambda: "it stops" if gate.closed else ""
+    await openai_app.build_server(llm, args, gate, KeepAlive(9), tasks, stops)
     bed = Bed(engine, llm, gate, router, process)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:
@@ -606,7 +607,7 @@ async def unserved_paths(bed: Bed) -> None:
 
     for path in UNSERVED_PATHS:
         assert (await bed.http.post(path)).status_code == 404
-    for path in ("/health", "/v1/models", "/metrics"):
+    for path in ("/health", "/ready", "/v1/models", "/metrics"):
         assert (await bed.http.get(path)).status_code == 200
     models = (await bed.http.get("/v1/models")).json()["data"]
     assert [(m["id"], m["max_model_len"]) for m in models] == [("embedded", 512)]
@@ -618,6 +619,8 @@ async def a_closed_gate(bed: Bed) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["code"] == 503
     assert (await bed.http.get("/v1/models")).status_code == 200
+    assert (await bed.http.get("/health")).status_code == 200
+    assert (await bed.http.get("/ready")).status_code == 503
     bed.gate.closed = False
 
 

@@ -410,4 +410,13 @@ def test_down_ends_what_runs_and_what_is_held_at_its_deadline(cluster: Cluster) 
     with cluster.control() as client:
         change(client, {"scheduler.policy": "llumnix+"})
         found = [*one_on_each(cluster, client), *held(cluster, client, 2)]
-    check_cut(cluster, found, "--timeout", "2")
+
+    def probed(path: str) -> int:
+        return httpx.get(f"{cluster.url}{path}", timeout=10).status_code
+
+    assert probed("/ready") == 200
+    with ThreadPoolExecutor(1) as pool:
+        down = pool.submit(check_cut, cluster, found, "--timeout", "3")
+        wait_for(lambda: probed("/ready") == 503, "load balancers to be sent away")
+        assert probed("/health") == 200, "its requests still run"
+        down.result()

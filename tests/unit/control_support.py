@@ -181,6 +181,7 @@ class Listener:
             metrics_type="text/plain; version=0.0.4",
             log_dir=Path(self._folder.name),
         )
+        self.server._statuses.lasts_s = 0.0  # tests change the cluster behind the server's back
         self.close = self._folder.cleanup
         self.url = f"http://127.0.0.1:{self.server._socket.getsockname()[1]}"
 

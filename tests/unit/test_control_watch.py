@@ -374,7 +374,7 @@ async def test_watchers_share_one_status(both: Both, monkeypatch: pytest.MonkeyP
         return cluster_status(*args)
 
     monkeypatch.setattr("controller.adapters.http.control_server.cluster_status", counted)
-    monkeypatch.setattr("controller.adapters.http.watch.STATUS_LASTS_S", 60.0)
+    own.server._statuses.lasts_s = 60.0
 
     async def watch() -> None:
         query = "/v1/watch?events=false&status_every_s=0.05"

@@ -16,7 +16,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Scope
 
 from controller.adapters.http.abort import find_abort
 from controller.adapters.http.answers import json_answer

@@ -40,13 +40,14 @@ class LatestStatus:
 
     def __init__(self, build: Callable[[], ClusterStatus]) -> None:
         self._build = build
+        self.lasts_s = STATUS_LASTS_S
         self._latest: tuple[ClusterStatus, float] | None = None
         """With the time at which it was built."""
         self._line: bytes | None = None
 
     def now(self) -> ClusterStatus:
         now_s = time.monotonic()
-        if self._latest is None or now_s >= self._latest[1] + STATUS_LASTS_S:
+        if self._latest is None or now_s >= self._latest[1] + self.lasts_s:
             self._latest, self._line = (self._build(), now_s), None
         return self._latest[0]
 

@@ -27,7 +27,7 @@ class Directories:
         self._scheduler = scheduler
         self._send = send
         self._now_s = now_s
-        self._told: list[tuple[object, ...]] | None = None
+        self._told: tuple[object, ...] | None = None
         self._told_s = float("-inf")
 
     def present(self) -> Directory:
@@ -47,6 +47,7 @@ class Directories:
             self._epoch,
             sum(frontend.serving for frontend in self._roster.frontends()),
             self._scheduler.placement is not None,
+            any(record.schedulable(self._now_s()) for record in records.values()),
         )
 
     def tell(self) -> None:
@@ -70,13 +71,16 @@ class Directories:
         self._send(listening, directory)
 
 
-def _without_loads(directory: Directory) -> list[tuple[object, ...]]:
-    return [
-        (
-            entry.instance_id,
-            entry.incarnation,
-            entry.address,
-            entry.snapshot is not None and not entry.snapshot.draining,
-        )
-        for entry in directory.instances
-    ]
+def _without_loads(directory: Directory) -> tuple[object, ...]:
+    return (
+        directory.takes_requests,
+        *(
+            (
+                entry.instance_id,
+                entry.incarnation,
+                entry.address,
+                entry.snapshot is not None and not entry.snapshot.draining,
+            )
+            for entry in directory.instances
+        ),
+    )

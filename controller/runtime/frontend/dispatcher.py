@@ -102,6 +102,14 @@ class Dispatcher:
         for dispatch in unused:
             self._tell_unused(dispatch)
 
+    def why_not_ready(self) -> str:
+        """Why no new request would get an instance; empty if one would. While the controller is
+        silent, the last known instances take requests."""
+        is_open = any(not snapshot.draining for snapshot in self._known.snapshots())
+        if is_open and (self._heard.takes_requests or self._controller_is_silent()):
+            return ""
+        return "no instance takes new requests now"
+
     def close(self) -> None:
         if self._bypassing is not None:
             self._bypassing.cancel()

@@ -155,6 +155,10 @@ class Router:
         asked = (r for r in self.dispatcher.asked if r not in self.routes.live)
         return [*self.routes.live, *asked]
 
+    def why_not_ready(self) -> str:
+        """Why a request that came now would get no instance; empty if it would get one."""
+        return self.dispatcher.why_not_ready()
+
     def start(self) -> None:
         self._mailbox.start(self.inbox.take, self.routes.address_lost)
         self._tasks = [

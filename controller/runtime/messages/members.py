@@ -94,6 +94,8 @@ class Directory(Message, frozen=True):
     num_frontends: int = 1
     late_binding: bool = False
     """Whether requests are held for want of room."""
+    takes_requests: bool = True
+    """Whether any instance may get new requests: none may that drains, or is stalled."""
 
 
 class StatusPushed(Message, frozen=True):

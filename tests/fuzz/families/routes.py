@@ -47,6 +47,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
 ASKED = (
     "/",
     "/health",
+    "/ready",
     "/ping",
     "/metrics",
     "/version",

@@ -13,7 +13,7 @@ from controller.core.operations.leaving import LeaveReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
-from controller.runtime.controller.directories import SILENCE_S
+from controller.runtime.controller.directories import DIRECTORY_EVERY_S, SILENCE_S
 from controller.runtime.live_config import LiveConfig, SlowLimits
 from controller.runtime.messages.members import (
     Directory,
@@ -284,6 +284,29 @@ async def test_a_successor_announces_the_death_that_no_socket_noticed(
     record = bed.controller.scheduler.instances["i-0"]
     assert (record.incarnation, record.snapshot) == (2, None)
     assert record.unreported.num_requests == 0
+
+
+@virtual_time
+async def test_frontends_hear_at_once_that_no_instance_takes_requests(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+
+    async def until(takes_requests: bool, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            await bed.f0.receive(Directory, lambda told: told.takes_requests is takes_requests)
+        bed.f0.inbox.clear()
+
+    await until(True, DIRECTORY_EVERY_S)
+    for instance_id in ("i-0", "i-1"):
+        await bed.reports(instance_id, draining=True)
+    await until(False, DIRECTORY_EVERY_S / 2)
+    await bed.reports("i-1")
+    await until(True, DIRECTORY_EVERY_S / 2)
+    await asyncio.sleep(CONFIG.stall_timeout_s - 0.1)
+    await bed.joins("f-0", incarnation=bed.incarnation("f-0"))
+    await until(False, 0.1 + DIRECTORY_EVERY_S / 2)
 
 
 @virtual_time

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from controller.core.record.request_record import RequestState
@@ -432,3 +433,26 @@ async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
     assert bed.told.outputs == [emitted]
     await bed.router.close()
     assert HERE not in network.mailboxes
+
+
+@virtual_time
+async def test_it_is_ready_while_an_instance_takes_requests(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    assert "no instance" in bed.router.why_not_ready()
+    await bed.know()
+    assert bed.router.why_not_ready() == ""
+    one_drains = directory(idle_snapshot("i-0", draining=True), idle_snapshot("i-1"))
+    await bed.know(one_drains)
+    assert bed.router.why_not_ready() == ""
+    await bed.know(directory(idle_snapshot("i-0", draining=True)))
+    assert "no instance takes new requests" in bed.router.why_not_ready()
+    # Its status does not say that an instance is stalled.
+    await bed.know(msgspec.structs.replace(BOTH, takes_requests=False))
+    assert "no instance takes new requests" in bed.router.why_not_ready()
+    await asyncio.sleep(CONTROLLER_SILENCE_S + 0.1)
+    assert bed.router.why_not_ready() == "", "decides alone, by what is known"
+    await bed.know()
+    for instance_id in ("i-0", "i-1"):
+        bed.say(InstanceLost(instance_id, 1))
+    await settle()
+    assert "no instance takes new requests" in bed.router.why_not_ready()

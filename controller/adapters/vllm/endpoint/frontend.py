@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.checks.token_ids import max_token_ids
-from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
@@ -145,7 +145,12 @@ class OpenAIFrontend:
         self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
         self._keep_alive = KeepAlive(max_kept_connections())
         self._server = await openai_app.build_server(
-            self._llm, args, self._gate, self._keep_alive, info.supported_tasks
+            self._llm,
+            args,
+            self._gate,
+            self._keep_alive,
+            info.supported_tasks,
+            self._why_not_ready,
         )
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))
@@ -154,6 +159,9 @@ class OpenAIFrontend:
         if serving.done():
             await serving  # raises what kept it from starting
         return serving
+
+    def _why_not_ready(self) -> str:
+        return STOPPING if self._gate.closed else self.router.why_not_ready()
 
     def _on_failed(self, request_id: str, why: str) -> None:
         self._fail(request_id, why, HTTPStatus.SERVICE_UNAVAILABLE)

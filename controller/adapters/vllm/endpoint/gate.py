@@ -30,7 +30,8 @@ from controller.api.hosts import own_names
 log = logging.getLogger(__name__)
 
 # Load balancers and metrics collectors have no key, and these paths tell no secrets.
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/ready"})
+STOPPING = "the cluster is stopping"
 # These paths take texts longer than the model's context: 8 MB kept the event loop for 5 s, and
 # 1 MB, answered with each token's string, 0.13 s.
 TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
@@ -143,7 +144,7 @@ class Gate:
     def _check_open(self) -> None:
         if self.closed:
             raise RefusedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the cluster is stopping; send it to another one"
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{STOPPING}; send it to another one"
             )
 
     def _check_place(self) -> None:

@@ -9,7 +9,7 @@ reasoning/abs_reasoning_parsers.py `ReasoningParserManager`; envs.py `is_set`.
 """
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,8 +33,8 @@ from controller.adapters.vllm.endpoint.anthropic_errors import tell_errors
 from controller.adapters.vllm.endpoint.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.endpoint.fail_fast import make_models_fail_fast
 from controller.adapters.vllm.endpoint.gate import Gate
-from controller.adapters.vllm.endpoint.model_route import add_model_route
 from controller.adapters.vllm.endpoint.outermost import around, within, without_outermost
+from controller.adapters.vllm.endpoint.own_routes import add_model_route, add_ready_route
 from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
 from controller.adapters.vllm.endpoint.refusal_log import shorten_refusals
 from controller.adapters.vllm.engine.arguments import typed
@@ -99,8 +99,14 @@ def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) 
 
 
 async def build_server(
-    llm: PoolLLM, args: Namespace, gate: Gate, keep_alive: KeepAlive, tasks: tuple[str, ...]
+    llm: PoolLLM,
+    args: Namespace,
+    gate: Gate,
+    keep_alive: KeepAlive,
+    tasks: tuple[str, ...],
+    why_not_ready: Callable[[], str],
 ) -> NoSignalServer:
+    """`why_not_ready`: empty while new requests are taken."""
     make_models_fail_fast()
     shorten_refusals()
     app = build_app(without_outermost(args), tasks, llm.model_config)
@@ -108,6 +114,7 @@ async def build_server(
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
     ]
     add_model_route(app)
+    add_ready_route(app, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
     tell_errors(app.state.anthropic_serving_messages)
     leave_out_cut_calls(app.state.anthropic_serving_messages)
