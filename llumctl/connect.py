@@ -69,8 +69,13 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
         return ControlClient(cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT)
     state = running(cluster)
     from controller.api.client import ControlClient
+    from controller.api.connection import UNREACHABLE_HINT
+    from controller.api.state import run_state
 
-    return ControlClient(state.control_url, state.control_token, timeout_s)
+    hint = UNREACHABLE_HINT
+    if run_state.is_being_changed(cluster):
+        hint = "llumctl wait --for=ready      as an llumctl up or down is at work"
+    return ControlClient(state.control_url, state.control_token, timeout_s, unreachable_hint=hint)
 
 
 def check(cluster: str) -> None:
@@ -90,6 +95,8 @@ def running(cluster: str) -> "RunState":
         )
     state = run_state.load(cluster)
     if state is None:
+        if run_state.is_being_changed(cluster):
+            raise NotRunningError(f"cluster {cluster} is being started", "llumctl wait --for=ready")
         from controller.api.state.last_stop import last_stop
 
         stop = last_stop(cluster)

@@ -71,8 +71,8 @@ def _log(error: Exception) -> Path | None:
     """Appends the traceback to a private file, which starts anew when it has grown large."""
     from controller.api.state import run_state
 
-    path = run_state.state_root() / "errors.log"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, LlumctlError):
+        path = run_state.state_root() / "errors.log"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:

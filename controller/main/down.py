@@ -26,7 +26,7 @@ from controller.api.state.run_state import RunState
 from controller.api.wire.models import StopRequest
 from controller.main.machine import ray_logs, temp_folder
 from controller.main.machine.processes import end, same_process, sweep
-from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE
+from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE, own_environment
 from controller.main.plan import FILE as PLAN_FILE
 
 POLL_S = 0.1
@@ -187,7 +187,7 @@ def _kill_actors(state: RunState) -> None:
     """Raises LlumctlError."""
     log_file = Path(state.log_dir) / "down.log"
     command = [sys.executable, "-P", "-m", "controller.main.machine.kill_actors"]
-    environment = {k: v for k, v in os.environ.items() if k != NONCE_VARIABLE}
+    environment = {k: v for k, v in own_environment().items() if k != NONCE_VARIABLE}
     with log_file.open("ab") as log:
         try:
             done = subprocess.run(

@@ -14,6 +14,7 @@ from typing import Any
 from controller.api.errors import UsageError
 from controller.api.state import plain_file
 from controller.api.state.run_state import CLUSTER_NAME
+from controller.api.state.user_folders import user_folder
 from llumctl.config import toml_lines
 
 MAX_BYTES = 1 << 20
@@ -44,9 +45,7 @@ class ConfigFile:
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    home = Path(environ.get("XDG_CONFIG_HOME") or "")
-    base = home if home.is_absolute() else Path.home() / ".config"
-    return base / "llumctl" / "config.toml"
+    return user_folder("XDG_CONFIG_HOME", ".config", environ) / "llumctl" / "config.toml"
 
 
 def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFile | None:

@@ -133,3 +133,44 @@ def test_shell_completion(tmp_path: Path) -> None:
         )
         assert done.stdout.split() == [expected]
         assert done.stderr == ""
+
+
+def test_a_stranger_named_like_a_package_of_ours_is_not_imported(tmp_path: Path) -> None:
+    for name in ("controller", "tui"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the other {name}')\n")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("llumctl"), "status", "--cluster", "none"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        3,
+        "error: cluster none is not running",
+    )
+
+
+def test_a_user_without_a_home_is_told_so() -> None:
+    script = (
+        "import os, pwd, sys\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "from llumctl.app import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    names = ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "LLUMCTL_CONFIG")
+    for words in (["status"], ["doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={k: v for k, v in os.environ.items() if k not in names},
+        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == [
+            f"error: there is no home folder: HOME is not set, and uid {os.getuid()} has no entry"
+            " in the password file",
+            "try:   HOME=<a folder of yours> llumctl ...",
+        ]

@@ -460,6 +460,17 @@ def test_refused_connection(capsys: Captured) -> None:
     assert err.endswith("try:   llumctl down      then      llumctl up\n")
 
 
+def test_a_cluster_that_an_up_is_starting_is_not_to_be_stopped(capsys: Captured) -> None:
+    wait = "try:   llumctl wait --for=ready"
+    with socket.socket() as bound, run_state.lock("default"):
+        assert run(["status"]) == 3
+        assert capsys.readouterr().err == f"error: cluster default is being started\n{wait}\n"
+        bound.bind(("127.0.0.1", 0))
+        remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
+        assert run(["status"]) == 3
+    assert f"{wait}      as an llumctl up or down" in capsys.readouterr().err
+
+
 def test_hung_controller(capsys: Captured) -> None:
     with controller(cluster(), hangs=True) as url:
         remember(url)

@@ -398,6 +398,19 @@ def test_a_head_that_failed_is_quoted(tmp_path: Path) -> None:
     assert "h:1 could not be" in head_failure(tmp_path, "h:1").message
 
 
+def test_a_limit_of_ray_s_own_is_told_with_its_cure(tmp_path: Path) -> None:
+    (tmp_path / "head.log").write_text("Exception: The current node timed out during startup.")
+    hint = head_failure(tmp_path, "").hint
+    assert hint == f"llumctl up --timeout 1200      or      less {tmp_path / 'head.log'}"
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LlumctlError, match="embedded model cannot be made in") as caught:
+        preflight.resolve_model("embedded", tmp_path / "file" / "llumctl")
+    assert caught.value.hint == "XDG_CACHE_HOME=<a folder of yours> llumctl up"
+
+
 @pytest.mark.process
 def test_preflight_needs_neither_torch_nor_ray_nor_vllm() -> None:
     probe = (

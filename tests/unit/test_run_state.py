@@ -187,3 +187,11 @@ def test_a_folder_that_cannot_be_made_is_told(
     assert run_state.load("c1") is None
     with pytest.raises(LlumctlError, match="cannot use the state folder"):
         run_state.save(STATE)
+
+
+def test_whether_an_up_or_down_is_at_work() -> None:
+    assert not run_state.is_being_changed("c1")
+    with run_state.lock("c1"):
+        assert run_state.is_being_changed("c1")
+        assert not run_state.is_being_changed("c2")
+    assert not run_state.is_being_changed("c1")

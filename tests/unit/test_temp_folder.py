@@ -55,6 +55,17 @@ def test_ray_s_sockets_find_room_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert temp_folder.remove(str(folder), NONCE) == ""
 
 
+def test_ray_gets_no_folder_whose_name_it_cannot_send(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "fürs").mkdir()
+    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "fürs"))
+    folder = temp_folder.make(NONCE)
+    assert folder.parent == Path("/tmp")
+    assert temp_folder.remove(str(folder), NONCE) == ""
+
+
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(base / "none"))
     with pytest.raises(LlumctlError, match=r"cannot make a temporary folder in .*/none"):

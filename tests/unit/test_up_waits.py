@@ -12,7 +12,7 @@ import pytest
 from controller.adapters.ray.starts import Starts
 from controller.api.errors import LlumctlError, TimedOutError
 from controller.api.state.run_state import RunState
-from controller.api.wire.models import InstanceState
+from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.main.machine import ray_logs
 from controller.main.machine.temp_folder import RAY
 from controller.main.start import up
@@ -39,13 +39,22 @@ def test_words_become_rarer() -> None:
 
 
 def test_what_is_waited_for(tmp_path: Path) -> None:
-    assert awaited(None, tmp_path, "n") == "Ray"
+    def what(status: ClusterStatus | None = None) -> str:
+        return awaited(status, tmp_path, "n", str(tmp_path))
+
+    assert what() == "Ray"
+    logs = ray_logs.session_logs(str(tmp_path))
+    logs.mkdir(parents=True)
+    (logs / "gcs_server.out").write_text("")
+    assert what() == "Ray, whose head comes up"
+    (logs / "raylet.out").write_text("")
+    assert what() == "Ray, whose node joins its head and starts the controller's process"
     (tmp_path / "controller.log").write_text("")
-    assert awaited(None, tmp_path, "n") == "the controller"
+    assert what() == "the controller"
     note(tmp_path, 1)
-    assert awaited(None, tmp_path, "n") == f"the controller (its last start failed: {WHY})"
+    assert what() == f"the controller (its last start failed: {WHY})"
     starting = instance("i-1", InstanceState.STARTING, detail="loading the model")
-    assert awaited(cluster(instance(), starting), tmp_path, "n") == "i-1 (loading the model)"
+    assert what(cluster(instance(), starting)) == "i-1 (loading the model)"
 
 
 @pytest.fixture

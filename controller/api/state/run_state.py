@@ -18,6 +18,7 @@ from typing import Any, Self, get_origin
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.state import plain_file, private_file
+from controller.api.state.user_folders import user_folder
 from controller.api.version import upgrade_command
 
 SCHEMA_VERSION = 1
@@ -97,9 +98,7 @@ _WAY_OUT = "llumctl down      (stops what it finds of it, keeps the file)"
 
 def state_root() -> Path:
     """The folder of all clusters' folders. A relative $XDG_STATE_HOME does not count."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or "")
-    base = home if home.is_absolute() else Path.home() / ".local" / "state"
-    return base / "llumctl"
+    return user_folder("XDG_STATE_HOME", ".local/state") / "llumctl"
 
 
 def state_path(cluster: str) -> Path:
@@ -199,6 +198,19 @@ def lock(cluster: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_being_changed(cluster: str) -> bool:
+    """Whether an `up` or `down` of the cluster is at work. Looks at the kernel's list of locks: to
+    try the lock would refuse an `up` that comes at that moment."""
+    with contextlib.suppress(OSError):
+        found = (state_path(cluster) / _LOCK).stat()
+        ours = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        return any(
+            "FLOCK" in line and ours in line.split()
+            for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        )
+    return False
 
 
 def _private_dir(path: Path) -> None:

@@ -161,7 +161,7 @@ def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
     """A folder or a Hugging Face id that vLLM will find, and the model's config.json. The
     embedded model is made first."""
     if model == EMBEDDED_MODEL:
-        folder = ensure(cache_dir)
+        folder = _embedded_model(cache_dir)
         return str(folder), folder / "config.json"
     path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
     if path.exists() or model.startswith((".", "/", "~")):
@@ -173,6 +173,16 @@ def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
             )
         return str(path.resolve()), path.resolve() / "config.json"
     return model, _config_from_hub(model)
+
+
+def _embedded_model(cache_dir: Path) -> Path:
+    try:
+        return ensure(cache_dir)
+    except OSError as error:
+        raise LlumctlError(
+            f"the embedded model cannot be made in {cache_dir}: {error.strerror or error}",
+            "XDG_CACHE_HOME=<a folder of yours> llumctl up",
+        ) from error
 
 
 def _config_from_hub(model: str) -> Path:

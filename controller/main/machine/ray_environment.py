@@ -1,6 +1,9 @@
-"""The head process's environment, which Ray and every process of the cluster inherit."""
+"""The environment of whatever we start: of the head process, from which Ray and every process of
+the cluster inherit it, and of the processes beside a cluster (`profile`, `doctor`, `down`)."""
 
+import math
 import os
+import pwd
 import secrets
 from pathlib import Path
 
@@ -14,6 +17,37 @@ used them: after an hour of fuzzing an instance had ten such arenas, full of hol
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
 """For how many seconds the processes of our own Ray live on without its head, which is a minute by
 default. All that it is needed for is to start and end others; `status` says that it is gone."""
+NOT_INHERITED = frozenset(
+    {
+        # ray.init would join that Ray instead of starting one.
+        "RAY_ADDRESS",
+        # vLLM and Ray import modules that warn, and rely on asserts and docstrings.
+        "PYTHONOPTIMIZE",
+        "PYTHONWARNINGS",
+        # With this an interpreter waits for input instead of ending.
+        "PYTHONINSPECT",
+        # The user's own metrics would be mixed with the cluster's, and a second cluster's too.
+        "PROMETHEUS_MULTIPROC_DIR",
+        "prometheus_multiproc_dir",
+    }
+)
+"""Variables of the user's shell that would change what our processes are."""
+START_LIMITS_S = (
+    "RAY_raylet_start_wait_time_s",
+    "RAY_gcs_server_port_wait_time_s",
+    "RAY_gcs_rpc_server_connect_timeout_s",
+    "RAY_py_gcs_connect_timeout_s",
+)
+START_LIMITS_MS = (
+    "RAY_raylet_client_connect_timeout_milliseconds",
+    "RAY_agent_register_timeout_ms",
+)
+"""How long the parts of Ray wait for each other when a node starts. By default it is 30 s for most,
+which a busy machine exceeds though every part makes progress. For how long Ray waits for a worker
+is not among them (docs/reliability.md, a start that hangs)."""
+MAX_LIMIT_S = 86_400
+"""In milliseconds it still fits into 32 bits, as Ray has it."""
+OUR_PACKAGES = ("controller", "llumctl", "tui")
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -35,21 +69,59 @@ def make_token(authentication: dict[str, str]) -> None:
         file.write(secrets.token_hex(16))
 
 
+def own_environment() -> dict[str, str]:
+    """The user's environment without what would change our processes. Ray and torch ask for a name
+    of the user, whom a container may run without an entry in the password file."""
+    found = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = _without_strangers(found["PYTHONPATH"])
+    if not _has_name() and not {"LOGNAME", "USER"} & found.keys():
+        found["USER"] = f"uid-{os.getuid()}"
+    return found
+
+
+def _without_strangers(python_path: str) -> str:
+    """PYTHONPATH without folders in which a module of somebody else has the name of a package of
+    ours: it would be imported in its place."""
+    root = Path(__file__).parents[3]
+    kept = []
+    for folder in python_path.split(os.pathsep):
+        path = Path(folder or ".")
+        is_strange = any(
+            (path / name / "__init__.py").is_file() or (path / f"{name}.py").is_file()
+            for name in OUR_PACKAGES
+        )
+        if not is_strange or path.resolve() == root:
+            kept.append(folder)
+    return os.pathsep.join(kept)
+
+
+def _has_name() -> bool:
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return True
+
+
 def head_environment(
-    nonce: str, authentication: dict[str, str], *, loopback: bool
+    nonce: str, authentication: dict[str, str], *, loopback: bool, start_timeout_s: float
 ) -> dict[str, str]:
-    """All of the head's environment, without RAY_ADDRESS, by which ray.init would join that Ray
-    instead of starting one.
+    """All of the head's environment.
 
     `loopback`: our own Ray listens on no other address. Ray has no setting for that, but this
     variable says that no machine will join, and then it takes 127.0.0.1 for its node's address
     (ray 2.60, _private/services.py `get_node_ip_address`), which its servers bind alone.
+
+    `start_timeout_s`: how long `up` waits. Ray gives up no sooner, unless the user says so.
     """
-    user = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    limit_s = min(max(60, math.ceil(start_timeout_s)), MAX_LIMIT_S)
     return (
         MEMORY
         | PATIENT
-        | user
+        | dict.fromkeys(START_LIMITS_S, str(limit_s))
+        | dict.fromkeys(START_LIMITS_MS, str(limit_s * 1000))
+        | own_environment()
         | authentication
         | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if loopback else {})
         | {

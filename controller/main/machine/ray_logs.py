@@ -14,12 +14,17 @@ MAX_FILE_BYTES = 256 << 10
 """The end of each file is kept; the copy of a longer file begins with an ellipsis."""
 
 
+def session_logs(temp_dir: str) -> Path:
+    """Ray's own folder of logs, while the cluster's temporary folder exists."""
+    return Path(temp_dir) / RAY / "session_latest" / "logs"
+
+
 def keep(temp_dir: str, log_dir: Path) -> None:
     """Copies the files to a folder among the cluster's logs, in the place of those kept before.
     Files that cannot be read or written are left out."""
     target = log_dir / FOLDER
     with contextlib.suppress(OSError):
-        files = _regular_files(Path(temp_dir) / RAY / "session_latest" / "logs")
+        files = _regular_files(session_logs(temp_dir))
         if not files:
             return
         target.mkdir(mode=0o700, parents=True, exist_ok=True)

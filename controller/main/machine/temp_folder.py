@@ -28,10 +28,10 @@ MAX_MARKER_BYTES = 256
 
 def make(nonce: str) -> Path:
     """Makes a folder of mode 0700 below the user's temporary folder, or below /tmp if that folder's
-    path is too long for Ray's sockets."""
+    path is too long for Ray's sockets, or has letters that Ray cannot send: only ASCII passes."""
     base = tempfile.gettempdir()
     name_bytes = len(f"/{PREFIX}") + NUM_RANDOM_BYTES + len(f"/{RAY}")
-    if len(os.fsencode(base)) + name_bytes > MAX_RAY_BYTES:
+    if len(os.fsencode(base)) + name_bytes > MAX_RAY_BYTES or not base.isascii():
         base = "/tmp"
     try:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))

@@ -30,7 +30,7 @@ from controller.main.doctor.doctor import visible_gpus
 from controller.main.machine.cache import cache_dir
 from controller.main.machine.interrupts import no_interrupts, sigterm_interrupts
 from controller.main.machine.processes import sweep
-from controller.main.machine.ray_environment import NONCE_VARIABLE
+from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile import profile_file
 from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
 from controller.main.profile.fit import DegenerateError, StepConstants, fit
@@ -202,7 +202,7 @@ def _measured(task: Task, num_threads: int, model: str, report: Report) -> Measu
 def _engine_process(task: Task, num_threads: int, log: Path) -> Iterator[IO[bytes]]:
     """Its messages. When the block is left, no process of it is."""
     nonce = secrets.token_hex(8)
-    environment = os.environ | {NONCE_VARIABLE: nonce, "OMP_NUM_THREADS": str(num_threads)}
+    environment = own_environment() | {NONCE_VARIABLE: nonce, "OMP_NUM_THREADS": str(num_threads)}
     ours, theirs = os.pipe()
     process: subprocess.Popen[bytes] | None = None
     with os.fdopen(ours, "rb") as messages:

@@ -1,5 +1,6 @@
 """Explains to the operator why a cluster did not start."""
 
+import math
 import re
 from pathlib import Path
 
@@ -19,6 +20,8 @@ KNOWN_CAUSES = (
     ("memory", "llumctl up -n 1      or      --engine-arg max_model_len=..."),
     ("address already in use", "llumctl up --port ..."),
 )
+TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+LONG_START_S = 1200
 # pydantic adds the value in Python's words and a link to vLLM's sentence.
 PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
 
@@ -58,4 +61,12 @@ def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = lines[-1][:300] if lines else "it said nothing"
     what = f"Ray at {ray_address}" if ray_address else "Ray"
-    return LlumctlError(f"{what} could not be started or joined: {why}", f"less {log}")
+    hint = f"less {log}"
+    if TIMED_OUT.search(why):
+        hint = f"{retry_command()}      or      {hint}"
+    return LlumctlError(f"{what} could not be started or joined: {why}", hint)
+
+
+def retry_command(waited_s: float = 0.0) -> str:
+    """Ray waits for its parts no shorter than `up` does."""
+    return f"llumctl up --timeout {max(LONG_START_S, 2 * math.ceil(waited_s))}"

@@ -44,8 +44,13 @@ from controller.main.start import emulation
 from controller.main.start.arguments_taken import are_taken
 from controller.main.start.frontends import default_frontends, num_cores
 from controller.main.start.recovery import state_of
-from controller.main.start.start_errors import explain_failure, head_failure, refuse_given_up
-from controller.main.start.waiting import Patience, awaited
+from controller.main.start.start_errors import (
+    explain_failure,
+    head_failure,
+    refuse_given_up,
+    retry_command,
+)
+from controller.main.start.waiting import Patience, awaited, load
 
 Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
@@ -67,7 +72,8 @@ def run(
     """Starts a cluster, and stays unless `detach`. Detached, it returns when vLLM has accepted the
     arguments, or with `wait` when everything serves. If it is interrupted or fails, it leaves
     nothing behind."""
-    deadline_s = time.monotonic() + (timeout_s or settings.cluster.start_timeout_s)
+    timeout_s = timeout_s or settings.cluster.start_timeout_s
+    deadline_s = time.monotonic() + timeout_s
     with sigterm_interrupts():
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
@@ -78,7 +84,7 @@ def run(
                 run_state.save(state)
                 if not address:
                     make_token(state.ray_environment)
-                head, state = _start_head(plan, state)
+                head, state = _start_head(plan, state, timeout_s)
                 until_ready = wait or not detach
                 status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
             except BaseException as error:
@@ -168,7 +174,9 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
     return settings.cluster.frontends or default_frontends(num_cores(), spare_bytes)
 
 
-def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
+def _start_head(
+    plan: ClusterPlan, state: RunState, timeout_s: float
+) -> tuple[subprocess.Popen[bytes], RunState]:
     """Starts the head in its own session, and adds its pid to the run state. The ports of the
     endpoint and the control API are bound before anything else, and the head keeps them."""
     settings = plan.settings
@@ -176,12 +184,18 @@ def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[by
         preflight.hold_endpoint(settings.endpoint) as endpoint,
         preflight.hold_control(settings.control) as control,
     ):
-        return _start_head_with(plan, state, (endpoint.fileno(), control.fileno()))
+        return _start_head_with(plan, state, (endpoint.fileno(), control.fileno()), timeout_s)
 
 
 def _start_head_with(
-    plan: ClusterPlan, state: RunState, sockets: tuple[int, int]
+    plan: ClusterPlan, state: RunState, sockets: tuple[int, int], timeout_s: float
 ) -> tuple[subprocess.Popen[bytes], RunState]:
+    environment = head_environment(
+        plan.nonce,
+        state.ray_environment,
+        loopback=_on_loopback(plan),
+        start_timeout_s=timeout_s,
+    )
     # A run that was never stopped may have left its spec.
     (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)
     plan_file = Path(plan.state_dir) / PLAN_FILE
@@ -201,7 +215,7 @@ def _start_head_with(
             [*HEAD_COMMAND, *map(str, sockets), str(plan_file)],
             pass_fds=sockets,
             cwd=plan.state_dir,
-            env=head_environment(plan.nonce, state.ray_environment, loopback=_on_loopback(plan)),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -230,7 +244,8 @@ def _watch_start(
     what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
     progress(f"starting {plan.num_instances} instances of {what}; logs: {plan.log_dir}")
     log_dir, awaits = Path(plan.log_dir), "Ray"
-    patience = Patience(time.monotonic())
+    began_s = time.monotonic()
+    patience = Patience(began_s)
     with ControlClient(state.control_url, state.control_token) as client:
         while time.monotonic() < deadline_s:
             if head.poll() is not None:
@@ -244,13 +259,16 @@ def _watch_start(
                     return status
             else:
                 refuse_given_up(log_dir, plan.namespace)
-            awaits = awaited(status, log_dir, plan.namespace)
+            awaits = awaited(status, log_dir, plan.namespace, plan.temp_dir)
             if word := patience.word(time.monotonic(), awaits):
                 progress(word)
             time.sleep(POLL_S)
+    waited_s = time.monotonic() - began_s
+    busy = load()
     raise TimedOutError(
-        f"cluster {state.cluster} was not ready in time: it waited for {awaits}",
-        f"see the logs in {plan.log_dir}",
+        f"cluster {state.cluster} was not ready after {waited_s:.0f} s: it waited for {awaits}"
+        + (f", with {busy}" if busy else ""),
+        f"{retry_command(waited_s)}      or see the logs in {plan.log_dir}",
     )
 
 

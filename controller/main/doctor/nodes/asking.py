@@ -18,6 +18,7 @@ from controller.main.doctor.nodes.checks import Wanted, node_checks
 from controller.main.doctor.nodes.facts import Questions, RayFacts, Versions
 from controller.main.doctor.resources import instance_bytes, num_instances
 from controller.main.machine.cache import cache_dir
+from controller.main.machine.ray_environment import own_environment
 from controller.main.start import emulation
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.nodes.gather")
@@ -32,13 +33,12 @@ def ask(settings: Settings) -> list[Check]:
 
 
 def facts_of(address: str, questions: Questions) -> RayFacts:
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     try:
         done = subprocess.run(
             [*COMMAND, address, questions.model_dump_json()],
             # Ray puts this folder first in the sys.path of its workers.
             cwd="/",
-            env=environment | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONSAFEPATH": "1"},
+            env=own_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
