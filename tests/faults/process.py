@@ -194,8 +194,8 @@ def _report(service: Llumlet, number: int, counts: dict[str, Any]) -> None:
         **counts,
         requests=sorted(serving.requests),
         moves=instance_moves.num_moves,
-        states=sorted(str(move.machine.state) for move in instance_moves._outgoing.values()),
-        remembered=len(instance_moves._outgoing) + len(instance_moves._incoming),
+        states=sorted(str(move.machine.state) for move in instance_moves.outgoing.values()),
+        remembered=len(instance_moves.outgoing) + len(instance_moves.incoming),
     )
 
 

@@ -3,7 +3,10 @@
     announced   a source says that the destination may own the request soon, in hop + 1
     moved       the destination says that it owns the request; its tokens in hop + 1 say the same
     fence       the source got no answer and wants the request back in hop + 2: granted unless the
-                frontend has heard of hop + 1, which counts for nothing from then on
+                frontend has heard of hop + 1, which counts for nothing from then on, or of a later
+                one. In each epoch only the first instance heard of counts: if a source that was
+                taken for dead is granted the hop in which the request has moved on meanwhile, the
+                client still reads one of both
     lost        an instance died. If it owned the request and a move was announced, the
                 destination is asked whether COMMIT reached it; else the request is lost. It is
                 lost too if a source says that it gave the request to a destination that died.
@@ -99,6 +102,8 @@ class Ownership(Generic[T]):
     ) -> list[Delivery[T]] | None:
         """Tokens came; returns what to deliver now, in order. None: these tokens count for nothing,
         and so will all that this sender says in this epoch. Mutates."""
+        if epoch == self.order.epoch and sender.key != self.owner.key:
+            return None
         if epoch <= self.order.epoch:
             return self.order.offer(epoch, first_index, num_tokens, item)
         if sender.key in self._dead:
@@ -109,11 +114,13 @@ class Ownership(Generic[T]):
 
     def fence(self, owner: InstanceRef, fenced: Epoch) -> bool | None:
         """The source wants the request back in the epoch `fenced`. True: granted, or that attempt
-        is over; False: the destination owns it; None: the source was taken for dead and gets
-        nothing. Mutates."""
-        if self.order.epoch >= fenced:
+        is over; False: the destination owns it, or an instance to which it went from there; None:
+        the source was taken for dead and gets nothing. Mutates."""
+        epoch = self.order.epoch
+        asked_again = epoch == fenced and owner.key == self.owner.key
+        if epoch.attempt > fenced.attempt or asked_again:
             return True
-        if self.order.epoch == (fenced.attempt, fenced.hop - 1):
+        if epoch >= (fenced.attempt, fenced.hop - 1):
             return False
         if owner.key in self._dead:
             return None

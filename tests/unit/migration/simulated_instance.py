@@ -5,10 +5,10 @@ order, and messages may come in between.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination_terms as dst
@@ -16,7 +16,9 @@ from controller.core.migration import source_terms as src
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.destination_terms import DestinationState
 from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
+from controller.core.migration.move_table import MoveTable
 from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
+from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceMove
 from controller.core.migration.source_terms import SourceState
 from controller.core.migration.stages import blocks_to_reserve, is_last
@@ -213,10 +215,10 @@ class Incoming:
         self.receiving = ""
         self.state: State | None = None
 
-    def begin(self, message: MoveMessage, *, refused: bool) -> None:
+    def begin(self, message: MoveMessage, refusal: MoveRefusal | None) -> None:
         instructions = self.machine.start(message)
-        if refused:
-            self.handle(dst.NotReserved("moving"))
+        if refusal is not None:
+            self.handle(dst.NotReserved(refusal))
         else:
             self._carry_out(instructions)
 
@@ -314,27 +316,20 @@ class Incoming:
         self.here.network.send(self.here.ref, self.source, envelope)
 
 
-Move = TypeVar("Move", Outgoing, Incoming)
+class Instance(MoveTable[Outgoing, Incoming]):
+    """What may begin or arrive, and who is asked about what, the real table of moves decides."""
 
-
-def _tick(moves: dict[str, Move], now_s: float) -> None:
-    for migration_id, move in list(moves.items()):
-        move.tick()
-        if move.machine.forgettable(now_s):
-            del moves[migration_id]
-
-
-class Instance:
-    def __init__(self, ref: InstanceRef, engine: SimulatedEngine, network: Network) -> None:
-        self.ref, self.engine, self.network = ref, engine, network
+    def __init__(
+        self, ref: InstanceRef, engine: SimulatedEngine, network: Network, max_moves: int
+    ) -> None:
         self.live: dict[str, Live] = {}
+        super().__init__(self.live, max_moves)
+        self.ref, self.engine, self.network = ref, engine, network
         self.finished: dict[str, Live] = {}
         self.entering: dict[str, Add] = {}
         """Replays, until nothing of an earlier attempt is left here."""
         self.entered: dict[str, Add] = {}
         """Replays that the engine takes between two steps."""
-        self.outgoing: dict[str, Outgoing] = {}
-        self.incoming: dict[str, Incoming] = {}
         self._work: deque[tuple[Callable[[], Any], Callable[[Any], None] | None]] = deque()
         self._done: deque[Callable[[], None]] = deque()
 
@@ -343,7 +338,7 @@ class Instance:
         return self.network.now_s
 
     @property
-    def quiet(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing is here, and nothing is remembered."""
         engine = self.engine
         held = (
@@ -354,7 +349,7 @@ class Instance:
             or self.entering
             or self.entered
         )
-        return not (held or self.outgoing or self.incoming or self._work or self._done)
+        return self.quiet and not (held or self._work or self._done)
 
     @property
     def has_work(self) -> bool:
@@ -393,12 +388,7 @@ class Instance:
         for request_id, add in list(self.entering.items()):
             if not self.is_arriving(request_id):
                 self._enter(add)
-        _tick(self.outgoing, self.now_s)
-        _tick(self.incoming, self.now_s)
-
-    def is_arriving(self, request_id: str) -> bool:
-        moves = self.incoming.values()
-        return any(m.request_id == request_id and not m.machine.over for m in moves)
+        self.tick_moves(self.now_s, lambda move: move.tick())
 
     def _enter(self, add: Add) -> None:
         del self.entering[add.request_id]
@@ -428,15 +418,12 @@ class Instance:
         )
         if output.finished:
             self.finished[output.request_id] = self.live.pop(output.request_id)
-            for move in self._live_of(output.request_id):
+            if move := self.under_way(output.request_id):
                 move.handle(src.RequestEnded("finished"))
 
     def _on_evicted(self, request_id: str) -> None:
-        for move in self._live_of(request_id):
-            if move.machine.state not in (SourceState.SUSPENDED, *src.IN_DOUBT):
-                move.handle(src.RequestEvicted())
-            elif move.taken_out:
-                raise Violation(f"{request_id} was evicted while it was suspended")
+        if move := self.under_way(request_id):
+            move.handle(src.RequestEvicted())
 
     def tell_frontend(self, body: Any) -> None:
         self.network.send(self.ref, FRONTEND, body)
@@ -446,24 +433,27 @@ class Instance:
 
     # -- moves ---------------------------------------------------------------------------
 
-    def can_move(self, request_id: str) -> bool:
-        return request_id in self.live and not self._moving(request_id)
+    def begin_move(
+        self, migration_id: str, request_id: str, to: InstanceRef
+    ) -> Outgoing | MoveRefusal:
+        move = self.leave(
+            request_id, lambda: Outgoing(self, migration_id, self.live[request_id], to)
+        )
+        if isinstance(move, Outgoing):
+            move.begin()
+        return move
 
-    def begin_move(self, migration_id: str, request_id: str, to: InstanceRef) -> None:
-        move = Outgoing(self, migration_id, self.live[request_id], to)
-        self.outgoing[migration_id] = move
-        move.begin()
-
-    def cancel_moves(self) -> None:
-        for move in list(self.outgoing.values()):
-            move.handle(src.MoveCancelled("drain_cancelled"))
+    def cancel_moves(self, migration_ids: Sequence[str]) -> None:
+        for migration_id in migration_ids:
+            self.outgoing[migration_id].handle(src.MoveCancelled("cancelled"))
 
     def change_rank(self, request_id: str, rank: int) -> None:
         """Said to whoever the request's frontend takes for its owner."""
-        moves = self._live_of(request_id) or self._last_of(request_id)
-        for move in moves:
+        if request_id not in self.live:
+            return
+        if move := self.under_way(request_id):
             move.handle(src.PriorityChanged(rank))
-        if not moves and request_id in self.live:
+        else:
             self.set_rank(request_id, rank)
 
     def peer_died(self, key: tuple[str, int]) -> None:
@@ -495,28 +485,11 @@ class Instance:
             del self.live[request_id]
         if live is not None or entered is not None:
             self.between_steps(lambda: self.engine.abort(request_id))
-        for move in self._live_of(request_id) or self._last_of(request_id, epoch):
+        if move := self.under_way(request_id) or self.last_away(request_id, epoch):
             move.handle(src.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):
             if arriving.request_id == request_id:
                 arriving.handle(dst.ClientLeft())
-
-    def _moving(self, request_id: str) -> bool:
-        arriving = any(
-            move.request_id == request_id and not move.machine.is_final
-            for move in self.incoming.values()
-        )
-        return arriving or bool(self._live_of(request_id))
-
-    def _live_of(self, request_id: str) -> list[Outgoing]:
-        moves = self.outgoing.values()
-        return [m for m in moves if m.request_id == request_id and not m.machine.over]
-
-    def _last_of(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> list[Outgoing]:
-        if request_id in self.live:
-            return []
-        gone = [m for m in self.outgoing.values() if m.request_id == request_id]
-        return [m for m in gone if m.epoch >= epoch][-1:]
 
     # -- messages ------------------------------------------------------------------------
 
@@ -538,29 +511,19 @@ class Instance:
                 self._source_said(envelope)
             case MoveEnvelope() as envelope:
                 self._destination_said(envelope)
-            case FenceAnswered(request_id=request_id, epoch=(attempt, hop), fenced=fenced):
-                for move in self._live_of(request_id):
-                    fencing = move.machine.state is SourceState.FENCING
-                    if fencing and (move.attempt, move.machine.hop + 2) == (attempt, hop):
-                        move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
+            case FenceAnswered(request_id=request_id, epoch=epoch, fenced=fenced):
+                if move := self.fencing(request_id, epoch):
+                    move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
             case OwnerAsked() as asked_for:
                 self._owner_asked(asked_for)
 
     def _unread(self, request_id: str, epoch: Epoch) -> None:
         """What another may have by now, or has, is left alone."""
         live = self.live.get(request_id)
-        if live is None or live.epoch != epoch or self._handed_on(request_id, epoch):
+        if live is None or live.epoch != epoch or self.handed_on(request_id, epoch):
             return
         self.end(request_id)
         self.tell_frontend(LostThere(request_id, epoch))
-
-    def _handed_on(self, request_id: str, epoch: Epoch) -> bool:
-        return any(
-            move.request_id == request_id
-            and move.epoch >= epoch
-            and move.machine.state in (SourceState.MIGRATED, *src.IN_DOUBT)
-            for move in self.outgoing.values()
-        )
 
     def _send_again(self, missing: Missing) -> None:
         live = self.live.get(missing.request_id) or self.finished.get(missing.request_id)
@@ -576,9 +539,8 @@ class Instance:
         if known is not None:
             known.receive(envelope)
         elif verb is Verb.PRE_ALLOC and envelope.arriving is not None:
-            refused = envelope.request_id in self.live or self._moving(envelope.request_id)
-            move = self.incoming[envelope.migration_id] = Incoming(self, envelope)
-            move.begin(envelope.message, refused=refused)
+            move = Incoming(self, envelope)
+            move.begin(envelope.message, self.arrive(move))
         elif verb is not Verb.ACKNOWLEDGED:
             answers = {
                 Verb.ABORT: Verb.ABORTED,
@@ -609,10 +571,9 @@ class Instance:
         self.network.send(self.ref, to, reply)
 
     def _owner_asked(self, asked: OwnerAsked) -> None:
-        for arriving in reversed(self.incoming.values()):
-            if (arriving.request_id, arriving.epoch) == (asked.request_id, asked.epoch):
-                arriving.handle(dst.OwnerAsked())
-                return
+        if arriving := self.asked_about(asked.request_id, asked.epoch):
+            arriving.handle(dst.OwnerAsked())
+            return
         live = self.live.get(asked.request_id)
         same = live is not None and live.epoch.attempt == asked.epoch.attempt
         if live is not None and same and live.epoch >= asked.epoch:

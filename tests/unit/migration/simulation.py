@@ -19,6 +19,7 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
+from controller.core.migration.refusals import MoveRefusal
 from tests.unit.migration.simulated_engine import Asked, SimulatedEngine, blocks_for
 from tests.unit.migration.simulated_frontend import Frontend
 from tests.unit.migration.simulated_instance import Instance, Violation
@@ -68,6 +69,9 @@ class Simulation:
         self._cut: dict[tuple[str, str], float] = {}
         self._unread_since_s: dict[tuple[tuple[str, int], str], float] = {}
         """By incarnation and request."""
+        self._gone: list[InstanceRef] = []
+        """Incarnations that died."""
+        self._fenced: set[InstanceRef] = set()
         self._healed = False
         self.num_lost = 0
         """Instances that died, or seemed to."""
@@ -92,8 +96,8 @@ class Simulation:
                 return
             if rng.random() < self.doubling:
                 self._put(sender, receiver, body, in_order=False)
-            if body.message.verb in (Verb.COMMIT, Verb.COMMITTED) and rng.random() < 0.06:
-                self._bad_luck(sender.instance_id, receiver.instance_id)
+            if body.message.verb in (Verb.COMMIT, Verb.COMMITTED) and rng.random() < 0.15:
+                self._bad_luck(sender.instance_id, receiver.instance_id, body)
         self._put(sender, receiver, body, in_order=self.in_order or not between)
 
     def copy(self, copy: Copy) -> None:
@@ -158,6 +162,8 @@ class Simulation:
             self.at(rng.uniform(0, FAULTS_S / 2), self._submit, f"r{number}", number)
         for _ in range(rng.randint(4, 14)):
             self.at(rng.uniform(0.5, FAULTS_S), self._order_move)
+        for _ in range(_how_many(rng, 4.0)):
+            self.at(rng.uniform(0.5, FAULTS_S), self._make_room_somewhere)
         faults = (
             (self._crash_one, 0.5),
             (self._pause_one, 1.0),
@@ -168,6 +174,7 @@ class Simulation:
             (self._change_rank, 1.0),
             (self._cancel_moves, 0.5),
             (self._false_alarm, 0.5),
+            (self._fence_one, 0.3),
         )
         for fault, mean in faults:
             for _ in range(_how_many(rng, mean)):
@@ -193,28 +200,61 @@ class Simulation:
         self.frontend.submit(asked, to)
 
     def _order_move(self) -> None:
-        rng = self.rng
+        """By hand, or for relief: one request of any instance."""
         movable = [
             (host.instance, request_id)
             for host in self.hosts.values()
             if host.instance is not None and not host.paused
             for request_id in sorted(host.instance.live)
-            if host.instance.can_move(request_id)
         ]
-        if not movable or len(self._alive()) < 2:
-            return
-        instance, request_id = rng.choice(movable)
-        to = rng.choice([ref for ref in self._alive() if ref != instance.ref])
-        self._num_moves += 1
-        self.note("move", request_id, instance.ref.key, to.key)
-        instance.begin_move(f"m{self._num_moves}", request_id, to)
-        self._check(instance)
+        if movable:
+            instance, request_id = self.rng.choice(movable)
+            self._begin_move(instance, request_id)
 
-    def _bad_luck(self, a: str, b: str) -> None:
+    def _make_room_somewhere(self) -> None:
+        self._make_room(self.rng.choice(INSTANCE_IDS))
+
+    def _make_room(self, instance_id: str, first: str = "", from_there: str = "") -> None:
+        """Some requests leave together, or none: the plan of a room order. `first` is among them,
+        but does not go back `from_there`."""
+        host = self.hosts[instance_id]
+        if host.instance is None or host.paused:
+            return
+        here, plan = host.instance, list[str]()
+        live = sorted(here.live)
+        leaving = self.rng.sample(live, min(len(live), self.rng.randint(1, 3)))
+        if first in live:
+            leaving = [first, *(each for each in leaving if each != first)]
+        for request_id in leaving:
+            not_to = from_there if request_id == first else ""
+            if (migration_id := self._begin_move(here, request_id, not_to)) is None:
+                here.cancel_moves(plan)
+                return
+            plan.append(migration_id)
+
+    def _begin_move(self, here: Instance, request_id: str, not_to: str = "") -> str | None:
+        """Whatever wants a move goes this way, without a look of its own at what may move. Now
+        and then the source has not heard yet that the destination is gone."""
+        to = [instance.ref for instance in self._instances() if instance is not here]
+        if self._gone and self.rng.random() < 0.05:
+            to = [ref for ref in self._gone if ref.instance_id != here.ref.instance_id]
+        to = [ref for ref in to if ref.instance_id != not_to]
+        if not to:
+            return None
+        destination = self.rng.choice(to)
+        self._num_moves += 1
+        migration_id = f"m{self._num_moves}"
+        begun = here.begin_move(migration_id, request_id, destination)
+        refusal = begun if isinstance(begun, MoveRefusal) else ""
+        self.note("move", request_id, here.ref.key, destination.key, str(refusal))
+        self._check(here)
+        return None if refusal else migration_id
+
+    def _bad_luck(self, a: str, b: str, move: MoveEnvelope) -> None:
         """Something goes wrong just when who owns a request is in doubt."""
         rng = self.rng
         seconds = rng.choice([1.0, 3.0, 8.0])
-        match rng.randrange(6):
+        match rng.randrange(9):
             case 0:
                 self.after(rng.uniform(0, 1), self._crash, rng.choice((a, b)))
             case 1:
@@ -223,6 +263,16 @@ class Simulation:
                 self._cut[a, b] = self._cut[b, a] = self.now_s + seconds
             case 3:
                 self._stalled_until[a, b] = self.now_s + seconds
+            case 6 | 7 | 8:  # it has arrived, hardly anybody knows, and it is in another one's way
+                source, there = move.source.instance_id, move.destination.instance_id
+                self._stalled_until[there, source] = self.now_s + 8.0
+                if rng.random() < 0.7:
+                    self._stalled_until[there, FRONTEND.instance_id] = self.now_s + 8.0
+                if rng.random() < 0.3:
+                    self.after(rng.uniform(0.1, 2.0), self._fence, source)
+                for _ in range(3):
+                    delay_s = rng.uniform(0.1, 3.0)
+                    self.after(delay_s, self._make_room, there, move.request_id, source)
             case doubt:
                 slow = rng.choice((a, b))
                 self._stalled_until[slow, FRONTEND.instance_id] = self.now_s + seconds
@@ -234,21 +284,25 @@ class Simulation:
     def _crash_one(self) -> None:
         self._crash(self.rng.choice(INSTANCE_IDS))
 
-    def _crash(self, instance_id: str) -> None:
+    def _crash(self, instance_id: str, healed_too: bool = False) -> None:
         host = self.hosts[instance_id]
-        if host.instance is None or self._healed:
+        if host.instance is None or (self._healed and not healed_too):
             return
         dead, host.instance = host.instance, None
+        self._gone.append(dead.ref)
         self.num_lost += 1
         self.note("crash", dead.ref.key)
         host.inbox.clear()
         host.paused = False
         if self.rng.random() < 0.5:
             self._lost |= {(dead.ref.key, to) for to in (*INSTANCE_IDS, FRONTEND.instance_id)}
-        for instance_id in INSTANCE_IDS:
-            self.after(self.rng.uniform(0.05, 3.0), self._peer_died, instance_id, dead.ref)
-        self.after(self.rng.uniform(0.05, 3.0), self.frontend.instance_died, dead.ref.key)
+        self._tell_dead(dead.ref)
         self.after(self.rng.uniform(0.5, 5.0), self._start_again, dead.ref.instance_id)
+
+    def _tell_dead(self, dead: InstanceRef) -> None:
+        for instance_id in INSTANCE_IDS:
+            self.after(self.rng.uniform(0.05, 3.0), self._peer_died, instance_id, dead)
+        self.after(self.rng.uniform(0.05, 3.0), self.frontend.instance_died, dead.key)
 
     def _start_again(self, instance_id: str) -> None:
         host = self.hosts[instance_id]
@@ -275,6 +329,26 @@ class Simulation:
             self.num_lost += 1
             self.note("false alarm", host.instance.ref.key)
             self.frontend.connection_lost(host.instance.ref.key)
+
+    def _fence_one(self) -> None:
+        self._fence(self.rng.choice(INSTANCE_IDS))
+
+    def _fence(self, instance_id: str) -> None:
+        """The cluster counts an instance as dead that goes on for a while, until its process is
+        ended too."""
+        host = self.hosts[instance_id]
+        if host.instance is None or self._healed:
+            return
+        fenced = host.instance.ref
+        self.num_lost += 1
+        self.note("fenced", fenced.key)
+        self._fenced.add(fenced)
+        self._tell_dead(fenced)
+        self.after(self.rng.uniform(0.05, 4.0), self._end_fenced, fenced)
+
+    def _end_fenced(self, fenced: InstanceRef) -> None:
+        if not self._is_dead(fenced):
+            self._crash(fenced.instance_id, healed_too=True)
 
     def _pause_one(self) -> None:
         self._pause(self.rng.choice(INSTANCE_IDS))
@@ -330,7 +404,7 @@ class Simulation:
     def _cancel_moves(self) -> None:
         host = self.hosts[self.rng.choice(INSTANCE_IDS)]
         if host.instance is not None and not host.paused:
-            host.instance.cancel_moves()
+            host.instance.cancel_moves(list(host.instance.outgoing))
 
     def _heal(self) -> None:
         self._healed = True
@@ -470,13 +544,15 @@ class Simulation:
         instance.check()
 
     def check_owners(self) -> None:
-        """At most one instance decodes in the epoch that the frontend reads."""
+        """At most one instance decodes in the epoch that the frontend reads, but for those that
+        the cluster has fenced, whose processes are about to be ended."""
         for request_id, route in self.frontend.routes.items():
             epoch = route.ownership.order.epoch
             owners = [
                 instance.ref.key
                 for instance in self._instances()
                 if request_id in instance.live
+                and instance.ref not in self._fenced
                 and instance.live[request_id].epoch == epoch
                 and request_id in instance.engine.requests
                 and instance.engine.requests[request_id].place != "suspended"
@@ -513,7 +589,7 @@ class Simulation:
             if outcomes == ["error"] and not self.num_lost:
                 raise Violation(f"{request_id} failed, though no instance was lost")
         for instance in self._instances():
-            if not instance.quiet:
+            if not instance.is_empty:
                 raise Violation(f"something is left on {instance.ref.key}: {leftovers(instance)}")
             if instance.engine.num_free != instance.engine.num_blocks:
                 raise Violation(f"blocks leaked on {instance.ref.key}")
@@ -529,7 +605,8 @@ class Simulation:
         self._num_engines += 1
         num_blocks = self.rng.choice([blocks_for(72), 24, 40])
         ref = InstanceRef(instance_id, incarnation, instance_id)
-        return Instance(ref, SimulatedEngine(self._num_engines, num_blocks), self)
+        max_moves = self.rng.choice([1, 2, 4, 8])
+        return Instance(ref, SimulatedEngine(self._num_engines, num_blocks), self, max_moves)
 
     def _instances(self) -> list[Instance]:
         return [host.instance for host in self.hosts.values() if host.instance is not None]

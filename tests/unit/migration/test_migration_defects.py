@@ -6,9 +6,10 @@ simulation must find each of them, and find nothing without them.
     bytes that did not come made the destination forget a move, but not free its blocks
     a queued request whose COMMIT failed was put back among the running ones
 
-And one of our own:
+And of our own:
 
     an instance decoded to its end what no frontend read
+    a request moved on, to make room, before its source knew that it had arrived
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from tests.unit.migration.simulation import HistoryError, run_seed
 
 pytestmark = pytest.mark.long
 
-MAX_SEEDS = 300
+MAX_SEEDS = 1000
 PutBack = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -70,6 +71,13 @@ def _unread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Instance, "_unread", lambda *_said: None)
 
 
+def _moves_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_moving(instance: Instance, request_id: str) -> bool:
+        return instance.under_way(request_id) is not None
+
+    monkeypatch.setattr(Instance, "_is_moving", is_moving)
+
+
 DEFECTS: dict[str, tuple[PutBack, str]] = {
     "commit_timeout_resumes_at_once": (
         _resumes_without_asking,
@@ -88,6 +96,7 @@ DEFECTS: dict[str, tuple[PutBack, str]] = {
         "runs without blocks",
     ),
     "unread_goes_on": (_unread_goes_on, "nobody reads it"),
+    "moves_on_at_once": (_moves_on_at_once, "tokens of two owners are mixed|has two owners"),
 }
 
 

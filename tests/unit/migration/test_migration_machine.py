@@ -24,7 +24,7 @@ from tests.unit.migration.simulation import leftovers
 IDS = ("a", "b", "c")
 INSTANCES = st.sampled_from(IDS)
 NUM_BLOCKS = 24
-MAX_REQUESTS, MAX_DISTURBED, MAX_DEATHS = 5, 4, 2
+MAX_REQUESTS, MAX_DISTURBED, MAX_DEATHS, MAX_MOVES = 5, 4, 2, 3
 Delivery = tuple[InstanceRef, InstanceRef, Any]
 
 
@@ -108,7 +108,7 @@ class MigrationMachine(RuleBasedStateMachine):
         self.num_engines += 1
         ref = InstanceRef(instance_id, incarnation, instance_id)
         engine = SimulatedEngine(self.num_engines, NUM_BLOCKS)
-        self.instances[instance_id] = Instance(ref, engine, self.wires)
+        self.instances[instance_id] = Instance(ref, engine, self.wires, MAX_MOVES)
 
     # -- requests and moves ----------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class MigrationMachine(RuleBasedStateMachine):
             (where, request_id)
             for where, instance in self.instances.items()
             for request_id in sorted(instance.live)
-            if where not in self.inboxes and instance.can_move(request_id)
+            if where not in self.inboxes
         ]
 
     @precondition(lambda self: self.frontend.routes and self.num_disturbed < MAX_DISTURBED)
@@ -169,7 +169,7 @@ class MigrationMachine(RuleBasedStateMachine):
             case "evict":
                 instance.evict_one()
             case "cancel":
-                self._there(owner, instance.cancel_moves)
+                self._there(owner, lambda: instance.cancel_moves(list(instance.outgoing)))
 
     # -- instances -----------------------------------------------------------------------
 

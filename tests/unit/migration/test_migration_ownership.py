@@ -42,6 +42,28 @@ def test_a_fence_is_granted_once_and_again_and_not_to_one_whose_destination_was_
     assert ownership.owner == B
 
 
+@pytest.mark.parametrize("heard_last", [C, A])
+def test_a_source_does_not_get_back_what_has_moved_on_meanwhile(heard_last: InstanceRef) -> None:
+    """To C in the hop that the source A asks for, or further on, and back to A."""
+    ownership = _ownership()
+    assert ownership.moved(B, Epoch(0, 1), 0)
+    assert ownership.moved(C, Epoch(0, 2), 0)
+    if heard_last == A:
+        assert ownership.moved(A, Epoch(0, 3), 0)
+    assert ownership.fence(A, Epoch(0, 2)) is False
+    assert ownership.owner == heard_last
+
+
+def test_in_one_epoch_the_tokens_of_one_instance_count() -> None:
+    """B moved it on to C in the hop in which A, which was taken for dead, got it back."""
+    ownership = _ownership()
+    assert ownership.fence(A, Epoch(0, 2))
+    assert ownership.offer(C, Epoch(0, 2), 0, 1, "of C") is None
+    assert ownership.offer(A, Epoch(0, 2), 0, 1, "of A") == [("of A", 0)]
+    assert ownership.lost(*A.key) is Loss.REQUEST
+    assert ownership.offer(A, Epoch(0, 2), 1, 1, "late") == [("late", 0)]
+
+
 @pytest.mark.parametrize("asked_first", [False, True])
 def test_both_dead_is_lost(asked_first: bool) -> None:
     ownership = _ownership()

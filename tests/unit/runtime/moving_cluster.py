@@ -214,11 +214,11 @@ class MovingCluster:
         return await self.answer(self.order(*args, **options))
 
     def source_state(self, move_id: str, instance_id: str = "i-0") -> SourceState | None:
-        move = self.instances[instance_id].serving.instance_moves._outgoing.get(move_id)
+        move = self.instances[instance_id].serving.instance_moves.outgoing.get(move_id)
         return move.machine.state if move else None
 
     def destination_state(self, move_id: str, instance_id: str = "i-1") -> DestinationState | None:
-        move = self.instances[instance_id].serving.instance_moves._incoming.get(move_id)
+        move = self.instances[instance_id].serving.instance_moves.incoming.get(move_id)
         return move.machine.state if move else None
 
     # -- ends ----------------------------------------------------------------------------

@@ -103,11 +103,12 @@ class Bed:
         last: bool = False,
         epoch: tuple[int, int] = (0, 0),
         r: str = "r",
+        sender: InstanceRef = I0,
     ) -> list[Delivery[FakeOutput]]:
         finish_reason = "length" if last else None
         item = OutputItem(r, *epoch, first_index, len(tokens), finish_reason)
         output = FakeOutput(r, tokens, last)
-        return self.router.accept(OutputsEmitted(I0, (item,)), [output])
+        return self.router.accept(OutputsEmitted(sender, (item,)), [output])
 
 
 def new_tokens(deliveries: list[Delivery[FakeOutput]]) -> list[int]:

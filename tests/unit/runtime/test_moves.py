@@ -76,7 +76,7 @@ async def test_a_defect_in_one_move_leaves_the_others_their_end(
     defective, other = moving.order(), moving.order(request_id="s")
     for move_id in (defective, other):
         await moving.until(lambda m=move_id: moving.source_state(m) == "copying")
-    machine = moving.a.llumlet.serving.instance_moves._outgoing[defective].machine
+    machine = moving.a.llumlet.serving.instance_moves.outgoing[defective].machine
 
     tick = type(machine).tick
 
@@ -229,7 +229,7 @@ async def compiling(moving: MovingCluster) -> tuple[str, Future[None]]:
     move_id = moving.order()
 
     def waits() -> bool:
-        move = moving.a.llumlet.serving.instance_moves._outgoing.get(move_id)
+        move = moving.a.llumlet.serving.instance_moves.outgoing.get(move_id)
         machine = move.machine if move else None
         return machine is not None and (machine.state, machine.stage) == ("pre_allocating", 1)
 
@@ -256,7 +256,7 @@ async def test_a_grammar_that_takes_too_long_there_leaves_the_request_where_it_i
     moving: MovingCluster,
 ) -> None:
     move_id, compile_ = await compiling(moving)
-    source = moving.a.llumlet.serving.instance_moves._outgoing[move_id].machine
+    source = moving.a.llumlet.serving.instance_moves.outgoing[move_id].machine
     for _ in range(int(DEFAULT_TIMING.reserve_timeout_s)):
         moving.clock.now_s += 1.0
         await moving.until(lambda: source.over or source._clock.working_s == moving.clock.now_s)
@@ -709,9 +709,9 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster, code: 
     moves.draining = bool(code)
     move_id = moving.order()
     assert (await moving.answer(move_id)).code == code
-    over = moves._incoming[move_id]
+    over = moves.incoming[move_id]
     assert [*over._frames, *over._outputs, *over._state, *over._kept] == []
-    gone = moving.a.llumlet.serving.instance_moves._outgoing[move_id]
+    gone = moving.a.llumlet.serving.instance_moves.outgoing[move_id]
     assert [*gone._live.frames, *gone._live.kept, *gone._outputs, *gone._encoded] == []
     assert gone._suspended is None
     await moving.finishes()

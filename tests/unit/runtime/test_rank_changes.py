@@ -209,7 +209,7 @@ async def test_what_the_source_passes_on_late_is_older_than_the_frontend_s_word(
     await change(-1)
     await has_rank(moving, "i-1", -1)
     moving.network.release()
-    machine = moving.a.llumlet.serving.instance_moves._outgoing[phase.move_id].machine
+    machine = moving.a.llumlet.serving.instance_moves.outgoing[phase.move_id].machine
     await moving.until(lambda: not machine._unanswered)
     await moving.at_boundary(moving.b, lambda engine: None)
     assert moving.b.engine.moves.rank("r") == -1

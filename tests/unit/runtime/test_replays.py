@@ -90,7 +90,7 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNe
     assert add == AddRequest("r", HERE, 1, 9, 5.0, attempt=1, num_output_tokens=3)
     assert payload == [b"x", output_tokens.encode(T[:3])]
     assert bed.accept(3, T[3:4]) == [], "of the old attempt"
-    assert new_tokens(bed.accept(3, T[3:5], epoch=(1, 0), last=True)) == T[3:5]
+    assert new_tokens(bed.accept(3, T[3:5], epoch=(1, 0), last=True, sender=I1)) == T[3:5]
     assert bed.told.failed == []
     assert bed.router.replays.num_tokens_kept == 0
     events = {event.kind: event for event in history(bed)}
@@ -116,7 +116,7 @@ async def test_one_without_outputs_is_sent_as_it_came(network: FakeNetwork) -> N
     await lose(bed)
     add, payload = await dispatch(bed, "i-1")
     assert (add.attempt, add.num_output_tokens, payload) == (1, 0, [b"x"])
-    assert new_tokens(bed.accept(0, T[:1], epoch=(1, 0), last=True)) == T[:1]
+    assert new_tokens(bed.accept(0, T[:1], epoch=(1, 0), last=True, sender=I1)) == T[:1]
     (replayed,) = [e for e in history(bed) if e.kind is EventKind.REPLAYED]
     assert replayed.numbers["downtime_s"] is None
 
@@ -295,7 +295,7 @@ async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
     bed.say(RequestMoved("r", I1, 1, 3), bed.instances["i-1"])
     assert await bed.controller.receive(DispatchWithdrawn)
     await settle()
-    assert new_tokens(bed.accept(3, T[3:4], epoch=(0, 1), last=True)) == T[3:4]
+    assert new_tokens(bed.accept(3, T[3:4], epoch=(0, 1), last=True, sender=I1)) == T[3:4]
     record = bed.book.find("r")
     assert record is not None
     assert (record.num_replays, record.instance_id) == (0, "i-1")
@@ -318,7 +318,7 @@ async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
     assert await old.receive(FenceAnswered) == FenceAnswered("r", 2, fenced=True)
     assert (await old.receive(OutputsUnread)).items == (("r", 0, 2),)
     assert old.received(AbortRequests) == [], "which would end a new attempt there too"
-    assert new_tokens(bed.accept(3, T[3:4], epoch=(1, 0))) == T[3:4]
+    assert new_tokens(bed.accept(3, T[3:4], epoch=(1, 0), sender=I1)) == T[3:4]
     assert bed.told.failed == []
 
 
@@ -329,7 +329,7 @@ async def test_tokens_that_were_lost_on_their_way_are_computed_again(network: Fa
     add, _ = await dispatch(bed, "i-1")
     assert add.num_output_tokens == 3
     assert await bed.instances["i-0"].receive(AbortRequests)
-    assert new_tokens(bed.accept(3, T[3:7], epoch=(1, 0), last=True)) == T[3:7]
+    assert new_tokens(bed.accept(3, T[3:7], epoch=(1, 0), last=True, sender=I1)) == T[3:7]
 
 
 @virtual_time

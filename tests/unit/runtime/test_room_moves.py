@@ -39,6 +39,7 @@ def order(
     config: ReschedulingConfig = CONFIG,
     rank: int = 0,
     request_id: str = HELD,
+    source_id: str = "i-0",
     **spare_blocks: int,
 ) -> None:
     """`spare_blocks` by instance, `i_1` for i-1."""
@@ -47,7 +48,7 @@ def order(
         for name, blocks in spare_blocks.items()
     )
     moving.controller.send(
-        "i-0",
+        source_id,
         RoomOrdered(
             "round-x-1",
             request_id,
@@ -60,14 +61,16 @@ def order(
     )
 
 
-async def looked(moving: MovingCluster) -> None:
+async def looked(moving: MovingCluster, source_id: str = "i-0") -> None:
     """The order before this call has been looked at."""
+    source = moving.instances[source_id]
 
     def nothing(_engine: Engine) -> None: ...
 
-    moving.controller.send("i-0", MoveLimitsSet(moving.a.serving.instance_moves.max_moves, None))
+    limit = MoveLimitsSet(source.serving.instance_moves.max_moves, None)
+    moving.controller.send(source_id, limit)
     for _ in range(3):
-        await moving.at_boundary(moving.a, nothing)
+        await moving.at_boundary(source, nothing)
 
 
 def under_way(moving: MovingCluster) -> dict[str, str]:
@@ -157,6 +160,32 @@ async def test_what_is_on_its_way_counts_as_gone(moving: MovingCluster) -> None:
     assert under_way(moving) == {"r1": "i-1", "r0": "i-1"}
     moving.network.release()
     await moving.until(lambda: len(moving.controller.records) == 2)
+
+
+async def test_one_that_has_come_stays_until_its_source_has_let_go_of_it(
+    moving: MovingCluster,
+) -> None:
+    """In the hop after this one its source may have it back: two instances would decode in it."""
+    await moving.stream("r")
+    moving.network.drops = lambda m: (
+        isinstance(m, MoveEnvelope) and m.message.verb is Verb.COMMITTED
+    )
+    move_id = moving.order(request_id="r")
+    await moving.until(lambda: moving.destination_state(move_id) == "committed")
+    order(moving, 1, source_id="i-1", i_2=60)
+    await looked(moving, "i-1")
+    here = moving.b.serving.instance_moves
+    assert here.in_flight() == ()
+    await moving.until(lambda: told(moving))
+    assert told(moving)[0].labels["code"] == "no_plan"
+    moving.network.drops = lambda envelope: False
+    moving.clock.now_s += 0.5
+    await moving.answer(move_id)
+    await moving.until(lambda: here.refusal("r") is None)
+    order(moving, 1, source_id="i-1", i_2=60)
+    await moving.until(lambda: moving.controller.records)
+    assert moving.controller.records[0].destination_id == "i-2"
+    await moving.finishes("r")
 
 
 async def test_higher_ranks_stay(moving: MovingCluster) -> None:

@@ -14,6 +14,7 @@ from controller.core.holding.room_moves import PLAN_FAILED
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
+from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source_terms import MoveCancelled, SourceState
 from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate
@@ -36,7 +37,7 @@ class _Sent:
     destination: InstanceRef
     reason: str
     then: Callable[[MoveRecord], None]
-    move: OutgoingMove | None = None
+    move: OutgoingMove | None
     """None once it is over, as a move holds the request's prompt."""
     reserved_s: float | None = None
     closed_s: float | None = None
@@ -80,14 +81,16 @@ class ChosenMoves:
         reason: str,
         figures: Mapping[str, Number],
         then: Callable[[MoveRecord], None],
-    ) -> str:
-        """Returns the migration's id; `then` gets its record when it is over."""
+    ) -> OutgoingMove | MoveRefusal:
+        """Begins a move, or returns why it may not begin; `then` gets its record when it is
+        over."""
         self._forget_old()
         migration_id = f"m-{self._host.me.instance_id}-{self._epoch}-{next(self._numbers)}"
-        sent = self._sent[migration_id] = _Sent(chosen, destination, reason, then)
         order = MoveOrder(migration_id, chosen.request_id, destination, reason)
-        sent.move = self._moves.begin(order, self._on_closed, figures)
-        return migration_id
+        move = self._moves.begin(order, self._on_closed, figures)
+        if not isinstance(move, MoveRefusal):
+            self._sent[migration_id] = _Sent(chosen, destination, reason, then, move)
+        return move
 
     def cancel(self, migration_ids: Iterable[str], code: str) -> None:
         """A request whose COMMIT is sent leaves all the same."""
@@ -121,6 +124,7 @@ class ChosenMoves:
             if at_s > now_s - FAILED_AGAIN_S
         }
         leaving = {move.request_id for move in self._moves.in_flight()}
+        moving = self._moves.moving_ids()
         known = []
         for candidate in seen:
             live = requests.get(candidate.request_id)
@@ -128,13 +132,13 @@ class ChosenMoves:
                 # A request that has ended since is still counted in the snapshot, as if it left.
                 known.append(replace(candidate, outgoing=True))
                 continue
-            moves, failed = live.past_instances.ages(now_s), self._failed.get(candidate.request_id)
-            if moves or failed is not None:
-                candidate = replace(
-                    candidate,
-                    refusal=candidate.refusal or (failed and failed[0]),
-                    moves=moves,
-                )
+            moves, refusal = live.past_instances.ages(now_s), candidate.refusal
+            if candidate.request_id in moving:  # its source has not let go of it yet
+                refusal = MoveRefusal.MOVING
+            elif not refusal and (failed := self._failed.get(candidate.request_id)):
+                refusal, _ = failed
+            if moves or refusal != candidate.refusal:
+                candidate = replace(candidate, refusal=refusal, moves=moves)
             known.append(candidate)
         return known
 

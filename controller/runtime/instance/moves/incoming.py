@@ -284,7 +284,7 @@ class IncomingMove:
         )
         live.kept.extend(self._kept)
         newer = self._host.requests.get(self.request_id)
-        if newer is None or newer.attempt < live.attempt:  # else it ended this attempt
+        if newer is None or newer.epoch < live.epoch:  # else it ended this attempt
             self._host.requests[self.request_id] = live
         self.handle(destination.CommitApplied())
 

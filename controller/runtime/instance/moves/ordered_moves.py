@@ -31,17 +31,19 @@ class OrderedMoves:
 
     def asked(self, asked: MoveAsked) -> None:
         order = asked.order
+        if not asked.dry_run:
+            begun = self._moves.begin(order, partial(self._on_closed, asked.query_id))
+            if isinstance(begun, MoveRefusal):
+                self._answer(MoveAnswered(asked.query_id, begun))
+            return
         refusal = self._moves.refusal(order.request_id)
         # A move by hand would wait for its turn.
-        waits = asked.dry_run and refusal is MoveRefusal.TOO_MANY_MOVES
-        if refusal is not None and not waits:
+        if refusal is not None and refusal is not MoveRefusal.TOO_MANY_MOVES:
             self._answer(MoveAnswered(asked.query_id, refusal))
-        elif asked.dry_run:
-            self._host.between_steps(
-                partial(self._plan, order.request_id), partial(self._on_planned, asked)
-            )
-        else:
-            self._moves.begin(order, partial(self._on_closed, asked.query_id))
+            return
+        self._host.between_steps(
+            partial(self._plan, order.request_id), partial(self._on_planned, asked)
+        )
 
     def refusals_asked(self, asked: MoveRefusalAsked) -> None:
         def refusals(engine: Engine) -> tuple[tuple[str, str], ...]:

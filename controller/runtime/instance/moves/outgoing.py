@@ -60,6 +60,7 @@ class OutgoingMove:
         decision: Mapping[str, Number],
     ) -> None:
         self.order = order
+        self.migration_id, self.request_id = order.migration_id, order.request_id
         self._on_closed = on_closed
         self._decision = decision
         self._host = host
@@ -149,7 +150,7 @@ class OutgoingMove:
                 host.between_steps(self._resume)
             case source.Release():
                 live = host.requests.get(order.request_id)
-                if live is not None and live.attempt == self._attempt:
+                if live is self._live:  # else a later attempt came in
                     del host.requests[order.request_id]
                 host.between_steps(lambda engine: engine.moves.release(order.request_id))
                 host.push_status()

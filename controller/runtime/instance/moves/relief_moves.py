@@ -140,9 +140,7 @@ class ReliefMoves:
             if chosen is None:
                 self._tell_fruitless(decision, self._order, snapshot)
                 return
-            refusal = self._moves.refusal(chosen.request_id)
-            if refusal is None:
-                self._begin(chosen, decision, self._order)
+            refusal = self._begin(chosen, decision, self._order)
             now = replace(chosen, outgoing=refusal is None, refusal=refusal)
             candidates = [now if each is chosen else each for each in candidates]
 
@@ -169,10 +167,15 @@ class ReliefMoves:
 
     # -- moves ---------------------------------------------------------------------------
 
-    def _begin(self, chosen: Candidate, decision: Decision, order: Relief) -> None:
+    def _begin(self, chosen: Candidate, decision: Decision, order: Relief) -> MoveRefusal | None:
         figures = {**decision.numbers, **_considered(order)}
-        self._chosen.begin(chosen, order.destination, decision.reason, figures, self._on_closed)
+        begun = self._chosen.begin(
+            chosen, order.destination, decision.reason, figures, self._on_closed
+        )
+        if isinstance(begun, MoveRefusal):
+            return begun
         self._nothing_came_of_it = False
+        return None
 
     def _on_closed(self, record: MoveRecord) -> None:
         if record.outcome == SourceState.MIGRATED:

@@ -17,6 +17,7 @@ from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_pla
 from controller.core.holding.room_plan import Leaving
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
+from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
@@ -35,7 +36,9 @@ NUM_TOLD = 64
 @dataclass(slots=True)
 class _Plan:
     order: RoomOrdered
+    num_moves: int
     migration_ids: list[str] = field(default_factory=list)
+    """Of the moves that began."""
     failed: bool = False
 
 
@@ -116,7 +119,7 @@ class RoomMoves:
     def _begin(self, order: RoomOrdered, leaving: Sequence[Leaving], lacking_blocks: int) -> None:
         destinations = {each.destination.instance_id: each.destination for each in order.openings}
         reason = HelpReason.ROOM if order.request_id else HelpReason.BEFORE_EVICTION
-        plan = _Plan(order)
+        plan = _Plan(order, len(leaving))
         for each in leaving:
             figures: dict[str, Number] = {
                 "lacking_blocks": lacking_blocks,
@@ -124,22 +127,29 @@ class RoomMoves:
                 "request_blocks": each.candidate.num_blocks,
                 "freed_blocks": each.candidate.num_freed_blocks,
             }
-            migration_id = self._chosen.begin(
+            begun = self._chosen.begin(
                 each.candidate,
                 destinations[each.destination_id],
                 reason,
                 figures,
                 partial(self._on_closed, plan),
             )
-            plan.migration_ids.append(migration_id)
+            if isinstance(begun, MoveRefusal):
+                self._give_up(plan, begun, each.destination_id)
+                return
+            plan.migration_ids.append(begun.migration_id)
 
     def _on_closed(self, plan: _Plan, record: MoveRecord) -> None:
-        if record.outcome == SourceState.MIGRATED or plan.failed or not ends_plan(record.code):
-            return
+        if record.outcome != SourceState.MIGRATED and not plan.failed and ends_plan(record.code):
+            self._give_up(plan, record.code, record.destination_id, record.migration_id)
+
+    def _give_up(
+        self, plan: _Plan, code: str, destination_id: str, failed_id: str | None = None
+    ) -> None:
         plan.failed = True
-        others = (id_ for id_ in plan.migration_ids if id_ != record.migration_id)
+        others = [id_ for id_ in plan.migration_ids if id_ != failed_id]
         self._chosen.cancel(others, PLAN_FAILED)
-        self._tell(plan.order, record.code, 0, len(plan.migration_ids), record.destination_id)
+        self._tell(plan.order, code, 0, plan.num_moves, destination_id)
 
     # -- words ---------------------------------------------------------------------------
 

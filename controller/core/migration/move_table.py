@@ -1,0 +1,195 @@
+"""All moves of one instance, and the one check that each of them passes before it begins.
+
+Relief, room for blocked requests, drains, evacuations and moves by hand all begin by `leave`, and
+what comes in begins by `arrive`; nothing else adds a move. The live instance and the one of the
+fault simulation are subclasses, so both run this check.
+
+A move that is over is remembered as long as anybody may still ask about it.
+"""
+
+from collections.abc import Callable, Container
+from typing import Generic, Protocol, TypeVar
+
+from controller.core.migration.destination import DestinationMove
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.source import SourceMove
+from controller.core.migration.source_terms import IN_DOUBT, SourceState
+from controller.core.token_order import FIRST_EPOCH, Epoch
+
+
+class MoveAway(Protocol):
+    """A move of which this instance is the source."""
+
+    machine: SourceMove
+    migration_id: str
+    request_id: str
+
+    @property
+    def epoch(self) -> Epoch:
+        """In which the request runs here, or ran here last."""
+
+    def tick(self) -> None: ...
+
+
+class MoveHere(Protocol):
+    """A move of which this instance is the destination."""
+
+    machine: DestinationMove
+    migration_id: str
+    request_id: str
+
+    @property
+    def epoch(self) -> Epoch:
+        """In which the request will run here."""
+
+    def tick(self) -> None: ...
+
+
+Away = TypeVar("Away", bound=MoveAway)
+Here = TypeVar("Here", bound=MoveHere)
+
+
+class MoveTable(Generic[Away, Here]):
+    """`requests`: those that run on this instance. `max_moves` counts both directions and may be
+    set at any time; moves under way go on."""
+
+    def __init__(self, requests: Container[str], max_moves: int) -> None:
+        self._requests_here = requests
+        self.max_moves = max_moves
+        self.draining = False
+        """No request may move in."""
+        self.outgoing: dict[str, Away] = {}
+        self.incoming: dict[str, Here] = {}
+        """Both by migration id, in the order in which the moves began."""
+        self._leaving: dict[str, Away] = {}
+        """The last move of each request, by request id."""
+        self._arriving: dict[str, Here] = {}
+        """By migration id. Statuses are pushed often and moves remembered for long, so a move that
+        is over leaves `_leaving` and `_arriving` at the next tick."""
+
+    @property
+    def quiet(self) -> bool:
+        """No move is remembered any more, so no tick is needed."""
+        return not self.outgoing and not self.incoming
+
+    @property
+    def num_moves_in(self) -> int:
+        return sum(not move.machine.over for move in self._arriving.values())
+
+    @property
+    def num_moves(self) -> int:
+        return self.num_moves_in + sum(not move.machine.over for move in self._leaving.values())
+
+    # -- what may begin ------------------------------------------------------------------
+
+    def refusal(self, request_id: str) -> MoveRefusal | None:
+        """Why no move of this request may begin here now; the engine may have other reasons."""
+        if request_id not in self._requests_here:
+            return MoveRefusal.UNKNOWN
+        if self._is_moving(request_id):
+            return MoveRefusal.MOVING
+        if self.num_moves >= self.max_moves:
+            return MoveRefusal.TOO_MANY_MOVES
+        return None
+
+    def leave(self, request_id: str, make: Callable[[], Away]) -> Away | MoveRefusal:
+        """Adds the move that `make` returns, unless the request may not leave now."""
+        refusal = self.refusal(request_id)
+        if refusal is not None:
+            return refusal
+        move = make()
+        self.outgoing[move.migration_id] = self._leaving[request_id] = move
+        return move
+
+    def arrive(self, move: Here) -> MoveRefusal | None:
+        """Adds a move to here. It is remembered even if it is refused, for messages that come
+        late."""
+        refusal = None
+        if move.request_id in self._requests_here or self._is_moving(move.request_id):
+            refusal = MoveRefusal.MOVING
+        elif self.draining:
+            refusal = MoveRefusal.DRAINING
+        elif self.num_moves >= self.max_moves:
+            refusal = MoveRefusal.TOO_MANY_MOVES
+        self.incoming[move.migration_id] = self._arriving[move.migration_id] = move
+        return refusal
+
+    def moving_ids(self) -> set[str]:
+        """The requests that may not begin a move, as an earlier one is not final yet."""
+        leaving = {r for r, move in self._leaving.items() if not move.machine.over}
+        moves = self.incoming.values()
+        return leaving | {move.request_id for move in moves if not move.machine.is_final}
+
+    def _is_moving(self, request_id: str) -> bool:
+        """Also after its arrival, until its source has let go of it. In the hop after this one its
+        source goes on if the frontend fences this one, so nobody else may."""
+        return self.under_way(request_id) is not None or any(
+            move.request_id == request_id and not move.machine.is_final
+            for move in self.incoming.values()
+        )
+
+    # -- what is known -------------------------------------------------------------------
+
+    def under_way(self, request_id: str) -> Away | None:
+        """The move by which the request is leaving."""
+        move = self._leaving.get(request_id)
+        return None if move is None or move.machine.over else move
+
+    def last_away(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> Away | None:
+        """The request's last move away that began in that epoch or later."""
+        gone = (
+            move
+            for move in self.outgoing.values()
+            if move.request_id == request_id and move.epoch >= epoch
+        )
+        return max(gone, key=lambda move: move.epoch, default=None)
+
+    def is_arriving(self, request_id: str) -> bool:
+        """Whether a move to here may still hold something in the engine, though called off."""
+        moves = self.incoming.values()
+        return any(move.request_id == request_id and not move.machine.over for move in moves)
+
+    def handed_on(self, request_id: str, epoch: Epoch) -> bool:
+        """Whether another instance has the request in a later hop of this attempt, or may have
+        it."""
+        handed = (SourceState.MIGRATED, *IN_DOUBT)
+        return any(
+            move.request_id == request_id and move.epoch >= epoch and move.machine.state in handed
+            for move in self.outgoing.values()
+        )
+
+    def fencing(self, request_id: str, fenced: Epoch) -> Away | None:
+        """The move whose source waits to hear whether it has the request back in that epoch."""
+        move = self.under_way(request_id)
+        if move is None or move.machine.state is not SourceState.FENCING:
+            return None
+        attempt, hop = move.epoch
+        return move if Epoch(attempt, hop + 2) == fenced else None
+
+    def asked_about(self, request_id: str, epoch: Epoch) -> Here | None:
+        """The move that was to bring the request in that epoch: of several the last one."""
+        for move in reversed(self.incoming.values()):
+            if (move.request_id, move.epoch) == (request_id, epoch):
+                return move
+        return None
+
+    # -- the end -------------------------------------------------------------------------
+
+    def forget(self, move: Away) -> None:
+        """Forgets a move away at once, whatever its state."""
+        self.outgoing.pop(move.migration_id, None)
+        if self._leaving.get(move.request_id) is move:
+            del self._leaving[move.request_id]
+
+    def tick_moves(self, now_s: float, tick: Callable[[Away | Here], None]) -> None:
+        """Lets `tick` tick each move, and forgets those about which nobody can ask any more."""
+        for away in list(self.outgoing.values()):
+            tick(away)
+            if away.machine.forgettable(now_s):
+                self.forget(away)
+        for here in list(self.incoming.values()):
+            tick(here)
+            if here.machine.forgettable(now_s):
+                del self.incoming[here.migration_id]
+        self._leaving = {r: move for r, move in self._leaving.items() if not move.machine.over}
+        self._arriving = {m: move for m, move in self._arriving.items() if not move.machine.over}
