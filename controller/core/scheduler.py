@@ -66,6 +66,7 @@ class GlobalScheduler:
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
         """With late binding. It may lack the last of `_held` until an instance is schedulable."""
+        self._num_help_rounds = 0
         self._last_schedulable_s = float("-inf")
         """When an instance was schedulable, by the last tick with late binding."""
 
@@ -120,11 +121,13 @@ class GlobalScheduler:
         may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     ) -> list[MoveHead | MakeRoom]:
         """What a round does for blocked requests; nothing without late binding. `may_move`: from
-        one instance to another now."""
+        one instance to another now. Mutates: the next round begins with another request."""
         if self._placement is None or not self._pool.any_schedulable(now_s):
             return []
         snapshots = self.schedulable_snapshots(now_s)
-        return help_blocked(snapshots, self._pool.rooms, self._placement, may_move)
+        self._num_help_rounds += 1
+        rooms, turn = self._pool.rooms, self._num_help_rounds
+        return help_blocked(snapshots, rooms, self._placement, may_move, turn)
 
     def choice(self, request: DispatchRequested, now_s: float) -> str | None:
         """The instance that this request would go to at once. None if it would not, and while any

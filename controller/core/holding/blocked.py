@@ -7,11 +7,11 @@
     held          on an instance that is kept for one, others make room for it
 
 Requests leave for any instances that have room; how many steps that must leave there is less than
-an admission leaves: what runs goes before what is new.
+an admission leaves: what runs goes before what is new. In one round no room is offered twice.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Key
@@ -19,6 +19,10 @@ from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.value import value
+
+ENOUGH_ROOM = 2
+"""An order is offered so many times what it lacks while others want room: each request takes a
+block more there than it frees here, and seldom do some fit exactly."""
 
 
 @value
@@ -44,15 +48,28 @@ class MakeRoom:
     spare_blocks: Mapping[str, int]
 
 
+@value
+class _Wanted:
+    """Room that is to be made. `own`: what only this order may take, by instance."""
+
+    source_id: str
+    request_id: str
+    rank: int
+    lacking_blocks: int
+    own: Mapping[str, int]
+
+
 def help_blocked(
     snapshots: Iterable[InstanceSnapshot],
     rooms: Mapping[str, Room],
     placement: Placement,
     may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
+    turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
-    """`rooms` of the schedulable instances, by id. `may_move`: from one to another now."""
+    """`rooms` of the schedulable instances, by id. `may_move`: from one to another now. `turn`: the
+    number of the round, by which another order chooses first."""
     config = placement.config
-    orders: list[MoveHead | MakeRoom] = []
+    heads, wanted = list[MoveHead](), list[_Wanted]()
     snapshots = list(snapshots)
     left = {each.instance_id: _left(each, rooms[each.instance_id], config) for each in snapshots}
     spare = {i: blocks for i, blocks in left.items() if blocks > 0 and i not in placement.reserved}
@@ -60,33 +77,29 @@ def help_blocked(
         here, head = snapshot.instance_id, snapshot.queue_head
         if not needs_help(snapshot, config):
             continue
-        others = {i: blocks for i, blocks in spare.items() if i != here and may_move(here, i)}
-        if head is not None and _is_blocked(snapshot):
-            fitting = [i for i, blocks in others.items() if blocks >= head.demand_blocks]
-            if fitting:
-                freest = max(fitting, key=lambda instance_id: (others[instance_id], instance_id))
-                spare[freest] -= head.demand_blocks
-                orders.append(MoveHead(here, head.request_id, freest))
-            elif config.making_room and others:
-                lacking = head.demand_blocks - snapshot.arrivable_blocks
-                orders.append(MakeRoom(here, head.request_id, head.rank, lacking, others))
-        elif others:
+        if head is None or not _is_blocked(snapshot):
             free = snapshot.num_free_blocks - snapshot.fill_blocks
             lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
             rank = min(snapshot.num_running_by_rank, default=0)
-            orders.append(MakeRoom(here, "", rank, lacking, others))
+            wanted.append(_Wanted(here, "", rank, lacking, {}))
+            continue
+        demand = head.demand_blocks
+        fitting = [i for i, b in spare.items() if b >= demand and i != here and may_move(here, i)]
+        if fitting:
+            freest = max(fitting, key=lambda instance_id: (spare[instance_id], instance_id))
+            spare[freest] -= demand
+            heads.append(MoveHead(here, head.request_id, freest))
+        elif config.making_room:
+            lacking = demand - snapshot.arrivable_blocks
+            wanted.append(_Wanted(here, head.request_id, head.rank, lacking, {}))
     if config.making_room:
-        orders += _for_held(placement, rooms, spare, left, may_move)
-    return orders
+        wanted += _for_held(placement, rooms, left)
+    return [*heads, *_shared(wanted, spare, may_move, turn)]
 
 
 def _for_held(
-    placement: Placement,
-    rooms: Mapping[str, Room],
-    spare: Mapping[str, int],
-    left: Mapping[str, int],
-    may_move: Callable[[str, str], bool],
-) -> Iterator[MakeRoom]:
+    placement: Placement, rooms: Mapping[str, Room], left: Mapping[str, int]
+) -> Iterator[_Wanted]:
     """Room for each held request on that of its instances that lacks the least; requests may leave
     for its other ones too."""
     kept: dict[Key, list[str]] = {}
@@ -99,12 +112,34 @@ def _for_held(
             continue
         lacking = {i: rooms[i].lacking_blocks(held.demand_blocks) for i in instance_ids}
         best = min(instance_ids, key=lambda i: (lacking[i], i))
-        if lacking[best] <= 0:
-            continue
-        own = {i: left[i] for i in instance_ids if i != best and left[i] > 0}
-        others = {i: blocks for i, blocks in {**spare, **own}.items() if may_move(best, i)}
-        if others:
-            yield MakeRoom(best, held.request_id, held.rank, lacking[best], others)
+        if lacking[best] > 0:
+            own = {i: left[i] for i in instance_ids if i != best and left[i] > 0}
+            yield _Wanted(best, held.request_id, held.rank, lacking[best], own)
+
+
+def _shared(
+    wanted: Sequence[_Wanted],
+    spare: Mapping[str, int],
+    may_move: Callable[[str, str], bool],
+    turn: int,
+) -> Iterator[MakeRoom]:
+    """Offers the room of each instance to one order: two plans that count on the same blocks would
+    both be given up. Each order in turn takes the largest rooms until it may well find a plan, and
+    the first one what nobody took."""
+    left = {i: blocks for i, blocks in spare.items() if blocks > 0}
+    first = turn % len(wanted) if wanted else 0
+    in_turn = [*wanted[first:], *wanted[:first]]
+    offers = [{i: b for i, b in w.own.items() if may_move(w.source_id, i)} for w in in_turn]
+    for enough in (ENOUGH_ROOM, math.inf):
+        for each, offered in zip(in_turn, offers, strict=True):
+            for instance_id in sorted(left, key=lambda i: (-left[i], i)):
+                if sum(offered.values()) >= enough * each.lacking_blocks:
+                    break
+                if instance_id != each.source_id and may_move(each.source_id, instance_id):
+                    offered[instance_id] = left.pop(instance_id)
+    for each, offered in zip(in_turn, offers, strict=True):
+        if offered:
+            yield MakeRoom(each.source_id, each.request_id, each.rank, each.lacking_blocks, offered)
 
 
 def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:

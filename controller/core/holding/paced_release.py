@@ -8,25 +8,24 @@ those makes room again. Of what was free each frontend takes its share.
 
 from collections.abc import Iterable, Mapping
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.scheduler_events import DispatchRequested
 
 AT_LEAST_EVERY_S = 1.0
 """The first goes so often even where nothing seems to fit: other frontends' requests end unseen."""
-ROOM_TO_GROW_TOKENS = HoldingConfig().room_to_grow_tokens
 
 
 class PacedRelease:
     """`snapshots` are the last known, `own_blocks` what this frontend's requests took then, by
-    instance. Times are the caller's."""
+    instance; `room_to_grow_tokens` is the controller's last setting. Times are the caller's."""
 
     def __init__(
         self,
         snapshots: Iterable[InstanceSnapshot],
         own_blocks: Mapping[str, int],
         num_frontends: int,
+        room_to_grow_tokens: int,
         now_s: float,
     ) -> None:
         self._block_size = 1
@@ -34,7 +33,7 @@ class PacedRelease:
         """What this frontend's requests may take of each instance, in blocks."""
         for snapshot in snapshots:
             self._block_size = snapshot.block_size
-            room = Room.of(snapshot, ROOM_TO_GROW_TOKENS)
+            room = Room.of(snapshot, room_to_grow_tokens)
             share = max(0, room.spare_blocks) // max(1, num_frontends)
             self._room[snapshot.instance_id] = share + own_blocks.get(snapshot.instance_id, 0)
         self._released_s = now_s

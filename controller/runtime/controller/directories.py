@@ -31,7 +31,7 @@ class Directories:
         self._told_s = float("-inf")
 
     def present(self) -> Directory:
-        records = self._scheduler.instances
+        records, placement = self._scheduler.instances, self._scheduler.placement
         return Directory(
             tuple(
                 InstanceEntry(
@@ -46,7 +46,7 @@ class Directories:
             ),
             self._epoch,
             sum(frontend.serving for frontend in self._roster.frontends()),
-            self._scheduler.placement is not None,
+            None if placement is None else placement.config.room_to_grow_tokens,
             any(record.schedulable(self._now_s()) for record in records.values()),
         )
 

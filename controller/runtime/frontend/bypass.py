@@ -25,7 +25,11 @@ class Bypass:
         self._own_blocks_then = self._own_blocks(self._block_size())
 
     def decide(
-        self, waiting: Iterable[DispatchRequested], num_frontends: int, now_s: float
+        self,
+        waiting: Iterable[DispatchRequested],
+        num_frontends: int,
+        room_to_grow_tokens: int,
+        now_s: float,
     ) -> list[Dispatch | Reject]:
         """For those that go now, in order; for all of them if there is no instance to go to."""
         by_id = {each.request_id: each for each in waiting}
@@ -35,7 +39,11 @@ class Bypass:
             return [Reject(r, each.frontend_id, unavailable) for r, each in by_id.items()]
         if self._release is None:
             self._release = PacedRelease(
-                self._known.snapshots(), self._own_blocks_then, num_frontends, now_s
+                self._known.snapshots(),
+                self._own_blocks_then,
+                num_frontends,
+                room_to_grow_tokens,
+                now_s,
             )
         own_blocks = self._own_blocks(self._block_size())
         due = self._release.due(by_id.values(), own_blocks, open_, now_s)

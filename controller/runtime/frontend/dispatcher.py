@@ -197,7 +197,11 @@ class Dispatcher:
             if self._controller_is_silent():
                 waiting = (a.request for a in self.asked.values() if not a.answer.done())
                 now_s = asyncio.get_running_loop().time()
-                for answer in self._bypass.decide(waiting, self._heard.num_frontends, now_s):
+                heard = self._heard
+                answers = self._bypass.decide(
+                    waiting, heard.num_frontends, heard.room_to_grow_tokens or 0, now_s
+                )
+                for answer in answers:
                     self.asked[answer.request_id].answer.set_result(answer)
             await asyncio.sleep(BYPASS_EVERY_S)
 

@@ -92,10 +92,15 @@ class Directory(Message, frozen=True):
     instances: tuple[InstanceEntry, ...]
     controller: str = ""
     num_frontends: int = 1
-    late_binding: bool = False
-    """Whether requests are held for want of room."""
+    room_to_grow_tokens: int | None = None
+    """With late binding, where requests are held for want of room: `HoldingConfig`'s. None: they
+    are not held."""
     takes_requests: bool = True
     """Whether any instance may get new requests: none may that drains, or is stalled."""
+
+    @property
+    def late_binding(self) -> bool:
+        return self.room_to_grow_tokens is not None
 
 
 class StatusPushed(Message, frozen=True):

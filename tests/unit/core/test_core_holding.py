@@ -396,9 +396,11 @@ def snapshot(name: str, free: int, head: int = 0, rank: int = 0) -> InstanceSnap
     )  # fmt: skip
 
 
-def helped(placement: Placement, *snapshots: InstanceSnapshot) -> list[MoveHead | MakeRoom]:
+def helped(
+    placement: Placement, *snapshots: InstanceSnapshot, turn: int = 0
+) -> list[MoveHead | MakeRoom]:
     where = {each.instance_id: Room.of(each, 0) for each in snapshots}
-    return help_blocked(snapshots, where, placement)
+    return help_blocked(snapshots, where, placement, turn=turn)
 
 
 def test_a_blocked_head_goes_where_it_fits_at_once() -> None:
@@ -458,6 +460,62 @@ def test_two_heads_do_not_count_on_the_same_room() -> None:
         waiting(), snapshot("a", 5, head=20), snapshot("b", 5, head=20), snapshot("c", 30)
     )
     assert orders == [MoveHead("a", "head-a", "c"), MakeRoom("b", "head-b", 0, 15, {"c": 10})]
+
+
+def room_for_head(source_id: str, lacking: int, **spare: int) -> MakeRoom:
+    return MakeRoom(source_id, f"head-{source_id}", 0, lacking, spare)
+
+
+def test_one_room_is_offered_to_one_order_and_in_the_next_round_to_another() -> None:
+    instances = snapshot("a", 5, head=40), snapshot("b", 5, head=40), snapshot("c", 30)
+    found = [helped(waiting(), *instances, turn=turn) for turn in (0, 1, 2)]
+    a, b = room_for_head("a", 35, c=30), room_for_head("b", 35, c=30)
+    assert found == [[a], [b], [a]]
+
+
+def test_orders_share_the_rooms_and_the_first_has_what_nobody_took() -> None:
+    full = snapshot("a", 35, head=40), snapshot("b", 35, head=40)
+    open_ = [snapshot(name, free) for name, free in (("c", 9), ("d", 8), ("e", 7), ("f", 6))]
+    assert helped(waiting(), *full, *open_) == [
+        room_for_head("a", 5, c=9, d=8),
+        room_for_head("b", 5, e=7, f=6),
+    ]
+    assert helped(waiting(), *full, *open_, snapshot("g", 5)) == [
+        room_for_head("a", 5, c=9, d=8, g=5),
+        room_for_head("b", 5, e=7, f=6),
+    ]
+
+
+def test_a_head_that_goes_takes_its_room_before_room_is_offered() -> None:
+    """The head of `b` fits on `c`; that of `a` fits nowhere."""
+    instances = snapshot("a", 5, head=60), snapshot("b", 5, head=40), snapshot("c", 50)
+    orders = helped(waiting(), *instances)
+    assert orders == [MoveHead("b", "head-b", "c"), room_for_head("a", 55, c=10)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 90)), min_size=2, max_size=4),
+    st.integers(0, 20),
+    st.lists(st.integers(1, 90), max_size=3),
+)
+def test_in_one_round_no_room_is_promised_twice(
+    states: list[tuple[int, int]], turn: int, demands: list[int]
+) -> None:
+    instances = [snapshot("abcd"[n], free, head) for n, (free, head) in enumerate(states)]
+    placement = waiting(*(held(n, blocks) for n, blocks in enumerate(demands)))
+    place(placement, {each.instance_id: Room.of(each, 0) for each in instances})
+    left = {each.instance_id: max(0, Room.of(each, 0).free_blocks) for each in instances}
+    heads = {each.instance_id: each.queue_head for each in instances}
+    for order in helped(placement, *instances, turn=turn):
+        if isinstance(order, MoveHead):
+            head = heads[order.source_id]
+            assert head is not None
+            left[order.destination_id] -= head.demand_blocks
+        else:
+            for instance_id, blocks in order.spare_blocks.items():
+                left[instance_id] -= blocks
+                assert instance_id != order.source_id
+    assert min(left.values()) >= 0
 
 
 # -- the scheduler -----------------------------------------------------------------------

@@ -17,7 +17,9 @@ from tests.unit.runtime.router_bed import Bed
 FULL = [
     replace(idle_snapshot(i, free=20 + room), num_running=2) for i, room in (("i-0", 2), ("i-1", 1))
 ]
-HOLDING: Directory = msgspec.structs.replace(directory(*FULL), controller="one", late_binding=True)
+HOLDING: Directory = msgspec.structs.replace(
+    directory(*FULL), controller="one", room_to_grow_tokens=320
+)
 
 
 def arrived(bed: Bed) -> list[tuple[str, str]]:
@@ -54,6 +56,23 @@ async def test_what_a_dead_controller_held_goes_in_order_as_far_as_it_fits(
     assert [r for r, _ in arrived(bed)] == ["r0", "r1", "r2", "r3"]
     await asyncio.sleep(2.1 * AT_LEAST_EVERY_S)
     assert [r for r, _ in arrived(bed)] == [f"r{n}" for n in range(6)]
+    await asyncio.gather(*tasks)
+    await bed.router.close()
+
+
+@virtual_time
+async def test_frontends_leave_as_much_free_for_growth_as_the_controller_did_last(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know(HOLDING)
+    await bed.know(msgspec.structs.replace(HOLDING, room_to_grow_tokens=336))
+    tasks = [bed.submit(f"r{n}") for n in range(3)]
+    await settle()
+    network.lose("mem://controller")
+    await asyncio.sleep(1.2 * CONTROLLER_SILENCE_S)
+    assert arrived(bed) == [("r0", "i-0")], "each instance takes a block less"
+    await asyncio.sleep(2.1 * AT_LEAST_EVERY_S)
     await asyncio.gather(*tasks)
     await bed.router.close()
 
