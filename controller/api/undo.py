@@ -17,7 +17,18 @@ from controller.api.wire.settings import SettingsPatch
 
 LIST = "llumctl undo --list"
 MAX_LISTED = 200
-"""Operations among which one is looked for by its id."""
+"""Operations among which one is looked for by its id, or the last one that was done: before it may
+be many that failed."""
+
+Inverse = (
+    UndrainRequest
+    | DrainRequest
+    | RollingStopRequest
+    | ScaleRequest
+    | PriorityRequest
+    | MigrateRequest
+    | SettingsPatch
+)
 
 
 def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
@@ -55,27 +66,43 @@ def reason_of(entry: OperationEntry) -> str:
     return f"undo of {entry.id}"
 
 
-def take_back(client: ControlClient, entry: OperationEntry, revision: int, reason: str) -> None:
-    """Sends the order, which is refused if the cluster's spec has another revision by now: what was
-    found to be undoable is undone, or nothing. Raises LlumctlError."""
+def inverse(entry: OperationEntry, revision: int, reason: str) -> Inverse:
+    """The order that takes the operation back. It is refused if the cluster's spec has another
+    revision by then: what was found to be undoable is undone, or nothing."""
     undo, reason = entry.undo, reason or reason_of(entry)
     assert undo is not None
     match undo.kind:
         case "undrain":
-            client.undrain(undo.target, UndrainRequest(reason=reason, if_revision=revision))
+            return UndrainRequest(reason=reason, if_revision=revision)
         case "drain":
-            client.drain(undo.target, DrainRequest(reason=reason, if_revision=revision))
+            return DrainRequest(reason=reason, if_revision=revision)
         case "stop_rolling":
-            client.stop_rolling(RollingStopRequest(reason=reason, if_revision=revision))
+            return RollingStopRequest(reason=reason, if_revision=revision)
         case "scale":
             target = int(undo.previous["instances"] or 0)
-            client.scale(ScaleRequest(target=target, reason=reason, if_revision=revision))
+            return ScaleRequest(target=target, reason=reason, if_revision=revision)
         case "priority":
-            level = str(undo.previous["level"])
-            client.set_priority(undo.target, PriorityRequest(level=level, reason=reason))
+            return PriorityRequest(level=str(undo.previous["level"]), reason=reason)
         case "migrate":
-            to = str(undo.previous["instance"])
-            client.migrate(undo.target, MigrateRequest(to=to, reason=reason))
+            return MigrateRequest(to=str(undo.previous["instance"]), reason=reason)
         case "set":
-            patch = SettingsPatch(changes=undo.previous, reason=reason, if_revision=revision)
-            client.change_settings(patch)
+            return SettingsPatch(changes=undo.previous, reason=reason, if_revision=revision)
+
+
+def give(client: ControlClient, target: str, order: Inverse) -> None:
+    """Sends what `inverse` made; `target` is the operation's. Raises LlumctlError."""
+    match order:
+        case UndrainRequest():
+            client.undrain(target, order)
+        case DrainRequest():
+            client.drain(target, order)
+        case RollingStopRequest():
+            client.stop_rolling(order)
+        case ScaleRequest():
+            client.scale(order)
+        case PriorityRequest():
+            client.set_priority(target, order)
+        case MigrateRequest():
+            client.migrate(target, order)
+        case SettingsPatch():
+            client.change_settings(order)

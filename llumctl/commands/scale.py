@@ -112,7 +112,7 @@ def scale(
         deadline_s=deadline_s,
     )
     if is_planned_first:
-        order = _planned(name, target, order, yes=yes)
+        order = agreed(name, f"llumctl scale {target}", order, yes=yes)
     with connect.client(name) as client:
         report = client.scale(order)
         changed = _changes(report)
@@ -168,15 +168,15 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
     return (None, int(f"{sign}{number}")) if sign else (number, None)
 
 
-def _planned(cluster: str, target: str, order: "ScaleRequest", *, yes: bool) -> "ScaleRequest":
-    """The order for what the plan says; if instances are to go, for those that were agreed to."""
+def agreed(cluster: str, command: str, order: "ScaleRequest", *, yes: bool) -> "ScaleRequest":
+    """The order for what the plan says; if instances are to go, for those that were agreed to.
+    `command`: what was typed."""
     from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
-        planned = client.scale(order)
+        planned = client.scale(order.model_copy(update={"dry_run": True}))
         status = client.status() if planned.draining and not yes else None
     if status is not None:
-        command = f"llumctl scale {target}"
         confirm.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
         colours = output.use_colours(sys.stderr)
         output.say(drain_text.question(planned.draining, status, colours=colours))

@@ -8,12 +8,13 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.text.quantities import moment
-from llumctl import choices, connect
-from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, one_line
+from llumctl import choices, confirm, connect
+from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Yes, one_line
 from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
+    from controller.api.undo import Inverse
     from controller.api.wire.audit import OperationEntry, OperationList
 
 
@@ -25,6 +26,7 @@ def undo(
         bool, typer.Option("--list", help="Show the last operations and what undoes each.")
     ] = False,
     dry_run: DryRun = False,
+    yes: Yes = False,
     reason: Reason = "",
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
@@ -34,27 +36,52 @@ def undo(
     A drain, undrain, restart, evacuation, rolling restart (which ends), scale, priority, move or
     set.
 
-    Refused (exit 5) for what has no undo, or was changed since. A second undo takes the first one
-    back.
+    Asks before it removes or drains an instance. Refused (exit 5) for what has no undo, or was
+    changed since. A second undo takes the first one back.
     """
     if entry_id:
         choices.an_id(entry_id, "ID")
         if listing:
             raise UsageError("--list: give either this or an ID", "llumctl undo --list")
     one_line(reason)
-    with connect.client(connect.attached(cluster)) as client:
-        done = client.operations()
+    name = connect.attached(cluster)
+    with connect.client(name) as client:
         if listing:
+            done = client.operations()
             output.emit(_text(done, done.operations, output_format))
             return
         from controller.api import undo as undoing
 
+        done = client.operations(undoing.MAX_LISTED)
         entry = undoing.chosen(done, entry_id)
-        if not dry_run:
-            undoing.take_back(client, entry, done.revision, reason)
+    assert entry.undo is not None
+    if not dry_run:
+        order = undoing.inverse(entry, done.revision, reason)
+        if not yes:
+            order = _agreed(name, entry.id, entry.undo.target, order)
+        with connect.client(name) as client:
+            undoing.give(client, entry.undo.target, order)
     output.emit(_text(done, (entry,), output_format))
     if dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _agreed(cluster: str, entry_id: str, target: str, order: "Inverse") -> "Inverse":
+    """The order, after a question like that of the command that gives it: instances are removed or
+    drained only by who agreed to it."""
+    from controller.api.wire.operations import DrainRequest, ScaleRequest
+    from llumctl.commands import drain, scale
+
+    command = f"llumctl undo {entry_id}"
+    if isinstance(order, ScaleRequest):
+        return scale.agreed(cluster, command, order, yes=False)
+    if isinstance(order, DrainRequest):
+        confirm.check_terminal("drain", f"{command} --dry-run      then      {command} -y")
+        question = f"Drain {target}?"
+        return drain.agreed(
+            cluster, order, lambda client, asked: [client.drain(target, asked)], question
+        )
+    return order
 
 
 def _text(

@@ -1,6 +1,7 @@
 """`llumctl undo` and the control API's list of operations: what is taken back, and what is not."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.routes import Routes
 from controller.runtime.messages.operations import RankChangeAsked
+from controller.runtime.messages.requests import RequestsAsked
 from llumctl.app import run
 from tests.unit.cli_support import remember
 from tests.unit.control_support import AUTHORIZED, LABELS, TOKEN, Listener, listening
@@ -81,7 +83,7 @@ async def undone(bed: Bed, capsys: Captured) -> str:
     assert await llumctl("undo", "--dry-run", "-o", "json") == 10
     assert bed.controller.keeper.spec.revision == revision
     capsys.readouterr()
-    assert await llumctl("undo") == 0
+    assert await llumctl("undo", "-y") == 0
     told = capsys.readouterr().out.splitlines()[1].split("  ")[-1].strip()
     first, second = (await bed.done())[:2]
     assert first.reason == f"undo of {second.id}"
@@ -112,6 +114,67 @@ async def test_a_scale_and_its_undo(bed: Bed, capsys: Captured) -> None:
     await bed.posts("scale", target=4)
     assert await undone(bed, capsys) == "scale 3"
     assert bed.controller.scaling.num_planned == 3
+
+
+@pytest.mark.parametrize(
+    ("orders", "question"),
+    [
+        ([("scale", {"target": 5})], "Drain and remove i-3, i-4 (5 -> 3)?"),
+        ([("instances/i-1/drain", {}), ("instances/i-1/undrain", {})], "Drain i-1?"),
+    ],
+)
+async def test_it_asks_before_instances_go(
+    bed: Bed,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    orders: list[tuple[str, dict[str, Any]]],
+    question: str,
+) -> None:
+    """As `scale -2` and `drain` do, which are what takes these back."""
+    for path, body in orders:
+        await bed.posts(path, **body)
+    before = bed.controller.keeper.spec
+    assert await llumctl("undo") == 5
+    assert "asks before it acts, and there is no terminal" in capsys.readouterr().err
+    monkeypatch.setattr("llumctl.text.output.is_terminal", lambda _: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
+    assert await llumctl("undo") == 5
+    err = capsys.readouterr().err
+    assert question in err
+    assert "nothing was changed" in err
+    assert bed.controller.keeper.spec == before
+    assert await llumctl("undo") == 0
+    assert bed.controller.keeper.spec.revision == before.revision + 1
+
+
+async def test_one_is_found_behind_many_others(bed: Bed) -> None:
+    await bed.set(max_moves=2)
+    first = (await bed.done())[0]
+    for n in range(25):
+        bed.listener.audit.write(
+            actor="ana", action="scale 3 to 99", target="", outcome="failed", cause_id=f"op-{n}"
+        )
+    assert first.id not in [each.id for each in await bed.done()]
+    assert await llumctl("undo", first.id, "--dry-run") == 10
+    assert await llumctl("undo") == 0, "the last that was done"
+    assert bed.controller.live.limits.max_moves == 4
+
+
+async def test_silent_frontends_are_waited_for_once(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an incident `undo` ran into the client's own time-out: it waited for each of the moves."""
+    for level in ("high", "normal") * 4:
+        await bed.posts("requests/r-1/priority", level=level)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
+    mailbox = bed.listener.cluster.mailbox
+    num_asked = len(mailbox.sent_to("mem://f-0", RequestsAsked))
+    assert await bed.why_not() == ""
+    assert len(mailbox.sent_to("mem://f-0", RequestsAsked)) == num_asked + 1
+    del mailbox.engine_state["mem://f-0"]
+    told = {each.why_not for each in await bed.done()}
+    assert len(mailbox.sent_to("mem://f-0", RequestsAsked)) == num_asked + 2
+    assert told == {"request r-1 is not known any more: f-0 may know it and did not answer"}
 
 
 async def test_a_priority_and_its_undo(bed: Bed, capsys: Captured) -> None:

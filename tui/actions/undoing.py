@@ -39,7 +39,7 @@ class TakeBack:
 
     def plan(self, client: ControlClient) -> Plan:
         """Raises RefusedError that says why the operation cannot be taken back."""
-        done = client.operations(undoing.MAX_LISTED if self.entry_id else 20)
+        done = client.operations(undoing.MAX_LISTED)
         entry = undoing.chosen(done, self.entry_id)
         assert entry.undo is not None
         found = inverse(entry.undo).plan(client)

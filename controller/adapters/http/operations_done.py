@@ -5,14 +5,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import LiveSettings
-from controller.adapters.http.requests import find_for_order
+from controller.adapters.http.requests import find_by_ids
 from controller.api.state.audit import AuditLog
 from controller.api.text.quantities import setting_value
 from controller.api.wire.audit import OperationEntry, OperationList, Undo
 from controller.core.record.request_record import ENDED
 from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.queries import Found
 
 NOT_UNDOABLE = "it cannot be undone"
 
@@ -38,9 +38,12 @@ async def operations_done(
         # A call that was refused is nothing that an operator did, and there may be many.
         if each.time_s >= since_s and not each.outcome.startswith("refused: ")
     ][:limit]
+    undos = [each.undo for each in found if each.undo is not None]
+    ids = [each.target for each in undos if each.kind in ("priority", "migrate")]
+    known = await find_by_ids(controller, ids)
     revision = controller.keeper.spec.revision
     judged = [
-        each.model_copy(update={"why_not": await _why_not(each, controller, settings)})
+        each.model_copy(update={"why_not": _why_not(each, controller, settings, known)})
         for each in found
     ]
     return OperationList(operations=tuple(judged), revision=revision)
@@ -69,7 +72,9 @@ def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
     return list(reversed(found.values()))
 
 
-async def _why_not(entry: OperationEntry, controller: Controller, settings: LiveSettings) -> str:
+def _why_not(
+    entry: OperationEntry, controller: Controller, settings: LiveSettings, known: Found
+) -> str:
     undo = entry.undo
     if entry.outcome == "begun":
         return "it is not over"
@@ -96,16 +101,16 @@ async def _why_not(entry: OperationEntry, controller: Controller, settings: Live
             same = planned == undo.made["instances"]
             return "" if same else f"{planned} instances are planned by now"
         case "priority" | "migrate":
-            return await _why_not_request(controller, undo)
+            return _why_not_request(known, undo)
         case "set":
             return _why_not_set(settings, undo)
 
 
-async def _why_not_request(controller: Controller, undo: Undo) -> str:
-    try:
-        record = await find_for_order(controller, undo.target)
-    except ApiError:
-        return f"request {undo.target} is not known any more"
+def _why_not_request(known: Found, undo: Undo) -> str:
+    record = next((each for each in known.requests if each.request_id == undo.target), None)
+    if record is None:
+        silent = f": {', '.join(known.silent)} may know it and did not answer"
+        return f"request {undo.target} is not known any more{silent if known.silent else ''}"
     if record.state in ENDED:
         return f"request {undo.target} has ended"
     if undo.kind == "migrate":

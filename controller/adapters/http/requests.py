@@ -1,5 +1,6 @@
 """Requests on the control API: listed, and one of them with its history."""
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
@@ -76,19 +77,25 @@ async def _matching(controller: Controller, query: RequestsQuery) -> Found:
     both = {CoreState.WAITING, CoreState.DISPATCHING}
     is_sorted = len(states & both) != 1 or query.instance is not None
     told = states if is_sorted else states - {CoreState.DISPATCHING}
-    found = Found((), 0, ())
+    ask = controller.queries.requests
+    asked = []
     if told or not states:
-        found = await controller.queries.requests(
-            frontends,
-            instance_id=query.instance,
-            states=tuple(sorted(told)),
-            max_requests=query.limit,
+        asked.append(
+            ask(
+                frontends,
+                instance_id=query.instance,
+                states=tuple(sorted(told)),
+                max_requests=query.limit,
+            )
         )
+    if not is_sorted:
+        asked.append(ask(frontends, states=(CoreState.DISPATCHING,), max_requests=MAX_REQUESTS))
+    # At once, so that frontends that do not answer are waited for once.
+    answers = await asyncio.gather(*asked)
+    found = answers[0] if told or not states else Found((), 0, ())
     if is_sorted:
         return found
-    others = await controller.queries.requests(
-        frontends, states=(CoreState.DISPATCHING,), max_requests=MAX_REQUESTS
-    )
+    others = answers[-1]
     view = controller.scheduler.held_view(controller.now_s())
     held_wanted = CoreState.WAITING in states
     wanted = [r for r in others.requests if (place_of(view, r) is not None) == held_wanted]
@@ -151,6 +158,15 @@ async def find_for_order(controller: Controller, request_id: str) -> RequestReco
         " the whole id",
         "llumctl requests -o name",
     )
+
+
+async def find_by_ids(controller: Controller, request_ids: Iterable[str]) -> Found:
+    """The requests with these whole ids that live, or that their frontends still remember. Each
+    frontend is asked once for all of them."""
+    wanted = frozenset(request_ids)
+    if not wanted:
+        return Found((), 0, ())
+    return await controller.queries.requests(_serving_frontends(controller), request_ids=wanted)
 
 
 def _check_length(reference: str) -> None:

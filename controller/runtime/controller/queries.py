@@ -78,6 +78,7 @@ class MemberQueries:
         instance_id: str | None = None,
         states: tuple[RequestState, ...] = (),
         matching: str | None = None,
+        request_ids: frozenset[str] | None = None,
         history: bool = False,
         max_requests: int = 1000,
     ) -> Found:
@@ -87,6 +88,7 @@ class MemberQueries:
             instance_id=instance_id,
             states=states,
             matching=matching,
+            request_ids=request_ids,
             history=history,
             max_requests=max_requests,
         )

@@ -365,7 +365,8 @@ class RequestBook:
 def _matches(entry: BookEntry, asked: RequestsAsked) -> bool:
     names = (entry.request_id, entry.client_request_id, entry.parent_id)
     return (
-        (asked.instance_id is None or entry.instance_id == asked.instance_id)
+        (asked.request_ids is None or entry.request_id in asked.request_ids)
+        and (asked.instance_id is None or entry.instance_id == asked.instance_id)
         and (not asked.states or entry.state in asked.states)
         and (asked.matching is None or match_names(asked.matching, *names) is not Match.NONE)
         # Of an instance, requests that have ended are listed only if `states` names them.

@@ -28,8 +28,8 @@ class RequestEvents(Message, frozen=True):
 
 class RequestsAsked(Message, frozen=True):
     """Controller to frontends: which requests do you have? `matching` is an id, the client's own
-    id, the beginning of an id, or an id as tables shorten it. With `history`, each request's events
-    come along."""
+    id, the beginning of an id, or an id as tables shorten it; `request_ids` are whole, and None
+    stands for all. With `history`, each request's events come along."""
 
     query_id: str
     instance_id: str | None
@@ -37,6 +37,7 @@ class RequestsAsked(Message, frozen=True):
     matching: str | None
     history: bool
     max_requests: int
+    request_ids: frozenset[str] | None = None
 
 
 class RequestsAnswered(Message, frozen=True):
