@@ -16,6 +16,7 @@ from llumctl import hints
 from llumctl.text import output, status_details
 
 MAX_ALARMS = 5
+SAVED = "saved from instances that left or died since the controller started"
 DEFAULT_LIMITS = ConsoleTable()
 
 Column = tuple[str, Callable[[InstanceStatus], str]]
@@ -151,11 +152,12 @@ def _rolling(status: ClusterStatus) -> list[str]:
 
 
 def _replays(status: ClusterStatus) -> list[str]:
-    """Those of the last minute, and how requests were saved since the controller started."""
+    """Those of the last minute, and how requests of instances that left or died were saved
+    since the controller started; moves for balance are none of these."""
     replays = status.replays
     lately = [f"replays: {replay_words.lately(replays)}"] if replays.lately else []
     saved = replay_words.saved(replays)
-    return [*lately, *([f"saved since the controller started: {saved}"] if saved else [])]
+    return [*lately, *([f"{SAVED}: {saved}"] if saved else [])]
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from controller.api.settings.console import ConsoleTable
-from controller.api.text.alarms import Alarm, alarms, in_need, is_reserved
+from controller.api.text.alarms import Alarm, alarms
+from controller.api.text.queue_heads import in_need, is_reserved
 from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
@@ -315,6 +316,28 @@ def test_why_a_queue_waits() -> None:
     assert texts(full) == [f"{waiting}; memory is full everywhere"]
     giants = starved(num_running_reqs=3, kv_cache_usage=0.8)
     assert texts(giants) == [f"{waiting}; memory is fragmented; 3 requests hold 80% of it"]
+
+
+def test_what_is_reserved_has_no_room_for_what_waits_elsewhere() -> None:
+    """Blocks beside a high priority, or for a held request, are free and not to be had."""
+    starved = synthetic.instance(
+        "i-0", num_waiting_reqs=2, queue_head=head(demand_blocks=500), num_free_blocks=100
+    )
+    waiting = "i-0: 2 wait, head for 3m00s needs 500 of 90 blocks, 50% of an instance"
+    by_headroom = {"freeness_steps": -9.0, "virtual_usage_blocks": 1040, "headroom_blocks": 900}
+    kept = KeptForStatus(
+        request_id="r9", level="high", waited_s=9.0, demand_blocks=700, lacking_blocks=9
+    )
+    for fields in (by_headroom, {"kept_for": kept}):
+        reserved = synthetic.instance("i-3", num_free_blocks=608, **fields)
+        assert is_reserved(reserved)
+        assert texts(starved, reserved) == [
+            f"{waiting}; i-3 has room (598 blocks), but it is reserved"
+        ]
+        roomy = synthetic.instance("i-1", num_free_blocks=550)
+        assert texts(starved, reserved, roomy) == [f"{waiting}; i-1 has room for it (540 blocks)"]
+        small = synthetic.instance("i-3", num_free_blocks=408, **fields)
+        assert texts(starved, small) == [f"{waiting}; memory is fragmented"]
 
 
 def test_requests_of_a_high_priority_are_named_where_most_are() -> None:

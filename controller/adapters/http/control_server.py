@@ -48,7 +48,7 @@ from controller.adapters.http.requests import (
 )
 from controller.adapters.http.rolling import EngineCheck, RollingApi, allow_all
 from controller.adapters.http.steering import Steering
-from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
+from controller.adapters.http.traffic import TrafficStream, wanted_traffic
 from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
 from controller.adapters.http.views.records import event_model
 from controller.adapters.http.watch import LatestStatus, WatchQuery, frames
@@ -356,9 +356,7 @@ class ControlServer:
     async def _traffic(self, request: Request) -> Response:
         """Records until the caller leaves."""
         asked = wanted_traffic(await request.body())
-        refuse_a_second(self._controller.traffic, asked)
-        await self._log.note(request.scope, "record the traffic", "the cluster", "begun")
-        return TrafficStream(self._controller.traffic, asked)
+        return TrafficStream(self._controller.traffic, asked, self._log)
 
 
 def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:

@@ -9,6 +9,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from controller.adapters.http.errors import ApiError
+from controller.adapters.http.operator_log import OperatorLog
 from controller.api.wire import traffic as wire
 from controller.api.wire.models import RequestState
 from controller.runtime.controller.traffic import Batch, Traffic, TrafficRecording
@@ -38,18 +39,21 @@ def refuse_a_second(traffic: Traffic, asked: TrafficAsked) -> None:
 
 
 class TrafficStream(StreamingResponse):
-    """Begins the recording, and ends it whether or not its first line was ever asked for. Raises
-    ApiError if another recording is on."""
+    """Begins the recording, and ends it whether or not its first line was ever asked for; the
+    operators' log has both. Raises ApiError if another recording is on."""
 
-    def __init__(self, traffic: Traffic, asked: TrafficAsked) -> None:
+    def __init__(self, traffic: Traffic, asked: TrafficAsked, log: OperatorLog) -> None:
         refuse_a_second(traffic, asked)
         self._traffic = traffic
+        self._log = log
         self._recording = traffic.begin(asked)
         super().__init__(_lines(self._recording), media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            deed = ("record the traffic", "the cluster")
+            async with self._log.operation(scope, deed, lasts=True):
+                await super().__call__(scope, receive, send)
         finally:
             self._traffic.end(self._recording)
 

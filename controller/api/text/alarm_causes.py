@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from controller.api.text.held import blocks, why
 from controller.api.text.quantities import duration
-from controller.api.text.queue_heads import free_blocks
+from controller.api.text.queue_heads import free_blocks, is_reserved
 
 if TYPE_CHECKING:
     from controller.api.wire.holding import HeldHeadStatus
@@ -75,17 +75,17 @@ def of_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
 
 
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
-    rooms = [
-        (free_blocks(other) or 0, other.id)
-        for other in status.instances
-        if other.state == "active" and other.id != item.id
-    ]
-    if not rooms:
-        return "memory is fragmented"
-    blocks, freest = max(rooms)
-    if blocks >= demand_blocks:
+    """Free blocks of an instance that is reserved are no room for it."""
+    others = [each for each in status.instances if each.state == "active" and each.id != item.id]
+    rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
+    blocks, freest = max(rooms, default=(0, ""))
+    if freest and blocks >= demand_blocks:
         return f"{freest} has room for it ({blocks} blocks)"
-    return f"memory is fragmented, {freest} has most: {blocks}"
+    kept = [(free_blocks(each) or 0, each.id) for each in others if is_reserved(each)]
+    num_kept, reserved = max(kept, default=(0, ""))
+    if reserved and num_kept >= demand_blocks:
+        return f"{reserved} has room ({num_kept} blocks), but it is reserved"
+    return "memory is fragmented" + (f", {freest} has most: {blocks}" if freest else "")
 
 
 def of_levels(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:

@@ -80,29 +80,6 @@ def alarms(
     return sorted((alarm for alarm in found if alarm.causes), key=lambda alarm: alarm.gravity)
 
 
-def in_need(item: "InstanceStatus") -> bool:
-    """Whether more memory is wanted than there is, beyond the headroom that is kept beside
-    requests of a high priority."""
-    return _is_negative(item) and not _by_headroom(item)
-
-
-def is_reserved(item: "InstanceStatus") -> bool:
-    """Whether the instance is kept free: for a held request, or its freeness is negative only
-    because of headroom."""
-    return _by_headroom(item) or (item.kept_for is not None and not in_need(item))
-
-
-def _by_headroom(item: "InstanceStatus") -> bool:
-    if not _is_negative(item) or item.virtual_usage_blocks is None or not item.num_total_blocks:
-        return False
-    capacity = item.num_total_blocks - (item.watermark_blocks or 0)
-    return item.virtual_usage_blocks - (item.headroom_blocks or 0) <= capacity
-
-
-def _is_negative(item: "InstanceStatus") -> bool:
-    return item.freeness_steps is not None and item.freeness_steps < 0
-
-
 def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limits) -> Alarm:
     causes = list(_of_state(item))
     rank = _STATES.index(item.state) if causes else _LOAD

@@ -80,6 +80,7 @@ def run(
             plan = make_plan(settings)
             address = settings.cluster.ray_address or ""
             state = state_of(plan, ray_authentication(plan.state_dir, address), config_file)
+            head = None
             try:
                 run_state.save(state)
                 if not address:
@@ -91,7 +92,11 @@ def run(
                 with no_interrupts():
                     is_failure = not isinstance(error, KeyboardInterrupt)
                     tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
+                    if head is not None:  # else it was not told to have begun
+                        how = "failed" if is_failure else "failed: interrupted"
+                        _audit_end(plan, how, progress)
                 raise
+            _audit_end(plan, "done", progress)
         if detach:
             return status
         _stay(head, state, progress)
@@ -203,13 +208,7 @@ def _start_head_with(
         file.write(plan.model_dump_json().encode())
     with _private_file(Path(plan.state_dir) / run_state.VIEW_TOKEN_FILE) as file:
         file.write(plan.view_token.encode())
-    AuditLog(plan.state_dir).write(
-        actor=actor(),
-        action=f"up: {plan.num_instances} instances of {plan.model_name}",
-        target=f"cluster {plan.settings.cluster.name}",
-        outcome="begun",
-        cause_id=f"up-{plan.nonce}",
-    )
+    _audit(plan, "begun")
     with _private_file(Path(plan.log_dir) / "head.log") as log:
         head = subprocess.Popen(
             [*HEAD_COMMAND, *map(str, sockets), str(plan_file)],
@@ -226,6 +225,24 @@ def _start_head_with(
     state = replace(state, ray_head_pid=head.pid, ray_head_started_s=started_s)
     run_state.save(state)
     return head, state
+
+
+def _audit(plan: ClusterPlan, outcome: str) -> None:
+    AuditLog(plan.state_dir).write(
+        actor=actor(),
+        action=f"up: {plan.num_instances} instances of {plan.model_name}",
+        target=f"cluster {plan.settings.cluster.name}",
+        outcome=outcome,
+        cause_id=f"up-{plan.nonce}",
+    )
+
+
+def _audit_end(plan: ClusterPlan, outcome: str, progress: Progress) -> None:
+    """What was started runs on, and what failed has failed, also on a full disk."""
+    try:
+        _audit(plan, outcome)
+    except LlumctlError as error:
+        progress(f"{error.message}; going on")
 
 
 def _on_loopback(plan: ClusterPlan) -> bool:

@@ -624,6 +624,34 @@ def test_the_header_in_two_lines() -> None:
     )
 
 
+def test_the_highest_level_leaves_the_header_last() -> None:
+    """What remains of two must not repeat the total."""
+    found = [
+        synthetic.instance(
+            "i-0",
+            num_running_by_level={"high": 3, "normal": 9},
+            num_waiting_by_level={"normal": 1, "high": 0},
+        )
+    ]
+    status = synthetic.cluster(tuple(found))
+    heard = [Arrived(StatusFrame(time_s=synthetic.START_S, status=status), synthetic.START_S)]
+    state = reduce(DashboardState(), heard)
+    shown = {width: headed(state, width, 2)[1] for width in range(40, 200)}
+    assert any("high 3+0" in line and "normal" not in line for line in shown.values())
+    assert any("high 3+0" in line and "normal 9+1" in line for line in shown.values())
+    for line in shown.values():
+        assert "normal" not in line or "high" in line
+
+
+def test_a_command_that_the_header_names_means_this_cluster() -> None:
+    status = synthetic.cluster((synthetic.instance("i-0"),))
+    status = status.model_copy(update={"detail": "Ray is gone: llumctl down, then llumctl up"})
+    live = replace(liveness(state_of(), synthetic.START_S), of_cluster=" --cluster h2")
+    assert text(header.vitals(status, live, 300)).endswith(
+        "llumctl down --cluster h2, then llumctl up --cluster h2"
+    )
+
+
 @pytest.mark.parametrize("width", [200, 120, 100, 80, 60, 30, 10, 1])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_header_keeps_name_and_liveness_at_any_width(width: int, count: int) -> None:

@@ -1,11 +1,14 @@
 """The reducer: frames in, what the dashboard knows out."""
 
+from datetime import UTC
+
 from controller.api.wire.models import Event, InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.feed.entries import MAX_EVENTS, MAX_RARE
 from tui.feed.heard import Arrived, Lost, RecordingFailed
 from tui.feed.state import DashboardState, reduce
+from tui.screens.instance import history_rows
 
 
 def status(at_s: float, *instances: object) -> Arrived:
@@ -67,6 +70,19 @@ def test_changes_of_state_are_kept_and_details_renewed() -> None:
         (5.0, None, 2),
     ]
     assert changes[0].detail == "loading weights"
+    assert [change.was_so for change in changes] == [True, False, False, False]
+
+
+def test_what_was_so_before_is_not_said_to_have_become_so() -> None:
+    """An instance that comes later did become active then."""
+    heard = [
+        status(1.0, synthetic.instance("i-0")),
+        status(2.0, synthetic.instance("i-0"), synthetic.instance("i-1")),
+    ]
+    state = reduce(DashboardState(), heard)
+    (before,), (later,) = (history_rows(state, each, UTC) for each in ("i-0", "i-1"))
+    assert before.detail == "incarnation 1  already so when this view began"
+    assert later.detail == "incarnation 1"
 
 
 def test_an_instance_that_left_long_ago_is_forgotten() -> None:
