@@ -7,7 +7,7 @@ its prompt is taken back.
 
 from dataclasses import replace
 
-from controller.core.overload.token_window import TokenWindow
+from controller.core.load.count_window import CountWindow
 from controller.core.scheduler_events import DispatchRequested, KeyUsed
 from controller.core.value import value
 
@@ -26,7 +26,7 @@ class _Used:
         self.num_live = 0
         self.num_output_tokens = 0
         self.num_ended = 0
-        self.window = TokenWindow()
+        self.window = CountWindow()
 
 
 class KeyUse:
@@ -44,7 +44,7 @@ class KeyUse:
         if not request.api_key:
             return request
         used = self._by_key.setdefault(request.api_key, _Used())
-        num_tokens = used.window.num_tokens(now_s)
+        num_tokens = used.window.total(now_s)
         self._live[request.request_id] = _Live(request.api_key, request.num_prompt_tokens, now_s)
         used.num_live += 1
         used.window.add(request.num_prompt_tokens, now_s)
@@ -77,7 +77,7 @@ class KeyUse:
             told = KeyUsed(
                 key,
                 used.num_live,
-                used.window.num_tokens(now_s),
+                used.window.total(now_s),
                 used.num_output_tokens,
                 used.num_ended,
             )

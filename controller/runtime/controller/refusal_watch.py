@@ -5,7 +5,7 @@ are refused, and their events would push all others out of the log.
 
 from dataclasses import dataclass, field
 
-from controller.core.overload.token_window import TokenWindow
+from controller.core.load.count_window import CountWindow
 from controller.core.scheduler_events import Reject, RejectCode
 from controller.runtime.controller.journal import Journal
 
@@ -17,7 +17,7 @@ class Refused:
     """Of one reason and rank."""
 
     number: int = 0
-    lately: TokenWindow = field(default_factory=TokenWindow)
+    lately: CountWindow = field(default_factory=CountWindow)
     last: Reject | None = None
     num_untold: int = 0
     told_s: float = float("-inf")
@@ -41,7 +41,7 @@ class RefusalWatch:
             self._tell(found, now_s)
 
     def num_last_minute(self, code: RejectCode, rank: int, now_s: float) -> int:
-        return self.refused[code, rank].lately.num_tokens(now_s)
+        return self.refused[code, rank].lately.total(now_s)
 
     def _tell(self, found: Refused, now_s: float) -> None:
         if found.last is not None and found.num_untold and now_s - found.told_s >= EVERY_S:

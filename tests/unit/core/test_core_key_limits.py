@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.load.count_window import CountWindow
 from controller.core.overload.key_limits import KeyLimits, refusal
 from controller.core.overload.key_table import KeyTable
 from controller.core.overload.key_use import KeyUse
-from controller.core.overload.token_window import TokenWindow
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
@@ -28,15 +28,15 @@ def of_key(
 
 
 def test_the_window_is_a_minute() -> None:
-    window = TokenWindow()
+    window = CountWindow()
     window.add(10, 100.0)
     window.add(5, 100.9)
     window.add(7, 130.0)
-    assert window.num_tokens(159.9) == 22
-    assert window.num_tokens(161.0) == 7
+    assert window.total(159.9) == 22
+    assert window.total(161.0) == 7
     window.take_back(7, 130.5)
     window.take_back(9, 100.0)
-    assert window.num_tokens(161.0) == 0
+    assert window.total(161.0) == 0
 
 
 def test_of_many_at_once_each_knows_of_those_before_it() -> None:

@@ -20,6 +20,15 @@ def test_at_most_so_many_samples() -> None:
     assert window.percentile(1.0, 0.0) == 2.0
 
 
+def test_the_count_knows_no_limit_of_samples() -> None:
+    """200 requests a second, of which a percentile looks at the last 4,096."""
+    windows = LatencyWindows[str]()
+    for number in range(200 * 90):
+        windows.add(number / 200, 0.5, "normal")
+    assert 12_000 <= windows.count(90.0) <= 12_200
+    assert windows.count(152.0) == 0
+
+
 @given(st.lists(st.floats(0, 100), min_size=1), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
 def test_so_many_samples_do_not_exceed_it(latencies: list[float], share: float) -> None:
     window = LatencyWindow()
