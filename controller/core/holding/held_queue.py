@@ -33,7 +33,8 @@ class Held:
 
 
 class HeldQueue:
-    """Takes log n and, for `first_fitting`, the number of distinct demands."""
+    """Takes log n and, for `first_fitting`, the number of distinct demands. Also a sequence, in
+    order, for whoever only looks."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, Held] = {}
@@ -51,8 +52,18 @@ class HeldQueue:
     def __iter__(self) -> Iterator[Held]:
         return (held for _, held in self._in_order)
 
+    def __getitem__(self, index: int) -> Held:
+        return self._in_order[index][1]
+
     def get(self, key: Key) -> Held | None:
         return self._by_key.get(key)
+
+    def index(self, key: Key) -> int | None:
+        """The request's place in order, from 0; None if it is not here."""
+        held = self._by_key.get(key)
+        if held is None:
+            return None
+        return bisect_left(self._in_order, held.order, key=lambda e: e[0])
 
     def push(self, held: Held) -> None:
         entry = held.order, held
@@ -95,6 +106,7 @@ class HeldQueue:
     def check(self) -> None:
         """Raises AssertionError if the books disagree."""
         orders = [order for order, _ in self._in_order]
+        assert all(self.index(held.key) == at for at, held in enumerate(self))
         assert orders == sorted(held.order for held in self._by_key.values())
         assert self._demands == sorted(self._by_demand)
         alike = [entry for entries in self._by_demand.values() for entry in entries]

@@ -1,7 +1,7 @@
 """What waits at the controller, and why: for people to look at. It decides and changes nothing."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,12 +61,15 @@ class HeldPlace:
 
 
 class HeldView:
-    """`entries` in order; a demand of 0 blocks is not known yet. `rooms` of the schedulable
-    instances, by id. `placement`: None without late binding."""
+    """`entries` in order, and as long as nothing else happens; a demand of 0 blocks is not known
+    yet. `rooms` of the schedulable instances, by id. `placement`: None without late binding.
+
+    How many are held costs nothing while late binding knows all of them: to copy 100,000 and make
+    an index of them, in order to find one, took 40 ms."""
 
     def __init__(
         self,
-        entries: Sequence[Held],
+        entries: HeldQueue | list[Held],
         placement: Placement | None,
         rooms: Mapping[str, Room],
     ) -> None:
@@ -88,9 +91,8 @@ class HeldView:
     @property
     def demand_blocks(self) -> int:
         """Of all together."""
-        queue = self._placement.queue if self._placement is not None else ()
-        if isinstance(queue, HeldQueue) and len(queue) == len(self.entries):
-            return queue.demand_blocks
+        if isinstance(self.entries, HeldQueue):
+            return self.entries.demand_blocks
         return sum(held.demand_blocks for held in self.entries)
 
     def ranks(self) -> Iterator[tuple[int, int, float]]:
@@ -125,10 +127,19 @@ class HeldView:
 
     def find(self, key: Key) -> HeldPlace | None:
         """None if the request is not held."""
-        if self._index is None:
-            self._index = {held.key: index for index, held in enumerate(self.entries)}
-        index = self._index.get(key)
+        if isinstance(self.entries, HeldQueue):
+            index = self.entries.index(key)
+        else:
+            if self._index is None:
+                self._index = {held.key: index for index, held in enumerate(self.entries)}
+            index = self._index.get(key)
         return None if index is None else self._at(index)
+
+    def best_kept(self) -> dict[str, HeldPlace]:
+        """By instance, the request that it is kept for, where it lacks the least of those that are
+        kept for the same one."""
+        found = ((instance_id, self.find(key)) for key, instance_id in self._kept_for.items())
+        return {instance_id: place for instance_id, place in found if place is not None}
 
     def _at(self, index: int) -> HeldPlace:
         held = self.entries[index]

@@ -73,6 +73,7 @@ class HoldingWatch:
 
     def _look_at_kept(self, placement: Placement, now_s: float) -> None:
         before, self._kept = self._kept, {}
+        places: dict[str, HeldPlace] | None = None
         for instance_id, key in placement.reserved.items():
             known = before.get(instance_id)
             if known is None or known[0] != key:
@@ -83,9 +84,10 @@ class HoldingWatch:
                 and now_s - since_s >= KEPT_S
                 and now_s >= self._may_tell_s[EventKind.INSTANCE_KEPT]
             ):
-                found = self._scheduler.held_view(now_s).find(key)
-                # While no instance takes requests, none is kept either.
-                if found is not None and found.instance_id == instance_id:
+                if places is None:
+                    places = self._scheduler.kept(now_s)
+                found = places.get(instance_id)
+                if found is not None and found.held.key == key:
                     told = True
                     self._tell_kept(found, now_s - since_s)
                     self._may_tell_s[EventKind.INSTANCE_KEPT] = now_s + EVERY_S

@@ -36,8 +36,10 @@ def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | 
         placement.queue.push(each)
         for _ in placement.place(where, alike, nothing_cached, 0.0):
             pass
-    found = HeldView(list(placement.queue), placement, where).find(("f", f"r{number}"))
+    key = ("f", f"r{number}")
+    found = HeldView(placement.queue, placement, where).find(key)
     assert found is not None
+    assert found == HeldView(list(placement.queue), placement, where).find(key)
     return found
 
 

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -350,3 +351,27 @@ def test_the_view_of_the_instances_is_read_only() -> None:
     scheduler = _scheduler("a")
     with pytest.raises(TypeError):
         scheduler.instances["b"] = scheduler.instances["a"]
+
+
+def test_who_waits_for_too_long_is_refused_at_its_time_and_under_a_shorter_limit_sooner() -> None:
+    scheduler = GlobalScheduler(CONFIG)
+
+    def refused(now_s: float) -> list[str]:
+        return [each.request_id for each in scheduler.handle(Ticked(), now_s)]
+
+    scheduler.handle(request("a"), 0.0)
+    assert refused(1.0) == []
+    scheduler.handle(request("b"), 10.0)
+    scheduler.handle(request("a", rank=1), 20.0)  # held since 0 s all the same
+    assert refused(29.9) == []
+    assert refused(30.0) == ["a"]
+    scheduler.handle(request("c"), 35.0)
+    assert refused(39.9) == []
+    assert refused(40.0) == ["b"]
+    scheduler.reconfigure(replace(CONFIG, hold_timeout_s=10.0), 44.0)
+    assert refused(44.9) == []
+    assert refused(45.0) == ["c"]
+    assert refused(100.0) == []
+    scheduler.handle(request("d"), 101.0)
+    assert refused(110.9) == []
+    assert refused(111.0) == ["d"]

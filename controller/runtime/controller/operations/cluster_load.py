@@ -1,7 +1,7 @@
 """What a check of auto-scaling sees of the running cluster: the last statuses, what the controller
 holds, and what comes and goes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from controller.core.autoscale.estimate import WINDOW_S, RecentLatencies
 from controller.core.autoscale.load import ClusterLoad
@@ -46,13 +46,14 @@ class LoadWatch:
         leaving = [order for order in spec.drains.values() if self._leaves(order)]
         is_own = len(leaving) == 1 and leaving[0].actor == self._owner
         known = [status.snapshot for status in cluster.statuses.values()]
-        held = cluster.scheduler.held_view(now_s).entries if cluster.scheduler.num_held else ()
+        num_held = cluster.scheduler.num_held
+        held = cluster.scheduler.held_view(now_s).entries if num_held else ()
         return ClusterLoad(
             schedulable,
             block_size=known[0].block_size if known else 1,
             new_capacity_blocks=known[0].capacity_blocks if known else 0,
-            num_held=len(held),
-            held_demand_blocks=sum(each.demand_blocks for each in held),
+            num_held=num_held,
+            held_demand_blocks=cluster.scheduler.held_demand_blocks,
             num_starting=len(coming),
             num_unavailable=len(unavailable),
             action_pending=bool(starts.launched or (leaving and not is_own)),
@@ -70,7 +71,7 @@ class LoadWatch:
     def _recent(
         self,
         schedulable: list[InstanceSnapshot],
-        held: Sequence[Held],
+        held: Iterable[Held],
         wall_s: float,
     ) -> RecentLatencies:
         frontends = [each for each in self._cluster.roster.frontends() if each.serving]
