@@ -24,6 +24,7 @@ from controller.runtime.messages.members import (
     Phase,
     Welcome,
 )
+from controller.runtime.repeating import repeat
 
 HELLO_INTERVAL_S = 1.0
 
@@ -133,6 +134,5 @@ class Membership:
         await self.keep_saying_hello()
 
     async def keep_saying_hello(self) -> None:
-        while True:
-            self.say_hello()
-            await asyncio.sleep(HELLO_INTERVAL_S)
+        self.say_hello()
+        await repeat(HELLO_INTERVAL_S, "the Hello to the controller", self.say_hello)

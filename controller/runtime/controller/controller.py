@@ -10,7 +10,7 @@ the controller held (their frontends ask again), and the record of moves that en
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from controller.core.operations.leaving import move_reason
@@ -77,8 +77,12 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
 )
 from controller.runtime.messages.traffic import TrafficTold
+from controller.runtime.repeating import GuardedTurns
 
 log = logging.getLogger(__name__)
+
+Turns = tuple[tuple[str, Callable[[], object]], ...]
+"""What each tick does, by name and in order."""
 
 TICK_S = 0.1
 # Beyond the grace time the frontends need so long to send their last bytes.
@@ -208,25 +212,46 @@ class Controller:
             rounds.cancel()
 
     async def _tick_for_ever(self) -> None:
+        """Each turn is guarded: one that fails ends no other, and not this process, which a full
+        disk would else end with everything that it holds."""
+        always: Turns = (
+            ("the scheduler's tick", lambda: self.handle(Ticked())),
+            ("the look at who is ready", self._note_readiness),
+            ("the watch for stalled instances", self._look_for_stalls),
+            ("the watch for busy ones", lambda: self.busy.tick(self.now_s(), self.statuses)),
+            ("the watch of what is held", lambda: self.holding.tick(self.now_s())),
+            ("the watch of refusals", lambda: self.refusals.tick(self.now_s())),
+        )
+        unless_stopping: Turns = (
+            ("the watch of Ray", self.launching.tick),
+            ("the watch for slow instances", self._look_for_slow_ones),
+            ("the look at drains", self.drains.tick),
+            ("the rolling restart", self.rolling.tick),
+            ("the launch of missing instances", self.scaling.launch_missing),
+            ("auto-scaling", self.autoscaling.tick),
+        )
+        at_last: Turns = (
+            ("the directory for frontends", self.directories.tick),
+            ("the recording of traffic", lambda: self.traffic.tick(self.now_s())),
+            ("the queue of moves", self.operator_moves.turns.look),
+        )
+        turns = GuardedTurns(self.now_s)
         while True:
             await asyncio.sleep(TICK_S)
-            self.handle(Ticked())
-            self._note_readiness()
-            pulls_all = not self.live.status_phases
-            self.stalls.tick(self.now_s(), self.live.fence_after_s, pulls_all=pulls_all)
-            self.busy.tick(self.now_s(), self.statuses)
-            self.holding.tick(self.now_s())
-            self.refusals.tick(self.now_s())
-            if not self.stopping:
-                self.launching.tick()
-                self.slow.tick(self.statuses, self.live.slow)
-                self.drains.tick()
-                self.rolling.tick()
-                self.scaling.launch_missing()
-                self.autoscaling.tick()
-            self.directories.tick()
-            self.traffic.tick(self.now_s())
-            self.operator_moves.turns.look()
+            for name, turn in always:
+                turns.take(name, turn)
+            for name, turn in unless_stopping:
+                if not self.stopping:  # Ray's end may begin the stop
+                    turns.take(name, turn)
+            for name, turn in at_last:
+                turns.take(name, turn)
+
+    def _look_for_stalls(self) -> None:
+        pulls_all = not self.live.status_phases
+        self.stalls.tick(self.now_s(), self.live.fence_after_s, pulls_all=pulls_all)
+
+    def _look_for_slow_ones(self) -> None:
+        self.slow.tick(self.statuses, self.live.slow)
 
     def would_stop(self, drain: bool) -> bool:
         """Whether `stop` would change anything: the first call does, and one that cuts a drain

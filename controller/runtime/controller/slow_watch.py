@@ -67,5 +67,5 @@ class SlowWatch:
             self._drains.check([slow.instance_id])
         except OperationRefusedError:
             return
-        log.warning("%s is emptied: %s", slow.instance_id, why)
         self._drains.begin([order])
+        log.warning("%s is emptied: %s", slow.instance_id, why)

@@ -9,6 +9,7 @@ from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits, R
 from controller.core.overload.key_use import KeyUse
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested, KeysTold
+from controller.runtime.repeating import repeat
 
 TELL_EVERY_S = 0.1
 
@@ -47,7 +48,8 @@ class FrontendKeys:
         return refusal(request, limits.shared_by(num_frontends))
 
     async def keep_telling(self) -> None:
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            if news := self.use.news(asyncio.get_running_loop().time()):
-                self._tell(KeysTold(self._frontend_id, news))
+        await repeat(TELL_EVERY_S, "the count of what API keys use", self._tell_news)
+
+    def _tell_news(self) -> None:
+        if news := self.use.news(asyncio.get_running_loop().time()):
+            self._tell(KeysTold(self._frontend_id, news))

@@ -6,7 +6,6 @@ instance dies or gives the request back, and an older change never counts over a
 request that no instance has yet, the frontend asks for an instance anew with the new rank.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from controller.runtime.messages.operations import (
     RankConfirmed,
     RankSet,
 )
+from controller.runtime.repeating import repeat
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,14 @@ class RankChanges:
             change.confirmed_epoch = Epoch(confirmed.attempt, confirmed.hop)
 
     async def keep_telling(self) -> None:
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            for request_id, change in list(self._changes.items()):
-                try:
-                    self._tell_again(request_id, change)
-                except Exception:  # the others are told all the same
-                    log.exception("the priority of %s cannot be told", request_id)
+        await repeat(TELL_EVERY_S, "the telling of priorities", self._tell_all)
+
+    def _tell_all(self) -> None:
+        for request_id, change in list(self._changes.items()):
+            try:
+                self._tell_again(request_id, change)
+            except Exception:  # the others are told all the same
+                log.exception("the priority of %s cannot be told", request_id)
 
     def _tell_again(self, request_id: str, change: _Change) -> None:
         route = self._routes.live.get(request_id)

@@ -40,6 +40,7 @@ from controller.runtime.messages.requests import (
     OutputsMissing,
     OutputsUnread,
 )
+from controller.runtime.repeating import repeat
 
 log = logging.getLogger(__name__)
 
@@ -254,17 +255,18 @@ class Routes:
 
     async def keep_asking(self) -> None:
         """Asks for missing tokens and owners, and tells senders of unread tokens."""
-        while True:
-            await asyncio.sleep(MISSING_S)
-            unread, self._unread = self._unread, {}
-            for address, items in unread.items():
-                self.send(address, OutputsUnread(tuple(sorted(items))))
-            now_s = asyncio.get_running_loop().time()
-            for request_id in list(self._unclear):
-                try:
-                    self._look_for_what_is_missing(request_id, now_s)
-                except Exception:  # the others are looked after all the same
-                    log.exception("request %s cannot be given up", request_id)
+        await repeat(MISSING_S, "the look for missing tokens", self._ask)
+
+    def _ask(self) -> None:
+        unread, self._unread = self._unread, {}
+        for address, items in unread.items():
+            self.send(address, OutputsUnread(tuple(sorted(items))))
+        now_s = asyncio.get_running_loop().time()
+        for request_id in list(self._unclear):
+            try:
+                self._look_for_what_is_missing(request_id, now_s)
+            except Exception:  # the others are looked after all the same
+                log.exception("request %s cannot be given up", request_id)
 
     def _look_for_what_is_missing(self, request_id: str, now_s: float) -> None:
         route = self.live.get(request_id)

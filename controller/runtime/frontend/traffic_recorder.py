@@ -16,6 +16,7 @@ from controller.core.record.prefix_hashes import prefix_hashes, session_hash
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.traffic import RequestTraffic, TrafficAsked, TrafficTold
+from controller.runtime.repeating import repeat
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +95,13 @@ class TrafficRecorder:
         self._num_waiting_tokens += num_tokens
 
     async def keep_telling(self) -> None:
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            if self._key and asyncio.get_running_loop().time() >= self._until_s:
-                self._begin(b"")
-            if self._key:
-                await self._tell_ended(self._key)
+        await repeat(TELL_EVERY_S, "the recording of traffic", self._tell_news)
+
+    async def _tell_news(self) -> None:
+        if self._key and asyncio.get_running_loop().time() >= self._until_s:
+            self._begin(b"")
+        if self._key:
+            await self._tell_ended(self._key)
 
     async def _tell_ended(self, key: bytes) -> None:
         """Tells of all that have ended, and in any case how many have not."""

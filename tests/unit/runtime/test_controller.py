@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from controller.adapters.http.views.members import instance_status
+from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
 from controller.core.migration.limits import MoveLimits
 from controller.core.operations.leaving import LeaveReason
@@ -492,6 +494,35 @@ async def test_none_is_fenced_where_nobody_else_serves(network: FakeNetwork) -> 
     await bed.serve()
     await asyncio.sleep(3 * bed.controller.live.fence_after_s)
     assert bed.f0.received(InstanceLost) == []
+
+
+@virtual_time
+async def test_a_full_disk_ends_neither_the_controller_nor_its_watches(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(network, num_instances=4)
+    await bed.serve()
+    disk = mock.Mock()
+    disk.save.side_effect = LlumctlError("cannot write spec.json: No space left on device")
+    monkeypatch.setattr(bed.keeper, "_store", disk)
+    bed.controller.configure(LiveConfig(CONFIG, slow=SlowLimits(factor=3.0, after_s=5.0)))
+
+    async def play(seconds: int) -> None:
+        for number in range(10 * seconds):
+            for instance_id in ("i-0", "i-1", "i-2", "i-3"):
+                snapshot = idle_snapshot(instance_id, 1, num_running=2)
+                step_time_s = 0.05 if instance_id == "i-2" else 0.01
+                bed.says(instance_id, StatusPushed(snapshot, 0, number, step_time_s))
+            await asyncio.sleep(0.1)
+
+    await play(10)
+    assert disk.save.call_count > 1, "it was not tried again"
+    assert not bed.task.done()
+    assert bed.keeper.spec.drains == {}
+    assert (await bed.dispatched()).instance_id
+    disk.save.side_effect = None
+    await play(2)
+    assert list(bed.keeper.spec.drains) == ["i-2"]
 
 
 @virtual_time

@@ -1,0 +1,46 @@
+"""What a process does again and again: a turn that fails is logged and tried again, and ends
+neither its loop nor the turns of others. A full disk, a Ray that is away or a defect in one watch
+would else end the process, or a loop that nobody awaits, without a word.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from controller.api.errors import LlumctlError
+from controller.ports.launcher import LauncherLostError
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""A turn that failed is not taken again for so long: ten errors a second would bury the log."""
+
+
+class GuardedTurns:
+    """Turns by name, taken one after the other. `now_s` is any monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._retry_at_s: dict[str, float] = {}
+
+    def take(self, name: str, turn: Callable[[], object]) -> None:
+        now_s = self._now_s()
+        if now_s < self._retry_at_s.get(name, now_s):
+            return
+        try:
+            turn()
+        except Exception as error:
+            self._retry_at_s[name] = now_s + RETRY_S
+            is_defect = not isinstance(error, LlumctlError | LauncherLostError | OSError)
+            log.error("%s failed, and is tried again: %s", name, error, exc_info=is_defect)
+
+
+async def repeat(every_s: float, name: str, turn: Callable[[], Awaitable[None] | None]) -> None:
+    """Takes a turn each `every_s`, for ever; the first one `every_s` from now."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            if (pending := turn()) is not None:
+                await pending
+        except Exception:
+            log.exception("%s failed, and is tried again", name)
