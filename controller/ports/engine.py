@@ -23,7 +23,8 @@ class EmittedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What one step produced for one frontend; `body` is the engine's own object."""
+    """What one step produced for one frontend; `body` is the engine's own object. Without tokens it
+    has only the scheduler's statistics, which any one frontend may read."""
 
     frontend_index: int
     emitted: tuple[EmittedTokens, ...]
@@ -102,6 +103,10 @@ class Engine(Protocol):
 
     def encode_one(self, body: Any, request_id: str) -> Frames:
         """Encodes one request's part of a step's outputs. May be called from any thread."""
+
+    def encode_rest(self) -> Frames:
+        """Outputs of no request, whose statistics say that nothing runs or waits. May be called
+        from any thread."""
 
     def take_events(self) -> Sequence[EngineEvent]:
         """What happened since the last call, in order."""

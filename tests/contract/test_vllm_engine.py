@@ -300,8 +300,13 @@ def test_abort_frees_all_blocks_at_once(engine: VllmEngine, add: Add, num_steps:
     engine.abort(["r1", "r2", "r0"])
     now = look(engine)
     assert (now.num_free_blocks, now.num_running, now.num_queued) == (NUM_BLOCKS, 0, 0)
+    stats: list[Any] = []
     while engine.has_work():
-        assert engine.step() == []
+        for out in engine.step():
+            assert out.emitted == ()
+            stats.append(decode(engine, out).scheduler_stats)
+    last = stats[-1]
+    assert (last.num_running_reqs, last.num_waiting_reqs, last.kv_cache_usage) == (0, 0, 0.0)
 
 
 def test_an_id_can_be_used_again_after_an_abort(engine: VllmEngine, add: Add) -> None:
@@ -324,20 +329,45 @@ def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) ->
     while engine.has_work():
         for out in engine.step():
             there = decode(engine, out)
-            (mine,), (theirs,) = out.body.outputs, there.outputs
-            assert theirs.request_id == "r"
-            assert theirs.new_token_ids == mine.new_token_ids
-            assert theirs.finish_reason == mine.finish_reason
-            assert theirs.new_logprobs is not None
-            assert theirs.new_logprobs.logprobs.shape == (1, 4)
-            for a, b in zip(theirs.new_logprobs[:3], mine.new_logprobs[:3], strict=True):
-                assert (a == b).all()
-            assert theirs.new_logprobs.logprob_token_ids[0, 0] == theirs.new_token_ids[0]
-            tokens += theirs.new_token_ids
-            last = theirs
+            for mine, theirs in zip(out.body.outputs, there.outputs, strict=True):
+                assert theirs.request_id == "r"
+                assert theirs.new_token_ids == mine.new_token_ids
+                assert theirs.finish_reason == mine.finish_reason
+                assert theirs.new_logprobs is not None
+                assert theirs.new_logprobs.logprobs.shape == (1, 4)
+                for a, b in zip(theirs.new_logprobs[:3], mine.new_logprobs[:3], strict=True):
+                    assert (a == b).all()
+                assert theirs.new_logprobs.logprob_token_ids[0, 0] == theirs.new_token_ids[0]
+                tokens += theirs.new_token_ids
+                last = theirs
     assert len(tokens) == 4
     assert last is not None
     assert last.finish_reason is not None
+
+
+def test_what_the_prefix_cache_is_asked_for_is_told_though_no_token_comes_of_a_step(
+    engine: VllmEngine, add: Add
+) -> None:
+    num_prompt_tokens = 3 * STEP_TOKENS + 10
+    num_queries = []
+    for request_id in ("long", "long"):  # the second one finds the first one's blocks
+        add(request_id, num_prompt_tokens, max_tokens=2)
+        found = 0
+        while engine.has_work():
+            for out in engine.step():
+                found += decode(engine, out).scheduler_stats.prefix_cache_stats.queries
+        num_queries.append(found)
+    assert num_queries == [num_prompt_tokens] * 2
+
+
+def test_an_engine_at_rest_says_so_in_vllm_s_words(engine: VllmEngine) -> None:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    frames = [bytes(frame) for frame in engine.encode_rest()]
+    told = MsgpackDecoder(EngineCoreOutputs).decode(frames)
+    assert (told.outputs, told.scheduler_stats) == ([], SchedulerStats())
 
 
 def test_logprobs_can_be_cut_as_the_frontend_cuts_them() -> None:

@@ -641,3 +641,50 @@ async def test_a_refused_request_of_several_choices(
         answer = await bed.complete(n=2, temperature=1.0)
         assert answer.status_code == (503 if code is RejectCode.UNAVAILABLE else 429)
         assert bed.left_over() == set()
+
+
+# -- what vLLM's metrics show ---------------------------------------------------------------
+
+
+def load(num_running: int, num_waiting: int = 0, usage: float = 0.0, queries: int = 0) -> Any:
+    from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+
+    return SchedulerStats(
+        num_running_reqs=num_running,
+        num_waiting_reqs=num_waiting,
+        kv_cache_usage=usage,
+        prefix_cache_stats=PrefixCacheStats(queries=queries),
+    )
+
+
+def test_an_instance_that_serves_no_more_shows_no_load() -> None:
+    from controller.adapters.vllm.endpoint.pool_client import InstanceLoads
+
+    loads = InstanceLoads(3)
+    assert loads.listed({"i-0": 1, "i-1": 1}) == []
+    for instance_id in ("i-0", "i-1"):
+        loads.reported(instance_id, 1, load(4, usage=0.5))
+    assert loads.listed({"i-0": 1}) == [(1, load(0))]
+    assert loads.listed({"i-0": 1}) == [], "it was told"
+    assert loads.listed({"i-0": 2}) == [(0, load(0))], "another process under its name"
+    late = load(4, 2, 0.5, queries=7)
+    loads.reported("i-1", 1, late)
+    assert late == load(0, queries=7), "it counts what it did, and runs nothing"
+
+
+def test_instances_that_share_a_series_are_added_up() -> None:
+    """Those that were added to a cluster which began with two."""
+    from controller.adapters.vllm.endpoint.pool_client import InstanceLoads
+
+    loads, all_there = InstanceLoads(1), {"i-0": 1, "i-1": 1, "i-7": 1}
+    loads.listed(all_there)
+    assert [loads.index_of(instance_id) for instance_id in all_there] == [0, 1, 1]
+    loads.reported("i-0", 1, load(9))
+    loads.reported("i-1", 1, load(2, 1, 0.2))
+    both = load(3, 0, 0.1, queries=5)
+    loads.reported("i-7", 1, both)
+    assert both == load(5, 1, 0.2, queries=5)
+    idle = load(0)
+    loads.reported("i-1", 1, idle)
+    assert idle == load(3, 0, 0.1)
+    assert loads.listed({"i-0": 1, "i-1": 1}) == [(1, load(0))]

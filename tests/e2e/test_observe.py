@@ -341,6 +341,29 @@ def test_metrics_on_both_listeners(emulated: Cluster) -> None:
     assert len(counted) == len({line.rpartition(" ")[0] for line in counted})
 
 
+def num_running_by_vllm(cluster: Cluster) -> float:
+    lines = [each for each in metrics_of(cluster).splitlines() if "num_requests_running{" in each]
+    assert len(lines) == NUM_INSTANCES
+    return sum(float(each.rpartition(" ")[2]) for each in lines)
+
+
+def test_vllm_s_own_gauges_are_zero_once_nothing_runs(
+    emulated: Cluster, its_client: openai.OpenAI
+) -> None:
+    """The client of the last request leaves in the middle: no output tells of it."""
+    stream = its_client.completions.create(
+        model="embedded",
+        prompt=[300] * 40,
+        max_tokens=1500,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    wait_for(lambda: num_running_by_vllm(emulated) == 1, "the request to be counted")
+    stream.close()
+    wait_for(lambda: num_running_by_vllm(emulated) == 0, "the gauges to be zero", 10.0)
+
+
 # -- the security baseline, on a live cluster ---------------------------------------------
 
 

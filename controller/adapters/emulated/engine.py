@@ -99,6 +99,9 @@ class EmulatedEngine:
         part = wire.Outputs(body.engine_index, outputs, timestamp=body.timestamp)
         return wire.encode_outputs(part)
 
+    def encode_rest(self) -> Frames:
+        return wire.encode_outputs(wire.Outputs(scheduler_stats=wire.SchedulerStats()))
+
     def take_events(self) -> Sequence[EngineEvent]:
         events, self._events = self._events, []
         return events
@@ -146,7 +149,9 @@ class EmulatedEngine:
                 output.stop_reason = live.answer.stop_reason
             outputs.append(output)
             emitted.append(EmittedTokens(request_id, 1, reason))
-        stats = self._stats() if by_frontend else None
+        stats = self._stats()
+        if not by_frontend:
+            return [StepOutputs(0, (), wire.Outputs(scheduler_stats=stats))]
         return [
             StepOutputs(index, tuple(emitted), wire.Outputs(outputs=outputs, scheduler_stats=stats))
             for index, (emitted, outputs) in by_frontend.items()

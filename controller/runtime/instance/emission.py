@@ -42,6 +42,11 @@ class Emission:
         self._requests = requests
         self._frontends = frontends
         self._on_finished = on_finished
+        self._gone: set[str] = set()
+        """Frontends whose processes are gone."""
+        self._knows_load: dict[str, None] = {}
+        """Frontends that were sent the scheduler's statistics of a busy engine, the last one last.
+        vLLM's metrics go on showing them until others come."""
         self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
         self._ttft = LatencyWindows[int]()
         self._ttft_p99: Percentiles[int] = Percentiles()
@@ -76,11 +81,43 @@ class Emission:
                 if emitted.finish_reason is not None:
                     self._forget_finished(emitted.request_id)
                     self._on_finished(emitted.request_id)
-            if items:
+            if not items:
+                self._tell_load(step.body)
+            else:
                 frontend = self._frontends[step.frontend_index]
+                self._note_reader(frontend)
                 for move in timed:
                     self._mailbox.send(frontend, encode(move))
                 self._send(frontend, items, self._engine.encode(step.body))
+
+    def _tell_load(self, body: Any) -> None:
+        """Sends statistics without tokens to one frontend: each counts what the prefix cache had of
+        prompts since the ones before, as in a step in the middle of a long prompt."""
+        reader = next(reversed(self._knows_load), None)
+        if reader is None:
+            reader = next((each for each in self._frontends if each not in self._gone), None)
+        if reader is not None:
+            self._note_reader(reader)
+            self._send(reader, (), self._engine.encode(body))
+
+    def _note_reader(self, frontend: str) -> None:
+        self._knows_load.pop(frontend, None)
+        self._knows_load[frontend] = None
+
+    def tell_rest(self) -> None:
+        """The engine has nothing to do: frontends that think otherwise are told."""
+        readers, self._knows_load = self._knows_load, {}
+        for frontend in readers:
+            self._send(frontend, (), self._engine.encode_rest())
+
+    def frontend_lost(self, address: str) -> None:
+        """Where frontends answer for each other, another one corrects what this one showed last."""
+        self._gone.add(address)
+        if address in self._knows_load:
+            del self._knows_load[address]
+            heirs = (each for each in self._frontends if each not in self._gone)
+            if (heir := next(heirs, None)) is not None:
+                self._knows_load.setdefault(heir)
 
     def send_again(self, missing: OutputsMissing) -> None:
         """Sends missing outputs again, in the epoch that the request has here, even if an earlier

@@ -46,6 +46,9 @@ class StepListener(Protocol):
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None: ...
 
+    def rested(self) -> None:
+        """The engine has nothing left to do."""
+
     def report(self, status: StatusPushed) -> None: ...
 
 
@@ -168,10 +171,13 @@ class EngineThread:
                 self._report(engine, listener, took)
 
         engine.on_phase = at_phase
-        turned_s = time.monotonic()
+        turned_s, was_busy = time.monotonic(), False
         while True:
             if not engine.has_work():
                 took.rest()
+                if was_busy:
+                    was_busy = False
+                    self._call(listener.rested)
             self._run_commands(engine)
             if time.monotonic() - turned_s >= LONG_TURN_S:
                 self._wait_until_clear()
@@ -179,6 +185,7 @@ class EngineThread:
                 continue
             turned_s = time.monotonic()
             if engine.has_work():
+                was_busy = True
                 if self._status_wanted:
                     self._report(engine, listener, took)
                 at_phase("begin")

@@ -245,6 +245,7 @@ class Serving:
         tokens."""
         self._peer_lost(lambda peer: peer.address == address)
         self.instance_moves.frontend_lost(address)
+        self.emission.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
         orphans += self._reentries.of_frontend(address)
         if orphans:
@@ -258,8 +259,12 @@ class Serving:
     # -- from the engine's thread --------------------------------------------------------
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
-        self.relief_moves.step_times_s.append(step_time_s)
+        if any(each.emitted for each in outputs):
+            self.relief_moves.step_times_s.append(step_time_s)
         self.emission.emit(outputs, step_time_s)
+
+    def rested(self) -> None:
+        self.emission.tell_rest()
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
         """Tells the controller for its log, and each request's frontend for its history."""

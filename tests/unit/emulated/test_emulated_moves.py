@@ -48,7 +48,7 @@ class Bed:
         engine = self.engines[at]
         for _ in range(num_steps):
             for step in engine.step():
-                assert step.frontend_index == 3
+                assert step.frontend_index == 3 or not step.emitted
                 for output in decode(engine, step).outputs:
                     assert self.owner[output.request_id] == at
                     self.outputs[output.request_id].append(output)

@@ -155,6 +155,8 @@ class FakeEngine:
         self.tables: dict[str, list[int]] = {}
         self.moves = FakeMoves(self)
         self.admits = True
+        self.tells_each_step = False
+        """Whether a step without tokens has outputs, as vLLM's have: the scheduler's statistics."""
         self.refuses_at_add: set[str] = set()
         self.aborted: list[str] = []
         self.evicted: set[str] = set()
@@ -217,6 +219,8 @@ class FakeEngine:
             output = self._next(request)
             by_frontend.setdefault(request.frontend_index, []).append(output)
         self.on_phase("after-update")
+        if self.tells_each_step and not by_frontend:
+            return [StepOutputs(0, (), [])]
         return [
             StepOutputs(
                 index,
@@ -231,6 +235,9 @@ class FakeEngine:
 
     def encode(self, body: list[FakeOutput]) -> Frames:
         return [msgspec.msgpack.encode(body)]
+
+    def encode_rest(self) -> Frames:
+        return self.encode([])
 
     def encode_one(self, body: list[FakeOutput], request_id: str) -> Frames:
         return self.encode([output for output in body if output.request_id == request_id])

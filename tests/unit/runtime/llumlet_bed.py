@@ -89,8 +89,22 @@ class Bed:
     async def output(
         self, frontend: FakePeer | None = None
     ) -> tuple[OutputsEmitted, list[FakeOutput]]:
-        emitted, payload = await (frontend or self.f0).receive_with_payload(OutputsEmitted)
+        emitted, payload = await (frontend or self.f0).receive_with_payload(
+            OutputsEmitted, lambda told: bool(told.items)
+        )
         return emitted, decode_outputs(payload)
+
+    def num_outputs(self, frontend: FakePeer | None = None) -> int:
+        """Messages with tokens that nobody has asked for."""
+        told = (frontend or self.f0).received(OutputsEmitted)
+        return sum(bool(each.items) for each in told)
+
+    async def load(self, frontend: FakePeer) -> list[FakeOutput]:
+        """What came with the scheduler's statistics and no request's tokens."""
+        _, payload = await frontend.receive_with_payload(
+            OutputsEmitted, lambda told: not told.items
+        )
+        return decode_outputs(payload)
 
     async def tokens(self, request_id: str, frontend: FakePeer | None = None) -> list[int]:
         """All its tokens, each message checked to start where the one before ended."""

@@ -53,7 +53,7 @@ def send(bed: Bed, num_outputs: int, attempt: int = 1, seq: int = 3, max_tokens:
 
 
 async def next_item(bed: Bed) -> tuple[OutputItem, list[int]]:
-    emitted, payload = await bed.f0.receive_with_payload(OutputsEmitted)
+    emitted, payload = await bed.f0.receive_with_payload(OutputsEmitted, lambda e: bool(e.items))
     (item,), (output,) = emitted.items, decode_outputs(payload)
     return item, output.tokens
 
@@ -83,7 +83,9 @@ async def test_an_older_attempt_here_is_dropped_with_what_it_has_just_put_out(be
     bed.engine.go_on()
     item, tokens = await next_item(bed)
     assert (item.attempt, item.first_index, tokens) == (1, 1, T[1:2])
-    await bed.f0.receive(OutputsEmitted, lambda e: e.items[0].finish_reason == "length")
+    await bed.f0.receive(
+        OutputsEmitted, lambda e: bool(e.items) and e.items[0].finish_reason == "length"
+    )
     bed.engine.check()
 
 
@@ -107,7 +109,9 @@ async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:
     bed.engine.moves.compiles["r"] = compiling
     send(bed, 2)
     bed.add("other")
-    await bed.f0.receive(OutputsEmitted, lambda e: e.items[0].finish_reason is not None)
+    await bed.f0.receive(
+        OutputsEmitted, lambda e: bool(e.items) and e.items[0].finish_reason is not None
+    )
     assert bed.llumlet.num_live_reqs == 0
     compiling.set_result(None)
     item, tokens = await next_item_of(bed, "r")
@@ -116,7 +120,7 @@ async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:
 
 async def next_item_of(bed: Bed, request_id: str) -> tuple[OutputItem, list[int]]:
     emitted, payload = await bed.f0.receive_with_payload(
-        OutputsEmitted, lambda e: e.items[0].request_id == request_id
+        OutputsEmitted, lambda e: bool(e.items) and e.items[0].request_id == request_id
     )
     return emitted.items[0], decode_outputs(payload)[0].tokens
 
@@ -186,7 +190,7 @@ async def test_what_an_older_attempt_here_ends_by_does_not_end_it(bed: Bed) -> N
     assert (lost.attempt, lost.hop) == (0, 0)
     compiling.set_result(None)
     bed.engine.go_on()
-    await bed.f0.receive(OutputsEmitted, lambda e: e.items[0].attempt == 1)
+    await bed.f0.receive(OutputsEmitted, lambda e: bool(e.items) and e.items[0].attempt == 1)
 
 
 @pytest.mark.parametrize("how", ["aborted", "frontend lost", "replaced"])

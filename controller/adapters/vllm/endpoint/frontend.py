@@ -188,6 +188,9 @@ class OpenAIFrontend:
     def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
         if instances and not self._info.done():
             self._info.set_result(instances[0].info)
+        if self._llm is not None:
+            serve = {each.instance_id: each.incarnation for each in instances}
+            self._llm.engine_core.instances_are(serve)
 
     def _on_limits(self, limits: FrontendLimits) -> None:
         """Called once this frontend serves, and at each change. Requests that have come already

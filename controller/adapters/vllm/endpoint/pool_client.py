@@ -1,7 +1,8 @@
 """vLLM's engine client, over a pool of instances instead of one engine.
 
 Touch points of vLLM: v1/engine/core_client.py `EngineCoreClient`'s async methods as far as
-AsyncLLM calls them in serving; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`.
+AsyncLLM calls them in serving; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py
+`MsgpackEncoder`, `MsgpackDecoder`.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from vllm.v1.engine import (
     FinishReason,
 )
 from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.vllm.checks.fault import RefusedError
@@ -101,6 +103,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._loads = InstanceLoads(limits.max_engine_index)
         self.resources = SimpleNamespace(engine_dead=False)
         router.inbox.with_payload[OutputsEmitted] = self.receive
 
@@ -114,8 +117,16 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         for output in body.outputs:
             if output.finish_reason == FinishReason.ERROR:
                 self._app.fail(output.request_id, _error_of(output))
-        body.engine_index = min(_ordinal(emitted.sender.instance_id), self._limits.max_engine_index)
+        sender = emitted.sender
+        body.engine_index = self._loads.index_of(sender.instance_id)
+        if body.scheduler_stats is not None:
+            self._loads.reported(sender.instance_id, sender.incarnation, body.scheduler_stats)
         self._outputs.put_nowait(body)
+
+    def instances_are(self, incarnations: Mapping[str, int]) -> None:
+        """The incarnations that serve, by instance: vLLM's metrics show no load of others."""
+        for index, stats in self._loads.listed(incarnations):
+            self._outputs.put_nowait(EngineCoreOutputs(index, scheduler_stats=stats))
 
     async def get_output_async(self) -> EngineCoreOutputs:
         return await self._outputs.get()
@@ -211,6 +222,59 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         """Does nothing: the instances outlive a frontend, and OpenAIFrontend owns the router."""
 
 
+class InstanceLoads:
+    """What the scheduler of each instance said last, for vLLM's metrics. Those have one series for
+    each engine from 0 to `max_index`; instances beyond, which were added later, share the last."""
+
+    def __init__(self, max_index: int) -> None:
+        self._max_index = max_index
+        self._loads: dict[str, tuple[int, SchedulerStats]] = {}
+        """By instance: the incarnation, and its gauges. Those that are idle are not in it."""
+        self._incarnations: Mapping[str, int] | None = None
+
+    def index_of(self, instance_id: str) -> int:
+        """The engine by which vLLM's metrics know the instance."""
+        return min(int(instance_id.rpartition("-")[2]), self._max_index)
+
+    def reported(self, instance_id: str, incarnation: int, stats: SchedulerStats) -> None:
+        """Makes of the statistics those of all instances that share the series. What an incarnation
+        sent that serves no more counts what it has done, and shows no load."""
+        own, serves = _gauges(stats), self._incarnations
+        if serves is not None and serves.get(instance_id) != incarnation:
+            own = SchedulerStats()
+        self._loads.pop(instance_id, None)
+        self._add_up(self.index_of(instance_id), own, stats)
+        if own != SchedulerStats():
+            self._loads[instance_id] = incarnation, own
+
+    def listed(self, incarnations: Mapping[str, int]) -> list[tuple[int, SchedulerStats]]:
+        """The series of those that serve no more, and what they show now."""
+        self._incarnations = incarnations
+        gone = [i for i, (n, _) in self._loads.items() if incarnations.get(i) != n]
+        for instance_id in gone:
+            del self._loads[instance_id]
+        found = {index: SchedulerStats() for index in map(self.index_of, gone)}
+        for index, stats in found.items():
+            self._add_up(index, SchedulerStats(), stats)
+        return list(found.items())
+
+    def _add_up(self, index: int, own: SchedulerStats, stats: SchedulerStats) -> None:
+        """Sets the gauges of `stats` to the sums, and the use of the KV cache to the highest."""
+        alike = [each for i, (_, each) in self._loads.items() if self.index_of(i) == index]
+        alike.append(own)
+        for name in _COUNTS:
+            setattr(stats, name, sum(getattr(each, name) for each in alike))
+        stats.kv_cache_usage = max(each.kv_cache_usage for each in alike)
+
+
+_COUNTS = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
+
+
+def _gauges(stats: SchedulerStats) -> SchedulerStats:
+    counts = {name: getattr(stats, name) for name in _COUNTS}
+    return SchedulerStats(**counts, kv_cache_usage=stats.kv_cache_usage)
+
+
 def _max_output_tokens(request: EngineCoreRequest) -> int | None:
     params = request.sampling_params
     return None if params is None else params.max_tokens
@@ -248,8 +312,3 @@ def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:
             num_left = len(output.new_token_ids)
             output.new_logprobs = output.new_logprobs.slice_request(num_skip, num_left)
     return output
-
-
-def _ordinal(instance_id: str) -> int:
-    """`i-3` -> 3."""
-    return int(instance_id.rpartition("-")[2])

@@ -1,7 +1,8 @@
 """vLLM's `EngineCore` in this process, as an Engine port: stock, without a patch.
 
 Touch points of vLLM: v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
-`post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
+`post_step`, `abort_requests`; v1/engine/__init__.py `EngineCoreOutputs`; v1/metrics/stats.py
+`SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
 v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`,
 `update_from_output`, `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`,
 `scheduled_cached_reqs`;
@@ -42,9 +43,10 @@ class VllmEngine:
             warm_up.compile_nothing_on_cpu()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
+        from vllm.v1.metrics.stats import SchedulerStats
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
         from controller.adapters.vllm.moves.moves import VllmMoves
@@ -64,6 +66,7 @@ class VllmEngine:
         self._pool = self._kv.block_pool
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self._encoder = MsgpackEncoder()
+        self._at_rest = self._encoder.encode(EngineCoreOutputs(scheduler_stats=SchedulerStats()))
         self._num_evictions = 0
         self._events: list[EngineEvent] = []
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
@@ -130,7 +133,7 @@ class VllmEngine:
                 body,
             )
             for index, body in (outputs or {}).items()
-            if body.outputs
+            if body.outputs or body.scheduler_stats is not None
         ]
 
     def encode(self, body: Any) -> Frames:
@@ -142,6 +145,10 @@ class VllmEngine:
         part = msgspec.structs.replace(body, outputs=outputs, scheduler_stats=None)
         encoder = type(self._encoder)()  # an encoder serves one thread at a time
         frames: Frames = encoder.encode(part)
+        return frames
+
+    def encode_rest(self) -> Frames:
+        frames: Frames = self._at_rest
         return frames
 
     def take_events(self) -> Sequence[EngineEvent]:
