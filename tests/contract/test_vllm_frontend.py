@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.endpoint.connections import KeepAlive
+from controller.adapters.connections import KeepAlive
+from controller.adapters.vllm.endpoint.error_bodies import error_body
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials
@@ -276,7 +277,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     llm = PoolLLM(config, router, limits, grammars, log_stats=False)
     gate = openai_app.Gate(levels=limits.levels)
     tasks, stops = info.supported_tasks, lambda: "it stops" if gate.closed else ""
-    await openai_app.build_server(llm, args, gate, KeepAlive(9), tasks, stops)
+    await openai_app.build_server(llm, args, gate, KeepAlive(9, error_body), tasks, stops)
     bed = Bed(engine, llm, gate, router, process)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:

@@ -264,3 +264,61 @@ async def test_a_listener_that_ends_ends_its_controller() -> None:
     listener.server._server.should_exit = True
     await asyncio.wait_for(listener.server.run_beside(work()), 5.0)
     assert cancelled.is_set()
+
+
+# -- connections --------------------------------------------------------------------------
+
+
+async def sent(listener: Listener, data: bytes) -> bytes:
+    """All that is answered to these bytes, up to the connection's end."""
+    host, port = listener.server._socket.getsockname()
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(), 5.0)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /v1/status HTTP/1.1\r\n" + b"a: b\r\n" * 20_000, 431),
+        (b"GET /v1/status HTTP/1.1\r\na: " + b"b" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"\0\1\2\r\n\r\n", 400),
+    ],
+)
+async def test_heads_are_bounded_before_a_token_is_known(
+    listener: Both, caplog: pytest.LogCaptureFixture, data: bytes, status: int
+) -> None:
+    own, client = listener
+    answer = await sent(own, data)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert ErrorBody.model_validate_json(body).message
+    assert caplog.records == [], "strangers do not fill the log"
+    assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
+
+
+async def test_a_head_comes_in_time(listener: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.adapters.connections.HEAD_TIMEOUT_S", 0.1)
+    own, _ = listener
+    assert (await sent(own, b"GET /v1/status HTTP/1.1\r\na:")).startswith(b"HTTP/1.1 408 ")
+    assert await sent(own, b"") == b"", "who says nothing is answered nothing"
+
+
+async def test_who_opens_many_connections_keeps_nobody_out(listener: Both) -> None:
+    own, client = listener
+    own.server._server.config.http.max_open = 4  # type: ignore[union-attr]
+    async with client.stream("GET", "/v1/watch", headers=AUTHORIZED) as watching:
+        frames = watching.aiter_lines()
+        await anext(frames)
+        address = own.server._socket.getsockname()
+        strangers = [await asyncio.open_connection(*address) for _ in range(6)]
+        for reader, _ in strangers[:3]:  # the watcher's is one of the four
+            assert await asyncio.wait_for(reader.read(), 5.0) == b""
+        assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
+        assert await asyncio.wait_for(anext(frames), 5.0)
+        for _, writer in strangers:
+            writer.close()

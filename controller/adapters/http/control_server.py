@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.http.abort import find_abort
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import (
@@ -28,6 +29,7 @@ from controller.adapters.http.errors import (
     on_http_error,
     on_invalid_input,
     on_revision_conflict,
+    unread_body,
 )
 from controller.adapters.http.explain import explain_request
 from controller.adapters.http.guard import BodyTooLargeError, Guard
@@ -66,8 +68,8 @@ from controller.runtime.controller.operations.spec_keeper import RevisionConflic
 MAX_WATCHERS = 64
 # Watch streams never end by themselves; a stopping server does not wait for them.
 LAST_BYTES_S = 1
-# Longer than clients keep their connections, so that none is closed as its next request comes.
-KEEP_ALIVE_S = 620
+# Who has no token may connect, too. Of more connections the oldest without a request is closed.
+MAX_CONNECTIONS = 256
 
 Query = TypeVar("Query", bound=BaseModel)
 
@@ -175,6 +177,7 @@ class ControlServer:
         app.router.redirect_slashes = False
         config = uvicorn.Config(
             app,
+            http=KeepAlive(MAX_CONNECTIONS // 2, unread_body, MAX_CONNECTIONS),  # type: ignore[arg-type]  # uvicorn only calls it
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -56,9 +56,19 @@ async def on_failure(_request: Request, error: Exception) -> Response:
     return error_response(500, "failed", f"{error.message}; nothing was done", error.hint)
 
 
+def unread_body(status: int, message: str) -> bytes:
+    """The answer to bytes that are no request that can be read."""
+    body = ErrorBody(code=_code_of(status), message=message)
+    return body.model_dump_json().encode()
+
+
+def _code_of(status: int) -> str:
+    return HTTPStatus(status).phrase.lower().replace(" ", "_")
+
+
 async def on_http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    code = _code_of(error.status_code)
     return error_response(error.status_code, code, error.detail, headers=error.headers)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import uvloop
 from uvicorn import Config, Server
 
+from controller.adapters.connections import KeepAlive
 from controller.adapters.listener.shared_listener import SharedListener
-from controller.adapters.vllm.endpoint.connections import KeepAlive
+from controller.adapters.vllm.endpoint.error_bodies import error_body
 
 
 class NamedServer(Server):
@@ -31,7 +32,7 @@ async def main(folder: str, name: str) -> None:
         await send({"type": "http.response.body", "body": name.encode()})
 
     listening = await SharedListener(Path(folder), name).open()
-    http: Any = KeepAlive(1000)  # uvicorn only calls it
+    http: Any = KeepAlive(1000, error_body)  # uvicorn only calls it
     config = Config(app, http=http, log_level="critical", lifespan="off")
     server = NamedServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.checks.token_ids import max_token_ids
+from controller.adapters.vllm.endpoint.error_bodies import error_body
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
@@ -125,8 +126,8 @@ class OpenAIFrontend:
         return args, config, grammar_checks.make_process(config)
 
     async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
+        from controller.adapters.connections import KeepAlive, max_kept_connections
         from controller.adapters.vllm.endpoint import openai_app
-        from controller.adapters.vllm.endpoint.connections import KeepAlive, max_kept_connections
         from controller.adapters.vllm.endpoint.pool_client import PoolLimits
         from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
 
@@ -143,7 +144,7 @@ class OpenAIFrontend:
         self._llm = PoolLLM(config, self.router, limits, self._grammars, log_stats)
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
         self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
-        self._keep_alive = KeepAlive(max_kept_connections())
+        self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         self._server = await openai_app.build_server(
             self._llm,
             args,

@@ -28,9 +28,9 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.endpoint.anthropic_calls import leave_out_cut_calls
 from controller.adapters.vllm.endpoint.anthropic_errors import tell_errors
-from controller.adapters.vllm.endpoint.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.endpoint.fail_fast import make_models_fail_fast
 from controller.adapters.vllm.endpoint.gate import Gate
 from controller.adapters.vllm.endpoint.outermost import around, within, without_outermost

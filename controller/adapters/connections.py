@@ -1,10 +1,12 @@
-"""What uvicorn's connections lack: bounds before a key is known, and an orderly end.
+"""What uvicorn's connections lack, at the endpoint and at the control API: bounds before a key or a
+token is known, and an orderly end.
 
 **Bounds.** Whoever reaches the port may send a head, so its bytes are counted as well as its time,
 and so is all that is sent around a body: the extensions of chunks, trailers, blank lines. Trailers
 are dropped: uvicorn appends them to the headers, which the gate may have judged already. What is
 left of a body after its answer is read and dropped, as a client that still sends would not read the
-answer, but only so much of it and for so long.
+answer, but only so much of it and for so long. Where connections are limited, of too many the
+oldest that has no request on its way is closed: so who opens many keeps nobody else out.
 
 **Other protocols.** An offer to go on in another protocol (`Upgrade: h2c`, which Java's client adds
 to each request) is ignored, as HTTP allows. The parser knows no such thing: it takes what follows
@@ -27,6 +29,7 @@ callbacks of the `parser`, which is httptools', and `RequestResponseCycle`, its 
 import asyncio
 import resource
 import select
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -34,9 +37,6 @@ from typing import Any
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-
-from controller.adapters.vllm.checks.fault import RefusedError
-from controller.adapters.vllm.endpoint.error_bodies import error_body
 
 # Load balancers keep an idle connection for up to 600 s, clients' pools for 5 to 300 s.
 KEEP_ALIVE_S = 620
@@ -68,12 +68,23 @@ HEAD_TOO_LARGE = f"the request's headers have more than {MAX_HEAD_BYTES} bytes"
 URL_TOO_LONG = f"the request's URL has more than {MAX_HEAD_BYTES} bytes"
 
 
+class NotReadError(Exception):
+    """What a client sends is not read further."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
 @dataclass(slots=True)
 class KeepAlive:
     """Makes uvicorn's protocol for each connection. Connections end with their answer while there
-    are more than `max_kept`, or when the server `ends`."""
+    are more than `max_kept`, or when the server `ends`. `error_body`: of a status and a message, as
+    JSON. `max_open`: how many there may be; None: as many as there are descriptors."""
 
     max_kept: int
+    error_body: Callable[[int, str], bytes]
+    max_open: int | None = None
     ends: bool = False
 
     def __call__(self, **options: Any) -> "Connection":
@@ -95,11 +106,29 @@ class Connection(HttpToolsProtocol):
         """Of a body whose answer has gone, or behind a refusal."""
         self._is_deaf = False
         """Whether further bytes are dropped: the connection ends with what it has to answer."""
+        self._opened_s = self.loop.time()
 
     # uvicorn's method, too, takes a Transport where asyncio's takes any BaseTransport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head(HEAD_TIMEOUT_S)
+        max_open = self._keep_alive.max_open
+        if max_open is not None and len(self.connections) > max_open:
+            self._show_one_out()
+
+    def _show_one_out(self) -> None:
+        """Closes the oldest connection without a request on its way. This one has none yet."""
+        waiting = [
+            each
+            for each in self.connections
+            if isinstance(each, Connection) and not each.transport.is_closing() and each.is_idle
+        ]
+        oldest = min(waiting, key=lambda each: each._opened_s)
+        oldest.transport.close()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
@@ -116,7 +145,7 @@ class Connection(HttpToolsProtocol):
             self._parse(data)
         except httptools.HttpParserError as error:
             why = error.__context__
-            if isinstance(why, RefusedError):
+            if isinstance(why, NotReadError):
                 self._refuse(why.status, why.message)
             else:
                 self._refuse(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.")
@@ -160,20 +189,20 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def _count_head(self, num_bytes: int, status: HTTPStatus, why: str) -> None:
-        """Raises RefusedError."""
+        """Raises NotReadError."""
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            raise RefusedError(status, why)
+            raise NotReadError(status, why)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._wait_no_more()
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this server is no proxy")
+                raise NotReadError(HTTPStatus.METHOD_NOT_ALLOWED, "this server is no proxy")
             return  # the same head comes again, without the offer
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait here")
+            raise NotReadError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait here")
         super().on_headers_complete()
         rule = self._keep_alive
         if rule.ends or len(self.connections) > rule.max_kept:
@@ -211,7 +240,7 @@ class Connection(HttpToolsProtocol):
         if is_awaited:  # its body will not be complete
             newest.disconnected = True
             newest.message_event.set()
-        body = error_body(status, why)
+        body = self._keep_alive.error_body(status, why)
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -16,8 +16,9 @@ import pytest
 import uvloop
 from uvicorn import Config, Server
 
-from controller.adapters.vllm.endpoint import connections
-from controller.adapters.vllm.endpoint.connections import KeepAlive, max_kept_connections
+from controller.adapters import connections
+from controller.adapters.connections import KeepAlive, max_kept_connections
+from controller.adapters.vllm.endpoint.error_bodies import error_body
 from controller.adapters.vllm.endpoint.gate import Gate
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -103,7 +104,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
     async def test() -> None:
-        async with serving(KeepAlive(9), keep_alive_s=0.2) as (_, client):
+        async with serving(KeepAlive(9, error_body), keep_alive_s=0.2) as (_, client):
             one = client()
             assert await one.ask()
             in_loop, ours = socket.socketpair()
@@ -125,7 +126,7 @@ def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
 
 def test_too_many_connections_are_told_which_answer_is_their_last() -> None:
     async def test() -> None:
-        async with serving(KeepAlive(1)) as (_, client):
+        async with serving(KeepAlive(1, error_body)) as (_, client):
             first, second = client(), client()
             assert b"connection: close" not in await first.ask()
             assert b"connection: close" in await second.ask()
@@ -137,7 +138,7 @@ def test_too_many_connections_are_told_which_answer_is_their_last() -> None:
 
 def test_a_server_that_drains_tells_each_client_that_it_closes() -> None:
     async def test() -> None:
-        keep_alive = KeepAlive(9)
+        keep_alive = KeepAlive(9, error_body)
         async with serving(keep_alive) as (_, client):
             one = client()
             assert b"connection: close" not in await one.ask()
@@ -150,7 +151,7 @@ def test_a_server_that_drains_tells_each_client_that_it_closes() -> None:
 
 def test_a_server_that_ends_answers_what_has_come_and_what_has_just_connected() -> None:
     async def test() -> None:
-        async with serving(KeepAlive(9)) as (server, client):
+        async with serving(KeepAlive(9, error_body)) as (server, client):
             idle, used, half, fresh = client(), client(), client(), client()
             await idle.ask()
             await used.ask()
@@ -171,7 +172,7 @@ def test_a_server_that_ends_answers_what_has_come_and_what_has_just_connected() 
 
 def test_a_client_that_connected_and_asks_nothing_does_not_keep_the_server() -> None:
     async def test() -> None:
-        async with serving(KeepAlive(2 * PATIENCE_S)) as (server, client):
+        async with serving(KeepAlive(2 * PATIENCE_S, error_body)) as (server, client):
             silent = client()
             await asyncio.sleep(0.05)
             started_s = time.monotonic()
@@ -184,7 +185,7 @@ def test_a_client_that_connected_and_asks_nothing_does_not_keep_the_server() -> 
 
 def test_what_is_no_http_gets_an_error_of_ours() -> None:
     async def test() -> None:
-        async with serving(KeepAlive(9)) as (_, client):
+        async with serving(KeepAlive(9, error_body)) as (_, client):
             one = client()
             one.send(b"BLAH\r\n\r\n")
             head, _, body = (await one.read()).partition(b"\r\n\r\n")
@@ -207,7 +208,7 @@ def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        async with serving(KeepAlive(10)) as (_, client):
+        async with serving(KeepAlive(10, error_body)) as (_, client):
             silent, slow, next_slow, good = client(), client(), client(), client()
             slow.send(REQUEST[:20])
             assert (await next_slow.ask()).endswith(b"ok")
@@ -246,7 +247,7 @@ async def never(_scope: Any, _receive: Any, _send: Any) -> None:
 async def asked(data: bytes, app: Any = telling, piece: int = 0) -> bytes:
     """What the server sends until it closes the connection; `data` asks it to. Pieces of `data`
     come one by one."""
-    async with serving(KeepAlive(9), app=app) as (_, client):
+    async with serving(KeepAlive(9, error_body), app=app) as (_, client):
         one = client()
         one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reading = asyncio.create_task(one.read_until_closed())
@@ -376,7 +377,7 @@ def test_an_answer_is_not_cut_by_what_comes_behind_its_request(
         await send({"type": "http.response.body", "body": b"ended"})
 
     async def test() -> None:
-        async with serving(KeepAlive(9), app=slow) as (_, client):
+        async with serving(KeepAlive(9, error_body), app=slow) as (_, client):
             one = client()
             one.send()
             await begun.wait()
@@ -393,7 +394,7 @@ def test_the_rest_of_a_body_that_is_answered_is_dropped_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        async with serving(KeepAlive(9)) as (_, client):
+        async with serving(KeepAlive(9, error_body)) as (_, client):
             good, bad = client(), client()
             good.send(POST + b"Content-Length: 100000\r\n\r\n")
             assert (await good.read()).endswith(b"ok")
@@ -415,7 +416,7 @@ def test_bytes_that_are_no_request_keep_no_connection(rest: bytes) -> None:
     """Blank lines, and the rest of a body that is answered already."""
 
     async def test() -> None:
-        async with serving(KeepAlive(9), keep_alive_s=0.3) as (_, client):
+        async with serving(KeepAlive(9, error_body), keep_alive_s=0.3) as (_, client):
             one = client()
             one.send(POST + b"Content-Length: %d\r\n\r\n" % (1000 if rest == b"x" else 0))
             assert (await one.read()).endswith(b"ok")
@@ -470,7 +471,7 @@ def test_an_offer_comes_to_the_gate_as_a_request_without_it() -> None:
     gate.app, gate.json_paths = telling, frozenset({"/"})
 
     async def test() -> None:
-        async with serving(KeepAlive(10), app=gate) as (_, client):
+        async with serving(KeepAlive(10, error_body), app=gate) as (_, client):
             one = client()
             for _ in range(2):
                 one.send(b"POST / HTTP/1.1\r\n" + OFFER + b"Content-Length: 2\r\n\r\n{}")
