@@ -6,6 +6,8 @@ from llumctl.text import output
 
 Fact = tuple[str, str]
 
+WAITING = "none, the request waits for memory"
+
 
 def render(report: MigrationReport, *, colours: bool) -> str:
     """The move's figures, its last attempt's stages, and the attempts if there were several."""
@@ -38,8 +40,14 @@ def _planned(plan: MovePlanned) -> list[Fact]:
         ("blocks", str(plan.num_blocks)),
         ("bytes", sized(plan.num_bytes)),
         ("copy", _millis(plan.copy_time_s)),
-        ("downtime", f"about {_millis(plan.downtime_s)}" if plan.downtime_s else "-"),
+        ("downtime", _expected_downtime(plan)),
     ]
+
+
+def _expected_downtime(plan: MovePlanned) -> str:
+    if not plan.num_blocks:
+        return WAITING
+    return f"about {_millis(plan.downtime_s)}" if plan.downtime_s else "-"
 
 
 def _moved(report: MigrationReport, last: MoveAttempt) -> list[Fact]:
@@ -51,9 +59,16 @@ def _moved(report: MigrationReport, last: MoveAttempt) -> list[Fact]:
         ("bytes", sized(report.num_bytes)),
         ("copy", _millis(report.copy_time_s)),
         ("took", _millis(last.duration_s)),
-        ("downtime", _millis(report.downtime_s)),
+        ("downtime", _downtime(report, last)),
         ("excess", _millis(report.excess_s)),
     ]
+
+
+def _downtime(report: MigrationReport, last: MoveAttempt) -> str:
+    """A move without any block is one of a request that waits."""
+    if report.downtime_s is None and not (report.num_blocks or last.num_cached_blocks):
+        return WAITING
+    return _millis(report.downtime_s)
 
 
 def _stages(attempt: MoveAttempt, *, colours: bool) -> str:

@@ -49,6 +49,7 @@ class Source:
         self.refusal = ""
         """Why nothing can be begun; empty if it can."""
         self.refusals: dict[str, str] = {}
+        self.plan = PLAN
         self.silent = False
         self.moved: list[MoveAsked] = []
         self._book = book
@@ -65,7 +66,7 @@ class Source:
         if self.refusal:
             return MoveAnswered(message.query_id, self.refusal)
         if message.dry_run:
-            return MoveAnswered(message.query_id, "", PLAN)
+            return MoveAnswered(message.query_id, "", self.plan)
         self.moved.append(message)
         outcome, code = self.ends.pop(0) if self.ends else ("migrated", "")
         record = record_of(message, outcome, code)

@@ -10,6 +10,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import EXIT_INTERRUPTED
+from controller.core.migration.record import MovePlan
 from controller.core.record.request_record import RequestState
 from llumctl.app import run
 from tests.unit.cli_support import remember
@@ -118,6 +119,13 @@ async def test_a_dry_run(bed: Bed, capsys: Captured) -> None:
         "error: request r-1 cannot move from i-0 to i-1: the destination has not enough free"
         " blocks\ntry:   llumctl status      llumctl requests\n"
     )
+
+
+async def test_one_that_waits_would_not_be_down_for_its_move(bed: Bed, capsys: Captured) -> None:
+    bed.source.plan = MovePlan(0, 0, 0, None)
+    assert await llumctl("migrate", "r-1", "--dry-run") == 10
+    found = facts(capsys.readouterr().out)
+    assert (found["blocks"], found["downtime"]) == ("0", "none, the request waits for memory")
 
 
 async def test_a_move_that_came_to_nothing(bed: Bed, capsys: Captured) -> None:

@@ -117,7 +117,9 @@ class Migrate:
         if report.outcome != "migrated":
             why = ": ".join(words for words in (report.why, report.note) if words)
             return Outcome(f"{report.outcome.replace('_', ' ')}: {why}".rstrip(": "), failed=True)
-        text = f"migrated, {report.num_blocks} blocks, downtime {latency(report.downtime_s)}"
+        text = f"migrated, {report.num_blocks} blocks"
+        if report.downtime_s is not None:
+            text += f", downtime {latency(report.downtime_s)}"
         return Outcome(text, can_undo=True)
 
 

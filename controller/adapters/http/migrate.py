@@ -117,7 +117,7 @@ class Migration:
             num_blocks=plan.num_blocks,
             num_bytes=plan.num_bytes,
             copy_time_s=_rounded(plan.expected_copy_time_s),
-            downtime_s=_rounded(self._expected_downtime_s(target)),
+            downtime_s=_rounded(self._expected_downtime_s(target)) if plan.num_blocks else None,
         )
         return self._report(
             target,

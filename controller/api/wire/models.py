@@ -77,7 +77,7 @@ class MoveStatus(WireModel):
 
 class EndedMoveStatus(WireModel):
     """A move that is over. `why`: the reason, in words, if the request did not move. The downtime
-    is known once the request has its next token."""
+    is known once the request has its next token; one that waited for memory has none."""
 
     migration_id: str
     request_id: str

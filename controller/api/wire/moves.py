@@ -49,7 +49,8 @@ class MoveAttempt(WireModel):
 
 
 class MovePlanned(WireModel):
-    """What a move would take. Times are null before the first move."""
+    """What a move would take. Times are null before the first move; a request that waits has no
+    blocks and no downtime."""
 
     num_tokens: int
     num_blocks: int
@@ -78,7 +79,8 @@ class MigrationReport(AnswerModel):
     """Copied by the last attempt."""
     copy_time_s: float = 0.0
     downtime_s: float | None = None
-    """From the last token of one instance to the first of the other, as the client got them."""
+    """From the last token of one instance to the first of the other, as the client got them. Null
+    for a request that waited for memory: its client's pause began before the move."""
     excess_s: float | None = None
     """`downtime_s` less the destination's step."""
     plan: MovePlanned | None = None

@@ -41,6 +41,9 @@ class MoveRecord:
     stages: tuple[StageRecord, ...] = ()
     decision: Mapping[str, Number] = field(default_factory=dict)
     """The figures by which the cluster chose the move, if it did."""
+    waited: bool = False
+    """The request waited for memory before it moved, or at the destination before its first token
+    there: that is what its client waited for, and not the move."""
 
     @property
     def num_blocks(self) -> int:

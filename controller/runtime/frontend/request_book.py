@@ -175,8 +175,11 @@ class RequestBook:
 
     def move_timed(self, timed: MoveTimed, downtime_s: float | None) -> None:
         """The destination's first token came, `downtime_s` after the token before it; None: there
-        was no token before."""
+        was no token before. A request that waited for memory meanwhile was not down for its
+        move."""
         record = timed.record
+        if record.waited:
+            downtime_s = None
         entry = self._live.get(record.request_id)
         if entry is None:
             return

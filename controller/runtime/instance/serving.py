@@ -277,6 +277,8 @@ class Serving:
                 by_frontend.setdefault(live.frontend, []).append(logged)
                 if event.kind == "evicted":
                     live.evicted_at_s = event.time_s
+                    if live.arrived_by is not None:
+                        live.arrived_by = replace(live.arrived_by, waited=True)
         for frontend, its_events in by_frontend.items():
             self._mailbox.send(frontend, encode(RequestEvents(tuple(its_events))))
         for event in events:

@@ -198,6 +198,21 @@ async def test_an_evicted_request_moves_without_a_copy(moving: MovingCluster) ->
     assert (record.outcome, record.num_blocks) == ("migrated", 0)
     assert moving.b.llumlet.serving.requests["r"].evicted_at_s == 7.0
     await moving.finishes()
+    (event,) = moving.events(EventKind.MIGRATED)
+    assert event.numbers["downtime_s"] is None, "it had stopped before the move"
+    assert event.numbers["excess_s"] is None
+    await moving.nothing_is_left()
+
+
+async def test_one_that_is_evicted_before_its_first_token_there_was_not_down_for_its_move(
+    moving: MovingCluster,
+) -> None:
+    await moving.stream()
+    assert (await moving.move()).code == ""
+    await moving.evict("r", moving.b)
+    await moving.finishes()
+    (event,) = moving.events(EventKind.MIGRATED)
+    assert event.numbers["downtime_s"] is None
     await moving.nothing_is_left()
 
 

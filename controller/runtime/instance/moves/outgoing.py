@@ -337,6 +337,7 @@ class OutgoingMove:
             self._host.now_s() - self._began_s,
             tuple(self._copies.records),
             self._decision,
+            waited=self._queued,
         )
 
     def _close(self, outcome: source.SourceState, code: str) -> None:
