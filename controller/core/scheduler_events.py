@@ -105,15 +105,17 @@ class FrontendDied:
 
 @value
 class KeyUsed:
-    """What an API key uses of one frontend: live requests, tokens of the last minute (prompts and
-    outputs), and since the frontend began the output tokens of all its requests, and how many of
-    those that had an instance ended."""
+    """What an API key uses of one frontend: live requests and tokens of the last minute (prompts
+    and outputs); since the frontend began, how many requests that had an instance ended, and what
+    those put out; of the live ones, how many have put out something, and how much."""
 
     key: str
     num_live: int
     num_tokens: int
-    num_output_tokens: int
     num_ended: int
+    num_ended_tokens: int
+    num_running: int
+    num_running_tokens: int
 
 
 @value

@@ -23,34 +23,38 @@ class KeyTotal:
 
 
 class _Part:
-    """Of one key at one frontend."""
+    """Of one key at one frontend, as in `KeyUsed`."""
 
-    __slots__ = ("num_ended", "num_live", "num_output_tokens", "num_tokens")
+    __slots__ = (
+        "num_ended",
+        "num_ended_tokens",
+        "num_live",
+        "num_running",
+        "num_running_tokens",
+        "num_tokens",
+    )
 
     def __init__(self) -> None:
-        self.num_live = self.num_tokens = self.num_output_tokens = self.num_ended = 0
+        self.num_live = self.num_tokens = self.num_ended = self.num_ended_tokens = 0
+        self.num_running = self.num_running_tokens = 0
 
 
-class _Outputs:
-    """Of the last requests of a key: half of what is known is forgotten after so many. Those that
-    run count with what they put out so far."""
+class _Ended:
+    """What the last requests of a key that ended put out: half of what is known is forgotten after
+    so many."""
 
-    __slots__ = ("_num_requests", "_num_tokens")
+    __slots__ = ("num_requests", "num_tokens")
     MAX_REQUESTS = 256
 
     def __init__(self) -> None:
-        self._num_requests = self._num_tokens = 0.0
+        self.num_requests = self.num_tokens = 0.0
 
-    def add(self, num_tokens: int, num_requests: int) -> None:
-        self._num_tokens += num_tokens
-        self._num_requests += num_requests
-        if self._num_requests >= self.MAX_REQUESTS:
-            self._num_requests /= 2
-            self._num_tokens /= 2
-
-    @property
-    def mean(self) -> float:
-        return self._num_tokens / self._num_requests if self._num_requests else 0.0
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+        if self.num_requests >= self.MAX_REQUESTS:
+            self.num_requests /= 2
+            self.num_tokens /= 2
 
 
 class KeyTable:
@@ -62,7 +66,7 @@ class KeyTable:
         self._parts: dict[str, dict[str, _Part]] = {}
         """By key, by frontend."""
         self._num_refused: dict[str, dict[RejectCode, int]] = {}
-        self._outputs: dict[str, _Outputs] = {}
+        self._ended: dict[str, _Ended] = {}
 
     def limits_of(self, key: str) -> KeyLimits:
         return self.limits.of(key, self._own)
@@ -71,15 +75,22 @@ class KeyTable:
         """Takes a frontend's word."""
         for used in told.keys:
             part = self._part(used.key, told.frontend_id)
+            if used.num_ended < part.num_ended:  # the frontend began anew
+                part.num_ended = part.num_ended_tokens = 0
+            self._ended.setdefault(used.key, _Ended()).add(
+                used.num_ended - part.num_ended, used.num_ended_tokens - part.num_ended_tokens
+            )
             part.num_live, part.num_tokens = used.num_live, used.num_tokens
-            new = used.num_output_tokens - part.num_output_tokens, used.num_ended - part.num_ended
-            part.num_output_tokens, part.num_ended = used.num_output_tokens, used.num_ended
-            self._outputs.setdefault(used.key, _Outputs()).add(*new)
+            part.num_ended, part.num_ended_tokens = used.num_ended, used.num_ended_tokens
+            part.num_running, part.num_running_tokens = used.num_running, used.num_running_tokens
 
     def mean_output(self, key: str) -> float:
-        """Tokens that a request of the key put out lately, in the mean; 0 before one ended."""
-        found = self._outputs.get(key)
-        return found.mean if found is not None else 0.0
+        """Tokens that a request of the key put out lately, in the mean: those that ended, and those
+        that run with what they put out so far. 0 before the first token."""
+        ended, running = self._ended.get(key, _Ended()), self._parts.get(key, {}).values()
+        num_requests = ended.num_requests + sum(part.num_running for part in running)
+        num_tokens = ended.num_tokens + sum(part.num_running_tokens for part in running)
+        return num_tokens / num_requests if num_requests else 0.0
 
     def asked(self, request: DispatchRequested) -> Refusal | None:
         """Takes a new request into account; returns why it is refused, if it is."""

@@ -5,27 +5,35 @@ comes, so that of many at once each knows of those before it; if the request nev
 its prompt is taken back.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from controller.core.load.count_window import CountWindow
 from controller.core.scheduler_events import DispatchRequested, KeyUsed
-from controller.core.value import value
 
 
-@value
+@dataclass(slots=True)
 class _Live:
     key: str
     num_prompt_tokens: int
     began_s: float
+    num_output_tokens: int = 0
 
 
 class _Used:
-    __slots__ = ("num_ended", "num_live", "num_output_tokens", "window")
+    __slots__ = (
+        "num_ended",
+        "num_ended_tokens",
+        "num_live",
+        "num_running",
+        "num_running_tokens",
+        "window",
+    )
 
     def __init__(self) -> None:
         self.num_live = 0
-        self.num_output_tokens = 0
-        self.num_ended = 0
+        self.num_ended = self.num_ended_tokens = 0
+        self.num_running = self.num_running_tokens = 0
+        """Of the live requests, those that have put out something."""
         self.window = CountWindow()
 
 
@@ -56,7 +64,9 @@ class KeyUse:
         if live := self._live.get(request_id):
             used = self._by_key[live.key]
             used.window.add(num_tokens, now_s)
-            used.num_output_tokens += num_tokens
+            used.num_running += live.num_output_tokens == 0 < num_tokens
+            used.num_running_tokens += num_tokens
+            live.num_output_tokens += num_tokens
 
     def ended(self, request_id: str, ran: bool) -> None:
         """`ran`: whether it got an instance."""
@@ -65,8 +75,11 @@ class KeyUse:
             return
         used = self._by_key[live.key]
         used.num_live -= 1
+        used.num_running -= live.num_output_tokens > 0
+        used.num_running_tokens -= live.num_output_tokens
         if ran:
             used.num_ended += 1
+            used.num_ended_tokens += live.num_output_tokens
         else:
             used.window.take_back(live.num_prompt_tokens, live.began_s)
 
@@ -78,8 +91,10 @@ class KeyUse:
                 key,
                 used.num_live,
                 used.window.total(now_s),
-                used.num_output_tokens,
                 used.num_ended,
+                used.num_ended_tokens,
+                used.num_running,
+                used.num_running_tokens,
             )
             if self._told.get(key) != told:
                 self._told[key] = told
@@ -93,4 +108,7 @@ class KeyUse:
     def check(self) -> None:
         """Raises AssertionError if the books disagree."""
         for key, used in self._by_key.items():
-            assert used.num_live == sum(live.key == key for live in self._live.values())
+            live = [each.num_output_tokens for each in self._live.values() if each.key == key]
+            assert used.num_live == len(live)
+            assert used.num_running == sum(num_tokens > 0 for num_tokens in live)
+            assert used.num_running_tokens == sum(live)

@@ -133,12 +133,24 @@ def test_a_higher_rank_goes_first_whoever_was_served_least() -> None:
 def test_outputs_count_by_what_requests_of_the_key_put_out_before() -> None:
     to = _scheduler()
     _ask(to, 0, "talks")
-    to.handle(KeysTold("f", (KeyUsed("talks", 1, 0, 640, 2),)), 0.0)
+    to.handle(KeysTold("f", (KeyUsed("talks", 1, 0, 2, 640, 0, 0),)), 0.0)
     for number in (1, 2):
         _ask(to, number, "talks")
     for number in range(3, 8):
         _ask(to, number, "brief")
     assert _order(to) == ["r0", "r3", "r1", "r4", "r5", "r6", "r2", "r7"]
+
+
+def test_many_long_streams_charge_the_next_request_with_one_of_them() -> None:
+    """Not with the tokens of all, for the few that have ended."""
+    to = _scheduler()
+    to.handle(KeysTold("f", (KeyUsed("talks", 501, 0, 1, 300, 500, 150_000),)), 0.0)
+    assert to.keys.mean_output("talks") == 300.0
+    for number in (1, 2):
+        _ask(to, number, "talks")  # 160 + 300 each
+    for number in range(3, 7):
+        _ask(to, number, "brief")
+    assert _order(to) == ["r1", "r3", "r4", "r5", "r2", "r6"]
 
 
 def test_without_keys_they_go_by_arrival() -> None:

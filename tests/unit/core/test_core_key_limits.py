@@ -172,12 +172,20 @@ def test_the_tokens_of_all_frontends_count() -> None:
     assert (total.num_live, total.num_tokens, total.num_refused) == (2, 1100, 1)
     f.emitted("a", 40, 1.0)
     table.told(KeysTold("f", f.news(1.0)))
-    assert table.mean_output("k") == 0.0
+    assert table.mean_output("k") == 40.0, "so far"
     f.emitted("a", 20, 2.0)
     f.ended("a", ran=True)
     table.told(KeysTold("f", f.news(2.0)))
     assert table.mean_output("k") == 60.0
     assert table.mean_output("nobody's") == 0.0
+    f.began(of_key("e", frontend_id="f", tokens=1), 2.0)
+    f.check()
+    table.told(KeysTold("f", f.news(2.0)))
+    assert table.mean_output("k") == 60.0, "a request without a token says nothing"
+    again = KeyUse()
+    again.began(of_key("f", frontend_id="f", tokens=1), 3.0)
+    table.told(KeysTold("f", again.news(3.0)))
+    assert table.mean_output("k") == 60.0, "a frontend that began anew takes nothing back"
     table.frontend_died("f")
     assert table.asked(g.began(of_key("d", frontend_id="g", tokens=1), 0.0)) is None
 

@@ -58,10 +58,12 @@ async def test_a_frontend_says_what_a_key_uses_and_with_each_request(bed: Bed) -
     await bed.instances["i-0"].receive(AddRequest)
     bed.accept(0, [7, 8])
     told = await bed.controller.receive(KeysCounted, lambda m: m.told.keys[0].num_live == 1)
-    assert told.told == KeysTold("f-0", (KeyUsed("k", 1, 12, 2, 0),)), "a refused prompt is no use"
+    assert told.told == KeysTold("f-0", (KeyUsed("k", 1, 12, 0, 0, 1, 2),)), (
+        "a refused prompt is no use"
+    )
     bed.accept(2, [9], last=True)
     told = await bed.controller.receive(KeysCounted, lambda m: m.told.keys[0].num_live == 0)
-    assert told.told.keys == (KeyUsed("k", 0, 13, 3, 1),)
+    assert told.told.keys == (KeyUsed("k", 0, 13, 1, 3, 0, 0),)
     bed.router.keys.use.check()
 
 
