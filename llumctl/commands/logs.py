@@ -59,9 +59,13 @@ def logs(
 
         tails = {key: opened(path) for key, path in found.items()}
         for key, tail in tails.items():
-            show(key, tail.last(lines))
+            begun = tail.last(lines)
             if not follow and lines:
-                show(key, tail.unfinished())
+                begun += tail.unfinished()
+            if any(map(str.strip, begun)):
+                show(key, begun)
+            elif lines and not everyone:
+                output.say(f"the log of {key} is empty so far: {found[key]}")
         while follow and not output.reader_left():
             time.sleep(POLL_S)
             for key, tail in tails.items():

@@ -61,6 +61,19 @@ def test_a_last_line_without_an_end_is_shown(logs: Path, capsys: Captured) -> No
     assert told(capsys, "i-0") == ["a", "b"]
 
 
+@pytest.mark.parametrize("written", ["", "\n", "\n\n "])
+def test_a_log_without_a_word_is_said_to_be_empty(
+    logs: Path, capsys: Captured, written: str
+) -> None:
+    """That of an emulated instance is."""
+    (logs / "i-0.log").write_text(written)
+    assert run(["logs", "i-0"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"the log of i-0 is empty so far: {logs / 'i-0.log'}\n"
+    assert told(capsys, "--all") == []
+
+
 def test_a_running_clusters_logs_are_where_its_run_state_says(logs: Path, capsys: Captured) -> None:
     (logs / "i-0.log").write_text("left by the last one\n")
     state = remember("http://127.0.0.1:1")
