@@ -126,6 +126,44 @@ def test_our_client_s_methods_are_called_as_vllm_s_are() -> None:
         assert inspect.iscoroutinefunction(getattr(PoolClient, name))
 
 
+def test_calls_of_anthropic_s_messages() -> None:
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+
+    from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
+
+    serving = object.__new__(AnthropicServingMessages)
+    mend_calls(serving)
+    ask = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [
+            {"name": name, "input_schema": {"type": "object"}, **more}
+            for name, more in (("a", {}), ("b", {"strict": False}))
+        ],
+    }
+    for choice, strict in ((None, None), ({"type": "any"}, True), ({"type": "auto"}, None)):
+        request = AnthropicMessagesRequest.model_validate({**ask, "tool_choice": choice})
+        chat = serving.to_chat_completion_request(
+            request, merge_inline_system=False, disabled_thinking_effort="none"
+        )
+        assert [tool.function.strict for tool in chat.tools] == [strict, False]
+    for arguments, reason, kind in (('"bus"', "end_turn", "text"), ("{}", "tool_use", "tool_use")):
+        call = {"id": "1", "function": {"name": "a", "arguments": arguments}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        answer = ChatCompletionResponse.model_validate(
+            {
+                "model": "m",
+                "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+                "usage": {"prompt_tokens": 1, "total_tokens": 2, "completion_tokens": 1},
+            }
+        )
+        made = serving.messages_full_converter(answer)
+        assert (made.stop_reason, [block.type for block in made.content]) == (reason, [kind])
+
+
 def test_the_fields_that_go_over_the_wire() -> None:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 

@@ -1,9 +1,11 @@
-"""Tools called through a parser, as a stock OpenAI client sees them."""
+"""Tools called through a parser, as stock clients of OpenAI's and Anthropic's see them."""
 
 import json
 from typing import Any
 
+import anthropic
 import openai
+import pytest
 
 from tests.e2e.cluster import Cluster
 
@@ -67,4 +69,33 @@ def test_a_required_tool_and_an_automatic_choice(cluster: Cluster, client: opena
     assert {call.function.name for call in calls if call.type == "function"} == {"weather"}
     free = client.chat.completions.create(**ASK | {"tool_choice": "auto", "max_tokens": 20})
     assert free.choices[0].message.content
+    cluster.wait_quiet()
+
+
+def test_a_tool_that_anthropic_s_client_makes_the_model_call(cluster: Cluster) -> None:
+    """It has no way to ask for `strict`, and reads no call whose input is no object."""
+    function = TOOL["function"]
+    ask: Any = {
+        "model": "embedded",
+        "messages": ASK["messages"],
+        "tools": [{"name": function["name"], "input_schema": function["parameters"]}],
+        "temperature": 0,
+        "max_tokens": 300,
+    }
+    once: Any = {"type": "any", "disable_parallel_tool_use": True}
+    named: Any = {"type": "tool", "name": "weather"}
+    with anthropic.Anthropic(base_url=cluster.url, api_key="none", max_retries=0) as client:
+        for choice in (once, named):
+            answer = client.messages.create(**ask, tool_choice=choice)
+            assert answer.stop_reason == "tool_use", answer
+            (block,) = answer.content
+            assert block.type == "tool_use"
+            assert set(block.input) == {"city", "days"}
+            with client.messages.stream(**ask, tool_choice=choice) as stream:
+                (streamed,) = stream.get_final_message().content
+                assert streamed.type == "tool_use"
+                assert streamed.input == block.input
+        with pytest.raises(anthropic.NotFoundError) as raised:
+            client.messages.create(**ask | {"model": "nope"})
+        assert raised.value.type == "not_found_error"
     cluster.wait_quiet()

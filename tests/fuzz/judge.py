@@ -64,7 +64,10 @@ def wrong_shape(status: int, body: bytes) -> str:
         found = json.loads(body)
     except ValueError:
         return f"no JSON: {body[:80]!r}"
-    if not isinstance(found, dict) or set(found) != {"error"}:
+    # Anthropic's clients get a type beside it.
+    if not isinstance(found, dict) or found.pop("type", "error") != "error":
+        return f"not an error: {body[:80]!r}"
+    if set(found) != {"error"}:
         return f"not one field, error: {body[:80]!r}"
     error = found["error"]
     if not isinstance(error, dict) or set(error) != ERROR_FIELDS:

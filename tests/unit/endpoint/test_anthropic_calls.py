@@ -1,36 +1,64 @@
-"""Tool calls that were cut, in answers that become Anthropic's."""
+"""Tool calls in answers that become Anthropic's, and tools that must be called."""
 
 import json
 from types import SimpleNamespace
 from typing import Any
 
-from controller.adapters.vllm.endpoint.anthropic_calls import leave_out_cut_calls
+import pytest
+
+from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
 
 
 class Converter:
     """As vLLM's: it decodes the arguments of all calls."""
 
-    def messages_full_converter(self, answer: Any) -> list[Any]:
-        calls = answer.choices[0].message.tool_calls
-        return [json.loads(call.function.arguments) for call in calls]
+    def messages_full_converter(self, answer: Any) -> tuple[list[Any], str, str]:
+        (choice,) = answer.choices
+        inputs = [json.loads(call.function.arguments) for call in choice.message.tool_calls]
+        return inputs, choice.message.content, choice.finish_reason
+
+    def to_chat_completion_request(self, request: Any, *, merge: bool = False) -> Any:
+        assert merge
+        tools = [SimpleNamespace(function=SimpleNamespace(strict=each)) for each in request.strict]
+        return SimpleNamespace(tools=tools)
 
 
-def converted(*arguments: str) -> list[Any]:
+def converted(
+    *arguments: str, content: str | None = None, finish_reason: str = "tool_calls"
+) -> tuple[list[Any], str, str]:
     calls = [SimpleNamespace(function=SimpleNamespace(arguments=each)) for each in arguments]
-    choice = SimpleNamespace(message=SimpleNamespace(tool_calls=calls))
+    message = SimpleNamespace(tool_calls=calls, content=content)
+    choice = SimpleNamespace(message=message, finish_reason=finish_reason)
     serving = Converter()
-    leave_out_cut_calls(serving)
+    mend_calls(serving)
     return serving.messages_full_converter(SimpleNamespace(choices=[choice]))
 
 
 def test_whole_calls_stay() -> None:
-    assert converted('{"a": 1}', "{}") == [{"a": 1}, {}]
+    assert converted('{"a": 1}', "{}") == ([{"a": 1}, {}], None, "tool_calls")
 
 
 def test_cut_calls_are_left_out() -> None:
-    for cut in ("", "{", '{"a": "x', '{"a": 1', "[" * 5000, "[1]", "3"):
-        assert converted('{"a": 1}', cut) == [{"a": 1}], cut
+    for cut in ("", "{", '{"a": "x', '{"a": 1', "[" * 5000):
+        assert converted('{"a": 1}', cut, finish_reason="length") == ([{"a": 1}], None, "length")
+
+
+def test_arguments_that_are_no_object_are_shown_and_no_call_is_promised() -> None:
+    assert converted('"bus"') == ([], '"bus"', "stop")
+    assert converted("[1]", content="so:") == ([], "so:\n[1]", "stop")
+    assert converted("3", '{"a": 1}') == ([{"a": 1}], "3", "tool_calls")
+
+
+@pytest.mark.parametrize("choice", ["any", "tool", "auto", "none", None])
+def test_a_tool_that_must_be_called_is_strict_unless_it_says_otherwise(choice: str | None) -> None:
+    serving = Converter()
+    mend_calls(serving)
+    tool_choice = None if choice is None else SimpleNamespace(type=choice)
+    request = SimpleNamespace(tool_choice=tool_choice, strict=[None, False, True])
+    chat = serving.to_chat_completion_request(request, merge=True)
+    first = True if choice in ("any", "tool") else None
+    assert [tool.function.strict for tool in chat.tools] == [first, False, True]
 
 
 def test_a_model_without_chats() -> None:
-    leave_out_cut_calls(None)
+    mend_calls(None)

@@ -1,9 +1,18 @@
-"""Errors within a stream that becomes another stream."""
+"""Errors at the paths of Anthropic's API, and within a stream that becomes another stream."""
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator
+from typing import Any
 
+import pytest
+from uvicorn import Config, Server
+
+from controller.adapters.connections import KeepAlive
 from controller.adapters.vllm.endpoint.anthropic_errors import tell_errors
+from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, anthropic_event, error_body
+from controller.adapters.vllm.endpoint.gate import Gate
 
 FAILED = 'data: {"error": {"message": "%s", "type": "x", "param": null, "code": 503}}\n\n'
 
@@ -46,8 +55,28 @@ async def test_an_error_ends_the_stream_as_an_event() -> None:
     found = json.loads(data.removeprefix("data: "))
     assert found["type"] == "error"
     assert found["error"]["code"] == 503
-    assert found["error"]["type"] == "ServiceUnavailableError"
+    assert found["error"]["type"] == "overloaded_error"
     assert len(last) < 8192
+
+
+async def test_an_error_of_vllm_s_converter_tells_nothing_of_its_insides() -> None:
+    class Failing:
+        async def message_stream_converter(
+            self, _chunks: AsyncGenerator[str, None]
+        ) -> AsyncGenerator[str, None]:
+            told = {"type": "error", "error": {"type": "internal_error", "message": "KeyError: x"}}
+            yield f"event: error\ndata: {json.dumps(told)}\n\n"
+
+    async def nothing() -> AsyncGenerator[str, None]:
+        for chunk in ():
+            yield chunk
+
+    serving = Failing()
+    tell_errors(serving)
+    (event,) = [event async for event in serving.message_stream_converter(nothing())]
+    found = json.loads(event.partition("data: ")[2])
+    assert found["error"]["type"] == "api_error"
+    assert found["error"]["message"] == INTERNAL
 
 
 async def test_a_stream_without_an_error_is_as_it_was() -> None:
@@ -57,3 +86,76 @@ async def test_a_stream_without_an_error_is_as_it_was() -> None:
 
 def test_a_model_without_chats_has_nothing_to_tell() -> None:
     tell_errors(None)
+
+
+# -- what Anthropic's client makes of them --------------------------------------------------
+
+PATH = "/v1/messages"
+KINDS = {
+    400: ("BadRequestError", "invalid_request_error"),
+    401: ("AuthenticationError", "authentication_error"),
+    403: ("PermissionDeniedError", "permission_error"),
+    404: ("NotFoundError", "not_found_error"),
+    405: ("APIStatusError", "invalid_request_error"),
+    410: ("APIStatusError", "invalid_request_error"),
+    413: ("ContentTooLargeError", "request_too_large"),
+    429: ("RateLimitError", "rate_limit_error"),
+    500: ("InternalServerError", "api_error"),
+    503: ("ServiceUnavailableError", "overloaded_error"),
+    504: ("GatewayTimeoutError", "timeout_error"),
+    529: ("OverloadedError", "overloaded_error"),
+}
+
+
+async def failing(_scope: Any, receive: Any, send: Any) -> None:
+    """Fails as vLLM's app does, with the status that `max_tokens` says."""
+    asked = json.loads((await receive())["body"])
+    status = asked["max_tokens"]
+    if asked.get("stream"):
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        chunk = json.dumps({"error": {"message": "why", "type": "X", "code": status}})
+        for event in (b"event: ping\ndata: {}\n\n" * 9, anthropic_event(f"data: {chunk}".encode())):
+            for each in event.split(b"\n\n")[:-1]:
+                body = each + b"\n\n"
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    told = json.dumps({"type": "error", "error": {"type": "X", "message": "why"}}).encode()
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": told})
+
+
+async def test_each_error_is_to_anthropic_s_client_what_it_would_be_of_anthropic_s_own() -> None:
+    import anthropic
+
+    found = Gate(api_keys=("sk-a",))
+    found.app, found.json_paths = failing, frozenset({PATH})
+    server = Server(
+        Config(found, http=KeepAlive(9, error_body), log_level="critical", lifespan="off")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        ask: Any = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="sk-a", max_retries=0) as client:
+            for status, (name, kind) in KINDS.items():
+                with pytest.raises(anthropic.APIStatusError) as raised:
+                    await client.messages.create(**ask, max_tokens=status)
+                error = raised.value
+                assert (type(error).__name__, error.type, error.status_code) == (name, kind, status)
+                assert error.api_message == (INTERNAL if status == 500 else "why")
+                assert isinstance(error.body, dict)
+                assert error.body["type"] == "error"
+                with pytest.raises(anthropic.APIStatusError) as raised:
+                    async for _ in await client.messages.create(
+                        **ask, max_tokens=status, stream=True
+                    ):
+                        pass
+                assert (raised.value.type, raised.value.status_code) == (kind, 200)
+            stranger = client.copy(api_key="sk-b")
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await stranger.messages.create(**ask, max_tokens=400)
+            assert refused.value.type == "authentication_error", "of the gate itself"
+        server.should_exit = True
+        await serving

@@ -43,10 +43,10 @@ def test_the_code_is_the_status_but_for_a_bad_key() -> None:
 
 def test_a_failure_of_the_server_keeps_quiet() -> None:
     secret = 'File "/srv/a.py", line 3, in f: KeyError'
-    for body in (error_body(500, secret), reshape(500, secret.encode(), "GET /")):
+    for body in (error_body(500, secret), reshape(500, secret.encode(), "GET", "/")):
         assert read(body)["message"] == INTERNAL
     shaped = json.dumps({"error": {"message": secret, "type": "X", "code": 500}}).encode()
-    assert secret not in json.dumps(read(reshape(500, shaped, "GET /")))
+    assert secret not in json.dumps(read(reshape(500, shaped, "GET", "/")))
 
 
 def test_other_statuses_have_a_type_too() -> None:
@@ -70,7 +70,7 @@ def test_other_statuses_have_a_type_too() -> None:
     ],
 )
 def test_other_shapes_become_ours(body: bytes, message: str, param: str | None) -> None:
-    found = read(reshape(404, body, "GET /x"))
+    found = read(reshape(404, body, "GET", "/x"))
     assert found == {"message": message, "type": "NotFoundError", "param": param, "code": 404}
 
 

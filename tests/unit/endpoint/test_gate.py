@@ -391,6 +391,18 @@ async def test_with_the_right_key_and_where_none_is_asked() -> None:
     assert (await ask(gate(answering(200, b"ok")))).status_code == 200
 
 
+async def test_a_key_as_anthropic_s_clients_give_it() -> None:
+    found = gate(answering(200, b"ok"), keys=("one", "other"))
+    assert (await ask(found, headers={"x-api-key": "other"})).status_code == 200
+    for headers in (
+        {"x-api-key": "two"},
+        {"x-api-key": ""},
+        {"x-api-key": "Bearer one"},
+        {"x-api-key": "one", "authorization": "Bearer two"},
+    ):
+        assert (await ask(found, headers=headers)).status_code == 401, headers
+
+
 async def test_a_page_in_a_browser_that_calls_here_under_a_name_of_its_own() -> None:
     foreign = {"host": "evil.example:8000"}
     for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health")):

@@ -17,6 +17,7 @@ ONCE = (
     b"host",
     b"origin",
     b"transfer-encoding",
+    b"x-api-key",
     b"x-data-parallel-rank",
     b"x-request-id",
     b"x-session-id",

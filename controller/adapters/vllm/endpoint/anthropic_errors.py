@@ -11,10 +11,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from controller.adapters.vllm.endpoint.error_bodies import (
+    ANTHROPIC_EVENT_PREFIX,
     EVENT_PREFIX,
     anthropic_event,
-    reshape_event,
 )
+
+_EVENT = ANTHROPIC_EVENT_PREFIX.decode()
 
 
 def tell_errors(serving: Any) -> None:
@@ -26,10 +28,11 @@ def tell_errors(serving: Any) -> None:
     async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         errors: list[str] = []
         async for event in convert(_until_error(chunks, errors)):
-            yield event
+            # vLLM's own, for a chunk that it cannot read, tells of its insides, and has no code.
+            told = anthropic_event(b"").decode() if event.startswith(_EVENT) else event
+            yield told
         for chunk in errors:
-            body = reshape_event(chunk.encode()).partition(b"\n")[0].removeprefix(b"data: ")
-            yield anthropic_event(body).decode()
+            yield anthropic_event(chunk.encode()).decode()
 
     serving.message_stream_converter = converted
 

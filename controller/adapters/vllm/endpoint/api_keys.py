@@ -31,7 +31,10 @@ class ApiKeys:
         """None if the headers' key is unknown."""
         if not self._digests:
             return KeyHolder()
-        scheme, _, key = next((v for k, v in headers if k == b"authorization"), b"").partition(b" ")
+        named = dict(headers)
+        # Anthropic's clients give their key in a header of its own.
+        bearer = named.get(b"authorization", b"Bearer " + named.get(b"x-api-key", b""))
+        scheme, _, key = bearer.partition(b" ")
         given = _digest(key.strip())
         # Every key is compared, so that the time does not tell which one matched.
         known = [hmac.compare_digest(given, digest) for digest in self._digests]

@@ -1,9 +1,13 @@
-"""The one shape of all errors: a small JSON object as OpenAI's clients read it.
+"""The shape of all errors: a small JSON object as OpenAI's clients read it.
 
     {"error": {"message": str, "type": str, "param": str | null, "code": int | str}}
 
 `code` is the HTTP status, so that an error within a stream tells it too; for a bad key it is
 `invalid_api_key`. `type` follows from the status: see `TYPES`.
+
+At the paths of Anthropic's API it is what that API's clients read: `{"type": "error", "error":
+{...}}`, with the same four fields, of which `type` is one of that API's (`ANTHROPIC_TYPES`). Within
+a stream their exceptions have no other status than that of the stream, so `type` is all they tell.
 """
 
 import json
@@ -29,6 +33,18 @@ TYPES = {
     504: "DeadlineExceededError",
 }
 OTHER_TYPES = {4: "BadRequestError", 5: "InternalServerError"}
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+OTHER_ANTHROPIC_TYPES = {4: "invalid_request_error", 5: "api_error"}
 
 # The longest message and param stay under 8 KiB together, in UTF-8 and escaped.
 MAX_MESSAGE_CHARS = 1000
@@ -37,68 +53,87 @@ MAX_PARAM_CHARS = 100
 INTERNAL = "the server failed on this request; its log says why"
 EVENT_PREFIX = b'data: {"error"'
 ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_EVENT_PREFIX = b"event: error\n"
 
 
-def error_type(status: int) -> str:
+def is_anthropic(path: str) -> bool:
+    return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+
+
+def error_type(status: int, path: str = "") -> str:
+    if is_anthropic(path):
+        return ANTHROPIC_TYPES.get(status) or OTHER_ANTHROPIC_TYPES[status // 100]
     return TYPES.get(status) or OTHER_TYPES[status // 100]
 
 
-def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """Under 8 KiB, whatever the message. The message of a 500 is not shown."""
+def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
+    """Under 8 KiB, whatever the message. The message of a 500 is not shown. The request's `path`
+    says the shape."""
     told = INTERNAL if status == HTTPStatus.INTERNAL_SERVER_ERROR else _cut(message)
     error = {
         "message": _cut(in_our_words(told)),
-        "type": error_type(status),
+        "type": error_type(status, path),
         "param": None if param is None else _cut(param, MAX_PARAM_CHARS),
         "code": "invalid_api_key" if status == HTTPStatus.UNAUTHORIZED else status,
     }
-    return json.dumps({"error": error}, ensure_ascii=False).encode("utf-8", "replace")
+    shape = {"type": "error", "error": error} if is_anthropic(path) else {"error": error}
+    return json.dumps(shape, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def reshape(status: int, body: bytes, what: str) -> bytes:
-    """The app's error body in our shape; `what` is the request, such as `GET /v1/nope`."""
+def reshape(status: int, body: bytes, method: str, path: str) -> bytes:
+    """The app's error body in our shape; `method` and `path` are the request's."""
+    what = f"{method} {path}"
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        return error_body(status, f"{_phrase(status)}: {what}")
+        return error_body(status, f"{_phrase(status)}: {what}", path=path)
     error = found.get("error", found)
     if not isinstance(error, dict):
-        return error_body(status, str(error))
+        return error_body(status, str(error), path=path)
     message = error.get("message") or f"{error.get('detail') or _phrase(status)}: {what}"
     param = error.get("param")
-    return error_body(status, str(message), param if isinstance(param, str) else None)
+    return error_body(status, str(message), param if isinstance(param, str) else None, path)
 
 
 def reshape_event(event: bytes) -> bytes:
     """Reshapes an error within a stream; the chunk's further lines are kept."""
     line, newline, rest = event.partition(b"\n")
-    try:
-        error: Any = json.loads(line.removeprefix(b"data: "))["error"]
-        status, message = int(error["code"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        status, message = 500, INTERNAL
-    return b"data: " + error_body(status, message) + newline + rest
+    return b"data: " + error_body(*_told(line)) + newline + rest
+
+
+def anthropic_event(event: bytes) -> bytes:
+    """The same error as an event of Anthropic's, whose clients recognize it by the event's name."""
+    return _anthropic_event(*_told(event.partition(b"\n")[0]))
 
 
 def event_status(event: bytes) -> tuple[int, bytes]:
-    """Status and body of an error within a stream, as `reshape_event` gives it."""
-    body = event.partition(b"\n")[0].removeprefix(b"data: ")
+    """Status and body of an error within a stream, as `reshape_event` or `anthropic_event` gives
+    it."""
+    body = event.removeprefix(ANTHROPIC_EVENT_PREFIX).partition(b"\n")[0].removeprefix(b"data: ")
     return int(json.loads(body)["error"]["code"]), body
 
 
 def last_events(status: int, message: str, path: str) -> bytes:
-    """The end of a stream that failed. Anthropic's clients recognize an error by its event."""
-    body = error_body(status, message)
+    """The end of a stream that failed."""
     if path == ANTHROPIC_PATH:
-        return anthropic_event(body)
-    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+        return _anthropic_event(status, message)
+    return b"data: " + error_body(status, message) + b"\n\ndata: [DONE]\n\n"
 
 
-def anthropic_event(body: bytes) -> bytes:
-    """An error event of Anthropic's; `body` is that of `error_body`, whose four fields are kept."""
-    return b'event: error\ndata: {"type": "error", ' + body[1:] + b"\n\n"
+def _told(line: bytes) -> tuple[int, str]:
+    """Status and message of an error that the app tells within a stream."""
+    try:
+        error: Any = json.loads(line.removeprefix(b"data: "))["error"]
+        return int(error["code"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return 500, INTERNAL
+
+
+def _anthropic_event(status: int, message: str) -> bytes:
+    body = error_body(status, message, path=ANTHROPIC_PATH)
+    return ANTHROPIC_EVENT_PREFIX + b"data: " + body + b"\n\n"
 
 
 def _cut(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:

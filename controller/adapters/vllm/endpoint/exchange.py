@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.endpoint.error_bodies import (
+    ANTHROPIC_EVENT_PREFIX,
     EVENT_PREFIX,
     error_body,
     event_status,
@@ -68,8 +69,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.timed_out = False
-        self._path = scope["path"]
-        self._what = f"{scope['method']} {self._path}"
+        self._method, self._path = scope["method"], scope["path"]
         self._receive = receive
         self._send = send
         self._timeout_s = self._deadline_s = math.inf
@@ -187,7 +187,7 @@ class Exchange:
         if self.placing.refusal is not None:
             await self.refuse(self.placing.refusal)
             return True
-        if message.get("body", b"").startswith(EVENT_PREFIX):
+        if message.get("body", b"").startswith((EVENT_PREFIX, ANTHROPIC_EVENT_PREFIX)):
             status, body = event_status(message["body"])
             await self._answer(status, body, [])
             return True
@@ -207,7 +207,7 @@ class Exchange:
                 del self._held[0]
 
     async def refuse(self, refused: RefusedError) -> None:
-        body = error_body(refused.status, refused.message, refused.param)
+        body = error_body(refused.status, refused.message, refused.param, self._path)
         await self._answer(refused.status, body, [], refused.retry_after_s)
 
     async def fail(self, status: HTTPStatus, message: str) -> None:
@@ -224,7 +224,7 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": last})
 
     async def _send_error(self, start: Message) -> None:
-        body = reshape(start["status"], self._error_body, self._what)
+        body = reshape(start["status"], self._error_body, self._method, self._path)
         kept = [
             (name, value)
             for name, value in start.get("headers", ())

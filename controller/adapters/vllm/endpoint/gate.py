@@ -80,6 +80,7 @@ class Gate:
         elif scope["type"] == "websocket":  # no model served here has a use for it
             await send({"type": "websocket.close"})
         else:
+            scope = _as_routed(scope)
             exchange = Exchange(scope, receive, send)
             try:
                 await self._pass(scope, exchange)
@@ -97,7 +98,6 @@ class Gate:
                 exchange.placing.close()
 
     async def _pass(self, scope: Scope, exchange: Exchange) -> None:
-        scope = _as_routed(scope)
         path, method = scope["path"], scope["method"]
         check_headers(scope["headers"])
         if self._hosts is not None:

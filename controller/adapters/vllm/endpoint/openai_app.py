@@ -29,7 +29,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
-from controller.adapters.vllm.endpoint.anthropic_calls import leave_out_cut_calls
+from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
 from controller.adapters.vllm.endpoint.anthropic_errors import tell_errors
 from controller.adapters.vllm.endpoint.fail_fast import make_models_fail_fast
 from controller.adapters.vllm.endpoint.gate import Gate
@@ -117,7 +117,7 @@ async def build_server(
     add_ready_route(app, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
     tell_errors(app.state.anthropic_serving_messages)
-    leave_out_cut_calls(app.state.anthropic_serving_messages)
+    mend_calls(app.state.anthropic_serving_messages)
     gate.app, gate.json_paths = within(app, args), json_paths(app)
     config = Config(
         around(gate, args),
