@@ -11,7 +11,7 @@ from controller.api.errors import UsageError
 from llumctl.commands.options import TableOrJson, format_option
 
 DEFAULT_PROFILE = "a10-llama-7b"
-DEFAULT_POLICIES = ("llumnix", "infaas++")
+DEFAULT_POLICIES = ("llumnix+", "infaas++")
 DEFAULT_SEEDS = 3
 KNEE_POLICY = "infaas++"
 KNEE_TARGET_S = 30.0

@@ -108,7 +108,7 @@ async def test_words_switches_and_nothing_are_values_too(
     found = json.loads(capsys.readouterr().out)
     assert [(each["key"], each["previous"], each["value"]) for each in found["changes"]] == [
         ("endpoint.request_timeout_s", None, 5.0),
-        ("scheduler.policy", "llumnix", "round-robin"),
+        ("scheduler.policy", "llumnix+", "round-robin"),
         ("migration.enabled", True, False),
         ("priority.high.target_load_tokens", 1600, None),
     ]

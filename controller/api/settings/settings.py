@@ -87,9 +87,9 @@ StatusPush = Literal["begin", "after-schedule", "after-update", "before-return",
 class SchedulerTable(Table):
     """`[scheduler]`: dispatch and liveness."""
 
-    policy: str = "llumnix"
-    """Which instance a request is dispatched to: llumnix is the freest; llumnix+ holds a request
-    that fits on none (`holding`)."""
+    policy: str = "llumnix+"
+    """Which instance a request is dispatched to: llumnix+ holds a request that fits on none
+    (`holding`); llumnix, the paper's, takes the freest at once."""
     max_held_reqs: Annotated[int, Field(ge=0)] = 1024
     """Requests held while no instance is schedulable; of one more the lowest level's newest is
     answered 429. With llumnix+ it is `holding.max_held_reqs`."""
