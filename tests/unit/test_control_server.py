@@ -1,6 +1,7 @@
 """The control API on a real socket, and what it says of clusters in every state."""
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from controller.adapters.http import openapi
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -196,6 +198,8 @@ async def test_the_status_is_the_view(listener: Both) -> None:
         ("GET", "/v1/status/", 404),
         ("POST", "/v1/status", 405),
         ("GET", "/v1/stop", 405),
+        ("DELETE", "/v1/settings", 405),
+        ("PUT", "/v1/rolling-restart", 405),
     ],
 )
 async def test_unknown_paths_and_methods(
@@ -207,7 +211,9 @@ async def test_unknown_paths_and_methods(
     body = ErrorBody.model_validate_json(answer.content)
     assert body.code == {404: "not_found", 405: "method_not_allowed"}[status]
     assert len(answer.content) < 300
-    assert ("allow" in answer.headers) == (status == 405)
+    allowed = {each for each, route in openapi.CALLS if route == path}
+    named = set(answer.headers.get("allow", "").split(", ")) - {"HEAD", ""}
+    assert named == (allowed if status == 405 else set())
     assert not own.cluster.controller.stopping
 
 
@@ -322,3 +328,32 @@ async def test_who_opens_many_connections_keeps_nobody_out(listener: Both) -> No
         assert await asyncio.wait_for(anext(frames), 5.0)
         for _, writer in strangers:
             writer.close()
+
+
+# -- the description ----------------------------------------------------------------------
+
+
+async def test_the_description_has_each_route(listener: Both) -> None:
+    own, client = listener
+    routes = own.server._server.config.app.routes  # type: ignore[union-attr]
+    served = {
+        (method, route.path) for route in routes for method in route.methods if method != "HEAD"
+    }
+    assert set(openapi.CALLS) == served
+    assert (await client.get("/openapi.json")).status_code == 401
+    answer = await client.get("/openapi.json", headers=AUTHORIZED)
+    found = answer.json()
+    assert {path for _, path in served} == set(found["paths"])
+    schemas, references = (
+        found["components"]["schemas"],
+        set(re.findall(r'"#/components/schemas/(\w+)"', answer.text)),
+    )
+    assert references == set(schemas)
+    scale = found["paths"]["/v1/scale"]["post"]
+    assert scale["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "/ScaleRequest"
+    )
+    assert schemas["ScaleRequest"]["additionalProperties"] is False
+    assert {each["name"] for each in scale["parameters"]} == {"Idempotency-Key"}
+    (limit,) = found["paths"]["/v1/operations"]["get"]["parameters"]
+    assert (limit["in"], limit["schema"]["maximum"]) == ("query", 200)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,8 +18,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
+from controller.adapters.http import openapi
 from controller.adapters.http.abort import find_abort
-from controller.adapters.http.answers import json_answer
+from controller.adapters.http.answers import by_method, json_answer
 from controller.adapters.http.errors import (
     ApiError,
     error_response,
@@ -53,7 +54,7 @@ from controller.adapters.http.steering import Steering
 from controller.adapters.http.traffic import TrafficStream, wanted_traffic
 from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
 from controller.adapters.http.views.records import event_model
-from controller.adapters.http.watch import LatestStatus, WatchQuery, frames
+from controller.adapters.http.watch import EventsQuery, LatestStatus, WatchQuery, frames
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
@@ -72,13 +73,6 @@ LAST_BYTES_S = 1
 MAX_CONNECTIONS = 256
 
 Query = TypeVar("Query", bound=BaseModel)
-
-
-class EventsQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    after: str = Field(default="", max_length=64)
-    limit: int = Field(default=1000, ge=1, le=10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +140,13 @@ class ControlServer:
                 Route("/v1/requests/{request_id}/priority", once(self._priority), methods=["POST"]),
                 Route("/v1/requests/{request_id}/abort", once(self._abort), methods=["POST"]),
                 Route("/v1/operations", self._operations, methods=["GET"]),
-                Route("/v1/settings", self._settings, methods=["GET"]),
-                Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
+                by_method("/v1/settings", GET=self._settings, PATCH=once(self._change_settings)),
                 *steer.routes,
                 *self._rolling.routes,
                 Route("/v1/traffic", self._traffic, methods=["POST"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),
+                Route(openapi.PATH, self._describe, methods=["GET"]),
             ],
             middleware=[
                 Middleware(
@@ -208,6 +202,9 @@ class ControlServer:
 
     async def _scrape(self, _request: Request) -> Response:
         return Response(self._metrics(self._statuses.now()), media_type=self._metrics_type)
+
+    async def _describe(self, _request: Request) -> Response:
+        return Response(openapi.encoded(), media_type="application/json")
 
     async def _events(self, request: Request) -> Response:
         query = _query(request, EventsQuery)

@@ -9,19 +9,16 @@ call out once more.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from controller.adapters.http.answers import Endpoint
 from controller.adapters.http.errors import ApiError
 
 HEADER = "Idempotency-Key"
 MAX_KEPT = 1000
 MAX_KEY_CHARS = 64
-
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class AnswersByKey:

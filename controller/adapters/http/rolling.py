@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from controller.adapters.http.answers import json_answer
+from controller.adapters.http.answers import by_method, json_answer
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations import as_api_errors
@@ -51,8 +51,7 @@ class RollingApi:
         self._reports = SteerReports(steering.controller)
         self._check_engine = check_engine
         self.routes = [
-            Route("/v1/rolling-restart", self._look, methods=["GET"]),
-            Route("/v1/rolling-restart", once(self._begin), methods=["POST"]),
+            by_method("/v1/rolling-restart", GET=self._look, POST=once(self._begin)),
             Route("/v1/rolling-restart/stop", once(self._stop), methods=["POST"]),
             Route("/v1/rolling-restart/dismiss", once(self._dismiss), methods=["POST"]),
         ]

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from controller.adapters.http.answers import Endpoint
 from controller.adapters.http.errors import ApiError
-from controller.adapters.http.idempotency import Endpoint
 from controller.adapters.http.operator_log import OperatorLog
 from controller.runtime.controller.controller import Controller
 

@@ -27,6 +27,13 @@ STATUS_LASTS_S = 0.05
 LATEST = "latest"
 
 
+class EventsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    after: str = Field(default="", max_length=64)
+    limit: int = Field(default=1000, ge=1, le=10_000)
+
+
 class WatchQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
