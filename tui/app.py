@@ -103,6 +103,8 @@ class Dashboard(App[None]):
     def on_mount(self) -> None:
         self.push_screen(DashboardScreen())
         self.source.start()
+        if not self.is_web and not self.is_headless:
+            terminal.on_ending(self._leave)
         if self.options.tick_s is not None:
             self.set_interval(self.options.tick_s, self._tick)
 
@@ -115,14 +117,22 @@ class Dashboard(App[None]):
 
     def _tick(self) -> None:
         """Without news only the ages are drawn: all else would look the same."""
-        if terminal.is_gone():
-            self.owning.stop()
-            terminal.end_with_it()
+        self._end_with_terminal()
         if self.owning.has_terminal:
             self._follow_size()
         before = self.state
         self._take()
         self.redraw(only_age=self.state is before)
+
+    def _end_with_terminal(self) -> None:
+        if terminal.is_gone():
+            self.owning.stop()
+            terminal.end_with_it()
+
+    def _leave(self, number: int) -> None:
+        """Gives the terminal back, unless that is gone too; the exit code names the signal."""
+        self._end_with_terminal()
+        self.exit(return_code=128 + number)
 
     def _follow_size(self) -> None:
         """Textual hears of a change by a signal, whose handler the next one can interrupt between

@@ -25,7 +25,7 @@ from controller.api.state.last_stop import DOWN
 from controller.api.state.run_state import RunState
 from controller.api.wire.models import StopRequest
 from controller.main.machine import ray_logs, temp_folder
-from controller.main.machine.processes import end, same_process, sweep
+from controller.main.machine.processes import Session, end, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE, own_environment
 from controller.main.plan import FILE as PLAN_FILE
 
@@ -127,8 +127,8 @@ def tear_down(
     keep_ray_logs = keep_ray_logs or head is None
     if not state.owns_ray:
         _end_actors(state, progress)
-    sweep(state.nonce)
     folder = run_state.state_path(state.cluster)
+    sweep(state.nonce, session_of(state))
     if keep_ray_logs:
         ray_logs.keep(state.temp_dir, folder / "logs")
     if left := temp_folder.remove(state.temp_dir, state.nonce):
@@ -139,6 +139,13 @@ def tear_down(
     if action:
         note(state, action, "done", progress)
     run_state.remove(state.cluster)
+
+
+def session_of(state: RunState) -> Session | None:
+    """The session of the head, in which all of our own Ray is."""
+    if state.ray_head_pid is None:
+        return None
+    return Session(state.ray_head_pid, run_state.state_path(state.cluster))
 
 
 def _ask_controller(

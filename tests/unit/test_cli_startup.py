@@ -174,3 +174,18 @@ def test_a_user_without_a_home_is_told_so() -> None:
             " in the password file",
             "try:   HOME=<a folder of yours> llumctl ...",
         ]
+
+
+def test_closed_standard_streams_get_their_numbers_back(tmp_path: Path) -> None:
+    """A socket of ours with one of these numbers was overwritten where a process was started."""
+    script = (
+        "import os, runpy, sys\n"
+        "from llumctl import __main__\n"
+        "for number in range(3): os.close(number)\n"
+        "__main__._open_standard_streams()\n"
+        f"file = os.open({str(tmp_path / 'out')!r}, os.O_CREAT | os.O_WRONLY)\n"
+        "os.write(file, str([file, *map(os.readlink, map('/proc/self/fd/{}'.format, range(3)))])"
+        ".encode())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert (tmp_path / "out").read_text() == "[3, '/dev/null', '/dev/null', '/dev/null']"

@@ -1,15 +1,17 @@
 """Processes of a cluster are found by their mark, and only they are ended."""
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from controller.main.machine.processes import end, processes_of, same_process, sweep
+from controller.main.machine.processes import Session, end, processes_of, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE
 
 pytestmark = pytest.mark.process
@@ -97,3 +99,26 @@ def test_the_same_process_is_known_by_pid_and_start(start: Start) -> None:
     assert same_process(child.pid, started_s) is None, "a zombie is dead"
     child.wait()
     assert same_process(child.pid, started_s) is None
+
+
+def test_members_of_a_session_are_found_without_their_mark(
+    start: Start, nonce: str, tmp_path: Path
+) -> None:
+    """As Ray's agents, which overwrite their environment, and outlive the head."""
+    child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {IDLE!r}],"
+    child += " env={}, stdout=subprocess.DEVNULL).pid, flush=True)"
+    head = subprocess.Popen(
+        [sys.executable, "-c", child], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True
+    )
+    stranger = start(None)
+    agent = psutil.Process(int(head.communicate()[0]))
+    try:
+        assert processes_of(nonce) == []
+        assert processes_of(nonce, Session(head.pid, tmp_path.parent)) == [], "another's session"
+        assert processes_of(nonce, Session(head.pid, tmp_path)) == [agent]
+        assert sweep(nonce, Session(head.pid, tmp_path)) == 1
+        assert not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE
+        assert stranger.poll() is None
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent.kill()

@@ -1,5 +1,7 @@
 """`up` in the foreground, when its cluster ends under it."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
+from controller.main.machine import interrupts
 from controller.main.start import up
 
 pytestmark = pytest.mark.process
@@ -74,3 +77,29 @@ def test_a_head_that_died_is_told_and_cleared(
     with pytest.raises(LlumctlError, match="its head process ended with 15"):
         up._stay(head, state, lambda _: None)
     assert run_state.load("c1") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Signals) -> None:
+    """A terminal that hangs up used to leave the cluster to nobody."""
+    told: list[object] = []
+    with (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head,
+        interrupts.stops_interrupt(),
+    ):
+        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+        up._stay(head, state, told.append)
+        head.kill()
+    assert run_state.load("c1") is None
+    assert told[-1] == "cluster c1 has stopped"
+
+
+def test_a_hang_up_that_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.stops_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,27 +1,51 @@
-"""The cluster's processes on this machine, found by the nonce in their environment."""
+"""The cluster's processes on this machine, found by the nonce in their environment, or by their
+session: a process that sets its title, as Ray's agents do, overwrites its environment."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from controller.main.machine.ray_environment import NONCE_VARIABLE
 
 
-def processes_of(nonce: str) -> list[psutil.Process]:
-    """Live processes of this user that carry the cluster's nonce, except this one."""
+class Session(NamedTuple):
+    """The session that a process of ours was started in, and leads. The kernel gives its number to
+    no other process while a member lives."""
+
+    leader: int
+    folder: Path
+    """Its members' working folder, by which they are told from those of a stranger who got the
+    number after all of ours had ended."""
+
+
+def processes_of(nonce: str, session: Session | None = None) -> list[psutil.Process]:
+    """Live processes of this user that carry the cluster's nonce or are in its session, except this
+    one."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != psutil.Process().pid and (
-                process.environ().get(NONCE_VARIABLE) == nonce
+            if (
+                process.pid != psutil.Process().pid
+                and (process.environ().get(NONCE_VARIABLE) == nonce or _is_in(process, session))
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(process)
         except (psutil.Error, OSError):
             continue  # the process is gone, or another user's
     return found
+
+
+def _is_in(process: psutil.Process, session: Session | None) -> bool:
+    return (
+        session is not None
+        and os.getsid(process.pid) == session.leader
+        and Path(process.cwd()).samefile(session.folder)
+    )
 
 
 def same_process(pid: int | None, started_s: float | None) -> psutil.Process | None:
@@ -49,12 +73,12 @@ def end(processes: list[psutil.Process], patience_s: float) -> None:
     psutil.wait_procs(alive, timeout=5)
 
 
-def sweep(nonce: str, deadline_s: float = 10.0) -> int:
-    """Ends the processes with the nonce until none is left; returns their number. One round is not
-    enough, as a process may start another while it is being ended."""
+def sweep(nonce: str, session: Session | None = None, deadline_s: float = 10.0) -> int:
+    """Ends the processes of a nonce, and of a session, until none is left; returns their number.
+    One round is not enough, as a process may start another while it is being ended."""
     ended: set[int] = set()
     give_up_s = time.monotonic() + deadline_s
-    while (left := processes_of(nonce)) and time.monotonic() < give_up_s:
+    while (left := processes_of(nonce, session)) and time.monotonic() < give_up_s:
         end(left, patience_s=0.0 if ended else 1.0)
         ended.update(process.pid for process in left)
     return len(ended)

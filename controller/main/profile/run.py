@@ -28,8 +28,8 @@ from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
 from controller.main.doctor.doctor import visible_gpus
 from controller.main.machine.cache import cache_dir
-from controller.main.machine.interrupts import no_interrupts, sigterm_interrupts
-from controller.main.machine.processes import sweep
+from controller.main.machine.interrupts import no_interrupts, stops_interrupt
+from controller.main.machine.processes import Session, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile import profile_file
 from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
@@ -87,7 +87,7 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
         with_link=not wanted.given.keys() >= LINK_KEYS,
     )
     model = settings.cluster.model
-    with sigterm_interrupts():
+    with stops_interrupt():
         measured = _measured(task, num_threads, model, report)
         try:
             constants = fit(measured.points)
@@ -227,12 +227,14 @@ def _engine_process(task: Task, num_threads: int, log: Path) -> Iterator[IO[byte
 
 
 def _end(process: subprocess.Popen[bytes] | None, nonce: str) -> None:
+    session = None
     if process is not None:
         process.kill()
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
-    sweep(nonce)
+        session = Session(process.pid, Path.cwd())
+    sweep(nonce, session)
 
 
 def _log_file(path: Path) -> IO[bytes]:

@@ -31,10 +31,10 @@ from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
-from controller.main.down import note, present_grace_s, tear_down
+from controller.main.down import note, present_grace_s, session_of, tear_down
 from controller.main.machine import previous_logs, temp_folder
 from controller.main.machine.cache import cache_dir
-from controller.main.machine.interrupts import no_interrupts, sigterm_interrupts
+from controller.main.machine.interrupts import no_interrupts, stops_interrupt
 from controller.main.machine.memory import available_bytes
 from controller.main.machine.processes import processes_of, same_process
 from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
@@ -74,7 +74,7 @@ def run(
     nothing behind."""
     timeout_s = timeout_s or settings.cluster.start_timeout_s
     deadline_s = time.monotonic() + timeout_s
-    with sigterm_interrupts():
+    with stops_interrupt():
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings)
@@ -290,7 +290,8 @@ def _watch_start(
 
 
 def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
-    """Shows the status until Ctrl-C, SIGTERM, `llumctl down` elsewhere, or the head's death."""
+    """Shows the status until Ctrl-C or another signal to stop, `llumctl down` elsewhere, or the
+    head's death."""
     try:
         with ControlClient(state.control_url, state.control_token) as client:
             while head.poll() is None or not state.owns_ray:
@@ -326,7 +327,7 @@ def _is_stopped_elsewhere(state: RunState) -> bool:
 
 def _stop_on_request(state: RunState, progress: Progress) -> None:
     progress("stopping: live requests may finish; Ctrl-C again to stop at once")
-    action = f"{DOWN}: Ctrl-C or SIGTERM"
+    action = f"{DOWN}: Ctrl-C, SIGTERM or a hang-up"
     note(state, action, "begun", progress)
     try:
         grace_s = present_grace_s(state)
@@ -354,7 +355,7 @@ def _refuse_running(cluster: str, progress: Progress) -> None:
             f"cluster {cluster} is already running ({state.endpoint_url})",
             "llumctl status      or      llumctl down",
         )
-    if processes_of(state.nonce):
+    if processes_of(state.nonce, session_of(state)):
         progress(f"clearing what a dead cluster {cluster} left behind")
     tear_down(state, drain=False, grace_s=0.0)
 

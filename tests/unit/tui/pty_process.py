@@ -60,6 +60,10 @@ class Terminal:
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
+    def modes(self) -> list[object]:
+        """Whether it echoes, reads lines, and so on: its own before a program changes them."""
+        return termios.tcgetattr(self._master)
+
     def until(self, *texts: str, after: int = 0) -> int:
         """Waits until each was drawn after a place; the place where all is drawn."""
         deadline_s = time.monotonic() + LIMIT_S

@@ -161,6 +161,35 @@ def test_a_storm_of_sizes_ends_in_the_last_one() -> None:
             assert screen.process.returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_it_gives_the_terminal_back(number: signal.Signals) -> None:
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top") as screen:
+            before = screen.modes()
+            screen.until("i-0", "live 0.")
+            assert screen.modes() != before
+            screen.process.send_signal(number)
+            assert screen.process.wait(QUIT_S) == 128 + number
+            assert screen.modes() == before
+            for mode in ("1049", "1000", "1003", "2004"):
+                assert f"\x1b[?{mode}h" in screen.raw
+                assert screen.raw.rindex(f"[?{mode}l") > screen.raw.rindex(f"[?{mode}h")
+            assert screen.raw.rindex("[?25h") > screen.raw.rindex("[?25l"), "the cursor is shown"
+
+
+def test_a_signal_that_comes_before_the_dashboard_gives_the_terminal_back() -> None:
+    with HangingController(0) as fake:
+        remember(fake.url)
+        with terminal("top") as screen:
+            before = screen.modes()
+            screen.until("connecting")
+            screen.process.send_signal(signal.SIGTERM)
+            assert screen.process.wait(QUIT_S) == 128 + signal.SIGTERM
+            assert screen.modes() == before
+            assert screen.raw.rindex("[?1049l") > screen.raw.rindex("[?1049h")
+
+
 def test_a_hang_up_leaves_nothing_behind() -> None:
     with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
         remember(fake.url)
