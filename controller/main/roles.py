@@ -142,7 +142,10 @@ def instance_bytes(plan: ClusterPlan, changed: EngineArgs) -> int:
     from controller.main.checks import preflight
 
     args = plan.engine_args | dict(changed)
-    return preflight.instance_bytes(args, Path(args["model"]))
+    memory = preflight.instance_memory(args, num_gpus=0, hub_timeout_s=None)
+    if memory.unknown:
+        log.warning("an instance's weights are not counted as memory: %s", memory.unknown)
+    return memory.num_bytes
 
 
 async def llumlet(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:

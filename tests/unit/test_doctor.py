@@ -13,6 +13,7 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import ClusterTable, ControlTable, EndpointTable, Settings
 from controller.api.state import run_state
 from controller.api.wire.doctor import Check, CheckResult
+from controller.main.checks import preflight
 from controller.main.doctor import doctor
 from controller.main.doctor import resources as doctor_resources
 from controller.main.machine import memory, temp_folder
@@ -108,18 +109,31 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    gpus = doctor.visible_gpus()
+    gpus = preflight.visible_gpus()
     assert gpus == ["GPU 0: H100", "GPU 1: H100"]
     two = Settings(cluster=ClusterTable(instances=2))
     assert verdict(doctor.gpu_check(gpus, two)) == ("ok", False)
     pairs = two.model_copy(update={"engine": {"tensor_parallel_size": 2}})
     assert verdict(doctor.gpu_check(gpus, pairs)) == ("fail", True)
     assert verdict(doctor.gpu_check([], pairs)) == ("ok", False)
-    assert doctor_resources.num_instances(Settings(), 2) == 2
+    for engine in ({"pipeline_parallel_size": 2}, {"tensor_parallel_size": "2"}):
+        wide = two.model_copy(update={"engine": engine})
+        assert verdict(doctor.gpu_check(gpus, wide)) == ("fail", True)
+    alone = Settings(engine={"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    assert "an instance needs 4 GPUs, this machine has 2" in doctor.gpu_check(gpus, alone).what
+    wrong = Settings(engine={"tensor_parallel_size": 0})
+    assert verdict(doctor.gpu_check(gpus, wrong)) == ("fail", True)
+    memory_row = doctor_resources.memory_check(wrong, num_gpus=2, already_running=False)
+    assert memory_row.what.startswith("not judged: ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [check.what for check in doctor.run(two) if check.name == "gpu"] == [
+        "1 visible, 2 wanted by 2 instances"
+    ]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     program.write_text("#!/bin/sh\necho 'no driver' >&2\nexit 9\n")
-    assert doctor.visible_gpus() == []
+    assert preflight.visible_gpus() == []
     program.write_text("not a program\0")
-    assert doctor.visible_gpus() == []
+    assert preflight.visible_gpus() == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +141,8 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(64 * GIB, "ok"), (int(3.5 * GIB), "warn"), (GIB, "fail")],
 )
 def test_memory(available: int, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_resources, "available_bytes", lambda: available)
+    for module in (doctor_resources, preflight):
+        monkeypatch.setattr(module, "available_bytes", lambda: available)
     check = doctor_resources.memory_check(Settings(), num_gpus=0, already_running=False)
     assert check.result == result
     if result == "warn":
@@ -136,13 +151,23 @@ def test_memory(available: int, result: str, monkeypatch: pytest.MonkeyPatch) ->
     assert running.result is CheckResult.OK
 
 
-def test_weights_and_cache_count(tmp_path: Path) -> None:
-    plain = doctor_resources.instance_bytes(Settings())
+def test_it_judges_the_instances_that_up_would_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 10 * GIB)
     (tmp_path / "a.safetensors").write_bytes(b"x" * 1000)
-    local = Settings(cluster=ClusterTable(model=str(tmp_path)), engine={})
-    assert doctor_resources.instance_bytes(local) == plain + 1000
-    cache = Settings(engine={"kv_cache_memory_bytes": doctor_resources.DEFAULT_KV_BYTES + 7})
-    assert doctor_resources.instance_bytes(cache) == plain + 7
+    (tmp_path / "config.json").write_text("{}")
+    for engine in ({}, {"kv_cache_memory_bytes": 7}, {"kv_cache_memory_bytes": "64"}):
+        local = Settings(cluster=ClusterTable(model=str(tmp_path)), engine=engine)
+        planned = preflight.planned(local)
+        up_s = preflight.check_memory(planned.engine_args, planned.num_instances)
+        assert doctor_resources.instance_memory(local, planned) == up_s
+    told = doctor_resources.memory_check(
+        Settings(cluster=ClusterTable(model="/none")), num_gpus=0, already_running=False
+    )
+    assert told.result is CheckResult.WARN
+    assert "without their weights: there is no folder /none" in told.what
 
 
 def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

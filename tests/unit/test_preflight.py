@@ -16,8 +16,9 @@ from controller.adapters.embedded_model.architecture import config
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.main.checks import preflight
+from controller.main.checks.model_weights import Weights, weights_of
 from controller.main.machine import memory as memory_module
-from controller.main.start import emulation
+from controller.main.start import emulation, up
 from controller.main.start.start_errors import explain_failure, head_failure
 
 GIB = 1 << 30
@@ -226,6 +227,40 @@ def test_a_context_that_nobody_named_is_the_model_s(tmp_path: Path) -> None:
         preflight.check_kv_cache({"dtype": "float32", "kv_cache_memory_bytes": 4096}, config)
 
 
+@pytest.mark.parametrize("text", ["[]", "null", "7", '"a"'])
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    args = {"kv_cache_memory_bytes": 1, "max_model_len": 9}
+    with pytest.raises(UsageError, match="holds no JSON object"):
+        preflight.check_kv_cache(args, tmp_path / "config.json")
+
+
+def test_sizes_that_are_none_are_left_to_vllm(tmp_path: Path) -> None:
+    """Each of them was a traceback, or a size below zero."""
+    args = {"kv_cache_memory_bytes": 1, "max_model_len": 9, "block_size": 32}
+    names = ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    bad: list[Any] = [0, -4, None, "four", 1.5, [], {}]
+    for name in names:
+        for value in bad:
+            path = Path(
+                model_folder(
+                    tmp_path, **{"num_key_value_heads": None, "head_dim": None, name: value}
+                )
+            )
+            preflight.check_kv_cache(args, path / "config.json")
+    for changed in ({"max_model_len": "9k"}, {"kv_cache_memory_bytes": None}, {"block_size": -1}):
+        preflight.check_kv_cache(args | changed, Path(model_folder(tmp_path)) / "config.json")
+    latent = Path(model_folder(tmp_path, kv_lora_rank=512)) / "config.json"
+    preflight.check_kv_cache(args, latent)
+
+
+def test_a_model_for_more_than_text_has_its_sizes_in_a_table(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config()}))
+    args = {"kv_cache_memory_bytes": 4096, "max_model_len": 8192}
+    with pytest.raises(UsageError, match="less than one request of max_model_len = 8192"):
+        preflight.check_kv_cache(args, tmp_path / "config.json")
+
+
 def test_a_config_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     args = {"kv_cache_memory_bytes": 1, "max_model_len": 9}
@@ -239,16 +274,17 @@ def test_instances_that_do_not_fit_the_memory(
     model = Path(model_folder(tmp_path, weight_bytes=2 * GIB))
     args = {"kv_cache_memory_bytes": GIB}
     memory(8.5)
-    preflight.check_memory(args, model, 2)
+    args |= {"model": str(model)}
+    assert preflight.check_memory(args, 2).num_bytes == 4 * GIB
     with pytest.raises(LlumctlError) as caught:
-        preflight.check_memory(args, model, 3)
+        preflight.check_memory(args, 3)
     assert caught.value.message == (
         "3 instances need about 12.0 GiB (4.0 GiB each), 8.5 GiB are available"
     )
     assert caught.value.hint == "llumctl up -n 2"
     memory(3.0)
     with pytest.raises(LlumctlError) as caught:
-        preflight.check_memory(args, model, 1)
+        preflight.check_memory(args, 1)
     assert "-n 0" not in caught.value.hint
 
 
@@ -259,13 +295,145 @@ def test_a_container_has_its_limit_and_not_the_machine_s(
         (tmp_path / f"memory.{file}").write_text(text)
     group = (str(tmp_path), "memory.max", "memory.current", "inactive_file")
     monkeypatch.setattr(memory_module, "CGROUPS", (group,))
-    model = Path(model_folder(tmp_path))
     with pytest.raises(LlumctlError, match=r"0\.0 GiB are available"):
-        preflight.check_memory({}, model, 1)
+        preflight.check_memory({"model": model_folder(tmp_path)}, 1)
     with pytest.raises(LlumctlError, match=r"0\.0 GiB are available"):
         emulation.check_memory(1, 1)
     args = preflight.engine_args(settings(model="m"), "m", 1, 0)
     assert args["kv_cache_memory_bytes"] == 3000
+
+
+# -- weights ------------------------------------------------------------------------------
+
+HUB_MODEL = "some/model"
+
+
+def cached(tmp_path: Path, **files: int | dict[str, Any]) -> Path:
+    """The hub's cache as a download leaves it. In a name `__` stands for a dot, and `_` for a
+    hyphen; a number is a file's size."""
+    repo = tmp_path / "models--some--model"
+    snapshot = repo / "snapshots" / "abc"
+    snapshot.mkdir(parents=True, exist_ok=True)
+    (repo / "refs").mkdir(exist_ok=True)
+    (repo / "refs" / "main").write_text("abc")
+    for key, content in files.items():
+        path = snapshot / key.replace("__", ".").replace("_of_", "-of-").replace("_", "-")
+        if isinstance(content, int):
+            with path.open("wb") as file:
+                file.truncate(content)
+        else:
+            path.write_text(json.dumps(content))
+    return snapshot
+
+
+@pytest.fixture
+def hub_sizes(
+    hub: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, int | None] | Exception], None]:
+    """A hub that says how large its files are, or fails."""
+    import huggingface_hub
+
+    hub(404)
+
+    def says(sizes: dict[str, int | None] | Exception) -> None:
+        def model_info(_: object, model: str, **options: Any) -> SimpleNamespace:
+            assert options["files_metadata"]
+            if isinstance(sizes, Exception) or model != HUB_MODEL:
+                raise sizes if isinstance(sizes, Exception) else OSError("404")
+            files = [SimpleNamespace(rfilename=name, size=size) for name, size in sizes.items()]
+            return SimpleNamespace(siblings=files)
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+
+    says(httpx.ConnectError("no network"))
+    return says
+
+
+HubSizes = Callable[[dict[str, int | None] | Exception], None]
+
+
+def weights(hub_timeout_s: float | None = 1.0, **args: Any) -> Weights:
+    return weights_of({"model": HUB_MODEL, **args}, hub_timeout_s=hub_timeout_s)
+
+
+@pytest.mark.usefixtures("hub_sizes")
+def test_weights_in_the_hub_s_cache(tmp_path: Path) -> None:
+    """Links to nowhere and shards that have not come do not count as the whole."""
+    snapshot = cached(tmp_path, config__json=config(), model__safetensors=5 * GIB)
+    assert weights(None) == Weights(5 * GIB)
+    (snapshot / "consolidated.safetensors").write_bytes(b"again")
+    assert weights(None) == Weights(5 * GIB)
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "consolidated.safetensors").unlink()
+    cached(tmp_path, model_00001_of_00002__safetensors=2 * GIB)
+    assert weights(None).unknown == f"{HUB_MODEL} is not all here yet"
+    cached(tmp_path, model_00002_of_00002__safetensors=GIB)
+    assert weights(None) == Weights(3 * GIB)
+    (snapshot / "model-00002-of-00002.safetensors").unlink()
+    (snapshot / "model-00002-of-00002.safetensors").symlink_to(tmp_path / "incomplete")
+    assert weights(None).unknown
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "c"}, "metadata": {}}
+    (snapshot / "model.safetensors.index.json").write_text(
+        json.dumps(index | {"metadata": {"total_size": 4 * GIB}})
+    )
+    assert weights(None) == Weights(4 * GIB), "the index has it before they are here"
+
+
+def test_weights_that_are_at_the_hub(tmp_path: Path, hub_sizes: HubSizes) -> None:
+    cached(tmp_path, config__json=config())
+    shards = {f"model-0000{n}-of-00002.safetensors": 3 * GIB for n in (1, 2)}
+    others = {"original/consolidated.00.pth": 9 * GIB, "pytorch_model.bin": 6 * GIB, "a.md": None}
+    hub_sizes(shards | others)
+    assert weights() == Weights(6 * GIB)
+    hub_sizes({"pytorch_model.bin": 7, "training_args.bin": 9})
+    assert weights() == Weights(7)
+
+
+def test_weights_of_unknown_size_are_said_to_be(tmp_path: Path, hub_sizes: HubSizes) -> None:
+    assert weights().unknown == f"the hub does not tell the size of {HUB_MODEL}: no network"
+    hub_sizes({"model.safetensors": None})
+    assert "knows of no file of weights" in weights().unknown
+    assert "load_format=dummy" in weights(load_format="dummy").unknown
+    assert weights_of({"model": str(tmp_path)}, hub_timeout_s=1.0).unknown
+    for nobodys in ("/no/such/folder", "not a/model/name"):
+        assert weights_of({"model": nobodys}, hub_timeout_s=1.0).unknown
+
+
+def test_weights_are_as_wide_in_memory_as_dtype_says(tmp_path: Path) -> None:
+    def of(dtype: str, **fields: Any) -> int:
+        folder = model_folder(tmp_path, weight_bytes=1000, **{"torch_dtype": "bfloat16"} | fields)
+        return weights_of({"model": folder, "dtype": dtype}, hub_timeout_s=None).num_bytes
+
+    assert (of("auto"), of("bfloat16"), of("float32")) == (1000, 1000, 2000)
+    assert of("float32", quantization_config={"quant_method": "awq"}) == 1000
+
+
+def test_a_hub_model_that_does_not_fit_is_refused_before_its_download(
+    tmp_path: Path, hub_sizes: HubSizes, memory: Callable[[float], None]
+) -> None:
+    memory(8)
+    cached(tmp_path, config__json=config())
+    hub_sizes({"model.safetensors": 15 * GIB})
+    args = {"model": HUB_MODEL, "kv_cache_memory_bytes": GIB}
+    with pytest.raises(LlumctlError, match=r"1 instances need about 17\.0 GiB"):
+        preflight.check_memory(args, 1)
+    hub_sizes(httpx.ConnectError("no network"))
+    assert "no network" in preflight.check_memory(args, 1).unknown
+
+
+@pytest.mark.usefixtures("hub_sizes")
+def test_up_says_that_nobody_knows_the_size_of_the_weights(
+    tmp_path: Path, memory: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory(8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    cached(tmp_path, config__json=config() | {"max_position_embeddings": 64})
+    said: list[str] = []
+    choices = up._vllm_engines(settings(model=HUB_MODEL, instances=1), said.append)
+    assert choices["engine_args"]["model"] == HUB_MODEL
+    (line,) = said
+    assert "nobody checked whether the weights fit" in line
+    assert "no network" in line
 
 
 # -- GPUs, instances, threads -------------------------------------------------------------
@@ -286,8 +454,19 @@ def test_gpus_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(*_: object, **__: object) -> SimpleNamespace:
         return SimpleNamespace(stdout=listing)
 
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(preflight.subprocess, "run", listed)
-    assert preflight.num_gpus() == 2
+    assert preflight.visible_gpus() == ["GPU 0: H100", "GPU 1: H100"]
+    for visible, names in (
+        ("1", ["GPU 1: H100"]),
+        ("1,0", ["GPU 1: H100", "GPU 0: H100"]),
+        ("0,7,1", ["GPU 0: H100"]),
+        ("0,-1,1", ["GPU 0: H100"]),
+        ("7", []),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert preflight.visible_gpus() == names
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
     for error in (FileNotFoundError(), subprocess.CalledProcessError(9, "nvidia-smi")):
 
@@ -306,6 +485,9 @@ def test_how_many_instances_by_default() -> None:
     assert preflight.default_instances(9, 4) == 2
     with pytest.raises(LlumctlError, match="an instance needs 4 GPUs, this machine has 2"):
         preflight.default_instances(2, 4)
+    for size in (0, -1, "two", None, 1.5):
+        with pytest.raises(UsageError, match="is no number of GPUs"):
+            preflight.gpus_per_instance(settings({"pipeline_parallel_size": size}))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,28 @@ def test_engine_arguments_that_changed_since_up_change_the_memory(tmp_path: Path
     assert instance_bytes(plan, {"kv_cache_memory_bytes": 3 * GIB}) == as_started + 2 * GIB
 
 
+def test_the_weights_of_a_hub_model_are_memory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time of a `scale` they are in the hub's cache."""
+    from huggingface_hub import constants
+
+    from controller.main.roles import instance_bytes
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--some--model" / "refs").mkdir()
+    (tmp_path / "models--some--model" / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").write_text("{}")
+    args = {"model": "some/model", "kv_cache_memory_bytes": GIB}
+    plan: Any = SimpleNamespace(profile=None, num_gpus_per_instance=0, engine_args=args)
+    without = instance_bytes(plan, {})
+    with (snapshot / "model.safetensors").open("wb") as file:
+        file.truncate(5 * GIB)
+    assert instance_bytes(plan, {}) == without + 5 * GIB
+
+
 def test_what_is_not_known_speaks_against_nothing(no_room: NoRoom) -> None:
     assert no_room(1000) == ""
 

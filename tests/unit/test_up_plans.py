@@ -92,8 +92,8 @@ def tables_of(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def remembering(made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch) -> list[ClusterPlan]:
     """Those that `up` makes."""
 
-    def remember(settings: Settings) -> ClusterPlan:
-        made.append(make_plan(settings))
+    def remember(settings: Settings, progress: up.Progress) -> ClusterPlan:
+        made.append(make_plan(settings, progress))
         return made[-1]
 
     make_plan = up.make_plan

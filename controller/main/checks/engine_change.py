@@ -19,6 +19,7 @@ from controller.api.settings.refused_options import why_refused
 from controller.api.settings.settings import EmulatedTable
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args, known_engine_args
+from controller.main.checks.model_weights import cached_config
 from controller.main.machine.memory import available_bytes
 from controller.main.plan import ClusterPlan
 from controller.main.start import emulation
@@ -96,11 +97,16 @@ def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[
 
 def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """For CPUs: whether one request still fits, and what all instances take more."""
-    folder, args = Path(plan.engine_args["model"]), plan.engine_args | dict(after)
-    if (folder / "config.json").is_file():
-        preflight.check_kv_cache(args, folder / "config.json")
-    grows = preflight.instance_bytes(args, folder)
-    grows -= preflight.instance_bytes(plan.engine_args | dict(before), folder)
+    args, as_now = plan.engine_args | dict(after), plan.engine_args | dict(before)
+    config_file = Path(args["model"]) / "config.json"
+    found = config_file if config_file.is_file() else cached_config(args)
+    if found is not None:
+        preflight.check_kv_cache(args, found)
+    new, old = (
+        preflight.instance_memory(each, num_gpus=0, hub_timeout_s=None).num_bytes
+        for each in (args, as_now)
+    )
+    grows = new - old
     needed, available = grows * plan.num_instances, available_bytes()
     if grows > 0 and needed > available:
         raise UsageError(

@@ -8,9 +8,11 @@ import errno
 import json
 import math
 import os
+import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, Endpo
 from controller.api.state import plain_file
 from controller.core.dispatch.policies import POLICIES, find_policy
 from controller.core.load.snapshot import blocks_for
+from controller.main.checks.model_weights import weights_of
 from controller.main.machine.controller_ports import bound
 from controller.main.machine.memory import available_bytes
+from controller.main.start import emulation
 
 GIB = 1 << 30
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
@@ -45,23 +49,90 @@ CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How large a cluster is on this machine, and vLLM's engine arguments, which are empty where
+    engines are emulated. `up`, `profile` and `doctor` judge the same one."""
+
+    num_gpus: int
+    num_gpus_per_instance: int
+    num_instances: int
+    engine_args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceMemory:
+    """Memory of this machine that an instance takes, about. `unknown`: why its weights are not in
+    `num_bytes`; empty where they are."""
+
+    num_bytes: int
+    unknown: str = ""
+
+
+def planned(settings: Settings, gpus: int | None = None) -> Planned:
+    """What these settings mean here, before a model is looked for: `engine_args` has the model's
+    name as it was given. `gpus`: how many are visible, where that is known. Raises LlumctlError."""
+    if emulation.is_emulated(settings):
+        num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
+        return Planned(0, 0, num_instances, {})
+    gpus = num_gpus() if gpus is None else gpus
+    per_instance = gpus_per_instance(settings) if gpus else 0
+    num_instances = settings.cluster.instances or default_instances(gpus, per_instance)
+    args = engine_args(settings, settings.cluster.model, num_instances, gpus)
+    return Planned(gpus, per_instance, num_instances, args)
+
+
 def num_gpus() -> int:
-    """GPUs that this machine shows, without importing torch."""
+    return len(visible_gpus())
+
+
+def visible_gpus() -> list[str]:
+    """A name for each GPU that an instance could see, without importing torch. As CUDA does, it
+    takes CUDA_VISIBLE_DEVICES up to the first entry that names none."""
+    listed = _listed_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([d for d in visible.split(",") if d.strip() and d.strip() != "-1"])
+    if visible is None:
+        return listed
+    found: list[str] = []
+    for entry in filter(None, map(str.strip, visible.split(","))):
+        is_number = entry.isdecimal()
+        if entry == "-1" or (is_number and listed and int(entry) >= len(listed)):
+            break
+        found.append(listed[int(entry)] if is_number and listed else f"GPU {entry}")
+    return found
+
+
+def _listed_gpus() -> list[str]:
+    """As `nvidia-smi -L` prints them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True
+        done = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+        return []
+    lines = [line.partition(" (UUID")[0] for line in done.stdout.splitlines()]
+    return [line for line in lines if line.startswith("GPU ")]
 
 
 def gpus_per_instance(settings: Settings) -> int:
-    sizes = (settings.engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
-    return math.prod(int(size) for size in sizes)
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    sizes = {name: whole_number(settings.engine.get(name, 1)) for name in names}
+    for name, size in sizes.items():
+        if not size:
+            raise UsageError(
+                f"engine.{name}: {settings.engine[name]!r:.60} is no number of GPUs",
+                f"llumctl up --engine-arg {name}=1",
+            )
+    return math.prod(size for size in sizes.values() if size)
+
+
+def whole_number(value: object) -> int | None:
+    """An integer above 0, also as text; None for anything else."""
+    text = str(value).strip() if isinstance(value, int | str) else ""
+    return int(text) if text.isdecimal() and len(text) < 20 and int(text) else None
 
 
 def default_instances(gpus: int, per_instance: int) -> int:
@@ -163,8 +234,8 @@ def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
     if model == EMBEDDED_MODEL:
         folder = _embedded_model(cache_dir)
         return str(folder), folder / "config.json"
-    path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
-    if path.exists() or model.startswith((".", "/", "~")):
+    path = local_folder(model)
+    if path is not None:
         if not (path / "config.json").is_file():
             why = "it has no config.json" if path.is_dir() else "there is no such folder"
             raise UsageError(
@@ -183,6 +254,13 @@ def _embedded_model(cache_dir: Path) -> Path:
             f"the embedded model cannot be made in {cache_dir}: {error.strerror or error}",
             "XDG_CACHE_HOME=<a folder of yours> llumctl up",
         ) from error
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that a model's name means, whether or not it is there; None of a name at the
+    hub."""
+    path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
+    return path if path.exists() or model.startswith((".", "/", "~")) else None
 
 
 def _config_from_hub(model: str) -> Path:
@@ -240,9 +318,11 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     return args
 
 
-def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None:
-    """For CPUs only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
-    each = instance_bytes(args, folder)
+def check_memory(args: Mapping[str, Any], num_instances: int) -> InstanceMemory:
+    """For CPUs only: vLLM checks a GPU's memory itself, once it has loaded the weights. Answers
+    what one instance takes."""
+    memory = instance_memory(args, num_gpus=0, hub_timeout_s=HUB_TIMEOUT_S)
+    each = memory.num_bytes
     available = available_bytes()
     if each * num_instances > available:
         fits = available // each
@@ -253,15 +333,21 @@ def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None
             if fits
             else "llumctl up --engine-arg kv_cache_memory_bytes=...",
         )
+    return memory
 
 
-def instance_bytes(args: dict[str, Any], folder: Path) -> int:
-    """The memory that one instance takes on a CPU, about."""
-    kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
-    return INSTANCE_BYTES + kv_bytes + _weight_bytes(folder)
+def instance_memory(
+    args: Mapping[str, Any], *, num_gpus: int, hub_timeout_s: float | None
+) -> InstanceMemory:
+    """On GPUs weights and KV cache are in theirs. `hub_timeout_s`: as of `weights_of`."""
+    if num_gpus:
+        return InstanceMemory(INSTANCE_BYTES)
+    kv_bytes = whole_number(args.get("kv_cache_memory_bytes")) or 0
+    weights = weights_of(args, hub_timeout_s=hub_timeout_s)
+    return InstanceMemory(INSTANCE_BYTES + kv_bytes + weights.num_bytes, weights.unknown)
 
 
-def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
+def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
     """Refuses a KV cache that cannot hold one request of the full context, by the sizes in
     config.json; vLLM would refuse it only after minutes."""
     try:
@@ -272,20 +358,20 @@ def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{config_file} is not JSON: {error}", "llumctl up PATH") from error
-    try:
-        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        width = 4 if args.get("dtype", config.get("torch_dtype")) == "float32" else 2
-        per_token = 2 * config["num_hidden_layers"] * heads * head_dim * width
-        context = int(args.get("max_model_len") or config["max_position_embeddings"])
-        kv_bytes = int(args["kv_cache_memory_bytes"])
-        block_size = int(args.get("block_size") or CPU_BLOCK_SIZE)
-    except (KeyError, TypeError, ValueError):
-        return  # the sizes cannot be read here: vLLM will check them
+    if not isinstance(config, dict):
+        raise UsageError(
+            f"{config_file} holds no JSON object, so it is no model's", "llumctl up PATH"
+        )
+    per_token = _kv_bytes_per_token(args, config)
+    longest = args.get("max_model_len") or _text_config(config).get("max_position_embeddings")
+    context, kv_bytes = whole_number(longest), whole_number(args.get("kv_cache_memory_bytes"))
+    block_size = whole_number(args.get("block_size") or CPU_BLOCK_SIZE)
+    if not per_token or not context or not kv_bytes or not block_size:
+        return  # the sizes cannot be read here, or vLLM chooses the context: it will check them
     # One block more than the request needs: vLLM keeps the null block for itself.
     needed = per_token * (blocks_for(context, block_size) + 1) * block_size
     fits = max(0, kv_bytes // per_token // block_size - 1) * block_size
-    if context != AUTO_FIT and kv_bytes < needed:
+    if kv_bytes < needed:
         raise UsageError(
             f"engine.kv_cache_memory_bytes = {kv_bytes} holds {fits} tokens,"
             f" less than one request of max_model_len = {context}",
@@ -294,5 +380,25 @@ def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
         )
 
 
-def _weight_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model for more than text has the sizes of its language model in a table of their own."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _kv_bytes_per_token(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """None where the sizes are not there, or are none; or the cache holds other things than keys
+    and values of each head."""
+    text = _text_config(config)
+    if "kv_lora_rank" in text:
+        return None
+    names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "num_hidden_layers")
+    attention_heads, kv_heads, hidden_size, layers = (whole_number(text.get(n)) for n in names)
+    head_dim = whole_number(text.get("head_dim"))
+    if head_dim is None and attention_heads and hidden_size:
+        head_dim = hidden_size // attention_heads
+    heads = kv_heads or attention_heads
+    if not heads or not head_dim or not layers:
+        return None
+    dtype = args.get("dtype", text.get("torch_dtype", config.get("torch_dtype")))
+    return 2 * layers * heads * head_dim * (4 if dtype == "float32" else 2)

@@ -7,9 +7,7 @@ a process of its own (`controller/main/doctor/nodes`).
 
 import importlib.util
 import os
-import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +19,7 @@ from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.api.version import engines_command
 from controller.api.wire.doctor import Check, CheckResult
+from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version, installed
@@ -36,14 +35,13 @@ PROBE_TIMEOUT_S = 0.7
 PROBE_NONCE = "doctor"
 PROBE_BYTES = 1 << 16
 """About the size of a start's files."""
-NVIDIA_SMI_TIMEOUT_S = 1.0
 
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
 
 
 def run(settings: Settings) -> list[Check]:
     """All checks in a fixed order; a failing one does not keep the others from running."""
-    gpus = visible_gpus()
+    gpus = preflight.visible_gpus()
     state, state_check = run_state_check(settings.cluster.name)
     alive = state_check.result is OK and state is not None
     return [
@@ -125,19 +123,21 @@ def cuda_builds_check() -> Check:
 
 
 def gpu_check(gpus: list[str], settings: Settings) -> Check:
+    """`gpus`: those that instances could see."""
     if not gpus:
         return _check("gpu", OK, "none visible: instances run on the CPU")
     if emulation.is_emulated(settings):
         return _check("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
-    per_instance = settings.engine.get("tensor_parallel_size", 1)
-    wanted = (settings.cluster.instances or 0) * (
-        per_instance if isinstance(per_instance, int) else 1
-    )
+    try:
+        planned = preflight.planned(settings, len(gpus))
+    except LlumctlError as error:
+        return _check("gpu", FAIL, error.message, error.hint)
+    wanted = planned.num_instances * planned.num_gpus_per_instance
     if wanted > len(gpus) and settings.cluster.ray_address is None:
         return _check(
             "gpu",
             FAIL,
-            f"{len(gpus)} visible, {wanted} wanted by {settings.cluster.instances} instances",
+            f"{len(gpus)} visible, {wanted} wanted by {planned.num_instances} instances",
             "llumctl up -n FEWER      or      --ray-address of a larger Ray cluster",
         )
     return _check("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
@@ -151,25 +151,6 @@ def options_check(settings: Settings) -> Check:
     except LlumctlError as error:
         return _check(name, FAIL, error.message, error.hint)
     return _check(name, OK, "all are known to vLLM and in their bounds")
-
-
-def visible_gpus() -> list[str]:
-    """One line for each GPU, as `nvidia-smi -L` prints it."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        done = subprocess.run(
-            [program, "-L"],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line.partition(" (UUID")[0] for line in done.stdout.splitlines()]
-    return [line for line in lines if line.startswith("GPU ")]
 
 
 def state_dir_check(cluster: str) -> Check:
@@ -218,10 +199,8 @@ def ray_checks(settings: Settings) -> list[Check]:
 def ray_address_checks(address: str | None) -> list[Check]:
     if address is None:
         return []
-    from controller.main.checks.preflight import check_ray_address
-
     try:
-        check_ray_address(address)
+        preflight.check_ray_address(address)
     except LlumctlError as error:
         return [_check("ray address", FAIL, error.message, error.hint)]
     return [_check("ray address", OK, f"{address} answers")]

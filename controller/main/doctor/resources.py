@@ -3,24 +3,23 @@
 import errno
 import shutil
 import socket
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from controller.api.settings.settings import EMBEDDED_MODEL, Settings
+from controller.api.errors import LlumctlError
+from controller.api.settings.settings import Settings
 from controller.api.state.run_state import RunState
 from controller.api.wire.doctor import Check, CheckResult
+from controller.main.checks import preflight
+from controller.main.checks.preflight import InstanceMemory, Planned
 from controller.main.machine.memory import available_bytes
 from controller.main.start import emulation
 from controller.main.start.frontends import FRONTEND_BYTES, default_frontends, num_cores
 
 GIB = 1 << 30
 
-INSTANCE_BYTES = GIB
-"""An engine of the embedded model in a process of its own: 0.8-0.9 GiB resident measured."""
 RAY_BYTES = GIB
 """Ray's head processes and the controller."""
-DEFAULT_KV_BYTES = GIB // 4
-CPU_INSTANCES = 2
+HUB_TIMEOUT_S = 1.0
 SHM_LEAST_BYTES = GIB // 2
 
 
@@ -30,48 +29,38 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
     available = available_bytes()
     if already_running:
         return _check(name, CheckResult.OK, f"{_gib(available)} left beside the running cluster")
-    instances = num_instances(settings, num_gpus)
-    each = instance_bytes(settings)
+    try:
+        planned = preflight.planned(settings, num_gpus)
+    except LlumctlError as error:
+        return _check(name, CheckResult.WARN, f"not judged: {error.message}", error.hint)
+    instances, memory = planned.num_instances, instance_memory(settings, planned)
+    each = memory.num_bytes
     wanted = settings.cluster.frontends
     frontends = wanted or default_frontends(num_cores(), available - instances * each)
     rest = frontends * FRONTEND_BYTES + RAY_BYTES
     needed = instances * each + rest
     what = f"{_gib(available)} available, about {_gib(needed)} needed by {instances} instances"
+    if memory.unknown:
+        what = f"{what}, without their weights: {memory.unknown}"
     if available < each + rest:
         return _check(name, CheckResult.FAIL, what, "free memory, or choose a smaller model")
     if available < needed:
         fits = max(1, (available - rest) // each)
         return _check(name, CheckResult.WARN, what, f"llumctl up -n {fits}")
+    if memory.unknown:
+        cure = f"compare the size of its weights with {_gib(available - needed)}"
+        return _check(name, CheckResult.WARN, what, cure)
     return _check(name, CheckResult.OK, what)
 
 
-def num_instances(settings: Settings, num_gpus: int) -> int:
-    if settings.cluster.instances is not None:
-        return settings.cluster.instances
+def instance_memory(settings: Settings, planned: Planned) -> InstanceMemory:
+    """Of an instance that `up` would start: as `up` judges it, but nothing is made or fetched for
+    it, and the hub has less time to answer."""
     if emulation.is_emulated(settings):
-        return emulation.DEFAULT_INSTANCES
-    each = settings.engine.get("tensor_parallel_size", 1)
-    return (
-        max(1, num_gpus // each)
-        if num_gpus and isinstance(each, int) and each > 0
-        else CPU_INSTANCES
-    )
-
-
-def instance_bytes(settings: Settings) -> int:
-    """Memory for the process, the KV cache, and the weights if they are in a local folder."""
-    if emulation.is_emulated(settings):
-        return emulation.INSTANCE_BYTES
-    cache = settings.engine.get("kv_cache_memory_bytes")
-    kv_bytes = cache if isinstance(cache, int) else DEFAULT_KV_BYTES
-    return INSTANCE_BYTES + kv_bytes + _weights_bytes(settings.cluster.model)
-
-
-def _weights_bytes(model: str) -> int:
-    folder = Path(model)
-    if model == EMBEDDED_MODEL or not folder.is_dir():
-        return 0
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return InstanceMemory(emulation.INSTANCE_BYTES)
+    folder = preflight.local_folder(settings.cluster.model)
+    args = planned.engine_args | {"model": str(folder or settings.cluster.model)}
+    return preflight.instance_memory(args, num_gpus=planned.num_gpus, hub_timeout_s=HUB_TIMEOUT_S)
 
 
 def shm_check(path: str = "/dev/shm") -> Check:

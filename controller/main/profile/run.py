@@ -26,7 +26,6 @@ from controller.api.version import own_version
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
-from controller.main.doctor.doctor import visible_gpus
 from controller.main.machine.cache import cache_dir
 from controller.main.machine.interrupts import no_interrupts, stops_interrupt
 from controller.main.machine.processes import Session, sweep
@@ -164,16 +163,14 @@ def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iter
 
 def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
     """vLLM's arguments and the threads of one instance as `up` would start it."""
-    gpus = preflight.num_gpus()
-    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
-    num_instances = settings.cluster.instances or preflight.default_instances(gpus, per_instance)
+    planned = preflight.planned(settings)
     model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
-    args = preflight.engine_args(settings, model, num_instances, gpus)
-    if not gpus:
+    args = planned.engine_args | {"model": model}
+    if not planned.num_gpus:
         preflight.check_kv_cache(args, config_file)
-        preflight.check_memory(args, config_file.parent, 1)
+        preflight.check_memory(args, 1)
     num_frontends = settings.cluster.frontends or default_frontends(num_cores(), 0)
-    num_threads = preflight.threads_per_instance(num_instances, num_frontends)
+    num_threads = preflight.threads_per_instance(planned.num_instances, num_frontends)
     return args | {"enable_prefix_caching": False}, num_threads
 
 
@@ -244,8 +241,7 @@ def _log_file(path: Path) -> IO[bytes]:
 
 
 def _subject(model: str, num_threads: int) -> str:
-    gpus = visible_gpus()
-    if gpus and preflight.num_gpus():
+    if gpus := preflight.visible_gpus():
         return f"{model} on {gpus[0].partition(': ')[2]}"
     threads = f"{num_threads} thread{'s' * (num_threads > 1)}"
     return f"{model} on a CPU ({_cpu_name()}), {threads}"

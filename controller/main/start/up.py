@@ -77,7 +77,7 @@ def run(
     with stops_interrupt():
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
-            plan = make_plan(settings)
+            plan = make_plan(settings, progress)
             address = settings.cluster.ray_address or ""
             state = state_of(plan, ray_authentication(plan.state_dir, address), config_file)
             head = None
@@ -103,7 +103,7 @@ def run(
         return None
 
 
-def make_plan(settings: Settings) -> ClusterPlan:
+def make_plan(settings: Settings, progress: Progress = lambda _: None) -> ClusterPlan:
     """Makes the plan after all checks that need nothing started, the cheapest first."""
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     check_vllm_version()
@@ -115,8 +115,10 @@ def make_plan(settings: Settings) -> ClusterPlan:
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
     preflight.check_port(control.host, control.port, "the control API", "--control-port")
     state_dir = run_state.state_dir(cluster.name)
-    engines = _emulated_engines if emulation.is_emulated(settings) else _vllm_engines
-    choices = engines(settings)
+    if emulation.is_emulated(settings):
+        choices = _emulated_engines(settings)
+    else:
+        choices = _vllm_engines(settings, progress)
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
     previous_logs.put_aside(log_dir)
@@ -140,28 +142,30 @@ def make_plan(settings: Settings) -> ClusterPlan:
     )
 
 
-def _vllm_engines(settings: Settings) -> dict[str, Any]:
+def _vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
     """Fields of the plan that depend on the engine."""
-    gpus = preflight.num_gpus()
-    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
-    num_instances = settings.cluster.instances or preflight.default_instances(gpus, per_instance)
+    planned = preflight.planned(settings)
     model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
-    args = preflight.engine_args(settings, model, num_instances, gpus)
-    if not gpus:
+    args = planned.engine_args | {"model": model}
+    num_instances, num_gpus = planned.num_instances, planned.num_gpus
+    if num_gpus:
+        memory = preflight.instance_memory(args, num_gpus=num_gpus, hub_timeout_s=None)
+    else:
         preflight.check_kv_cache(args, config_file)
-        preflight.check_memory(args, config_file.parent, num_instances)
-    each = preflight.instance_bytes(args, config_file.parent)
+        memory = preflight.check_memory(args, num_instances)
+    if memory.unknown:
+        progress(f"nobody checked whether the weights fit this machine's memory: {memory.unknown}")
     return {
         "engine_args": args,
         "num_instances": num_instances,
-        "num_frontends": _num_frontends(settings, num_instances * each),
-        "num_gpus_per_instance": per_instance,
+        "num_frontends": _num_frontends(settings, num_instances * memory.num_bytes),
+        "num_gpus_per_instance": planned.num_gpus_per_instance,
     }
 
 
 def _emulated_engines(settings: Settings) -> dict[str, Any]:
     profile = emulation.profile_of(settings.emulated)
-    num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
+    num_instances = preflight.planned(settings).num_instances
     num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
     emulation.check_memory(num_instances, num_frontends)
     model, _ = preflight.resolve_model(settings.cluster.model, cache_dir())

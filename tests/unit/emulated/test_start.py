@@ -202,10 +202,11 @@ def test_the_plan_s_engine_is_as_the_settings_say(
 
 def test_doctor_counts_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Settings.model_validate({"cluster": {"engine": "emulated", "instances": 16}})
-    assert doctor_resources.instance_bytes(found) == emulation.INSTANCE_BYTES
-    assert doctor_resources.num_instances(found, num_gpus=8) == 16
+    planned = preflight.planned(found, 8)
+    assert doctor_resources.instance_memory(found, planned).num_bytes == emulation.INSTANCE_BYTES
+    assert planned.num_instances == 16
     unnamed = Settings.model_validate({"cluster": {"engine": "emulated"}})
-    assert doctor_resources.num_instances(unnamed, num_gpus=8) == 4
+    assert preflight.planned(unnamed, 8).num_instances == 4
     gpu = doctor.gpu_check(["GPU 0: X"], found)
     assert (gpu.result, gpu.what) == (CheckResult.OK, "1 visible; emulated instances use none")
     monkeypatch.setattr(doctor_resources, "available_bytes", lambda: 5 * emulation.GIB)

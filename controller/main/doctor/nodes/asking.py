@@ -1,9 +1,7 @@
 """The checks of `doctor` on the nodes of the Ray that `cluster.ray_address` names."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -13,10 +11,11 @@ from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
 from controller.api.wire.doctor import Check
 from controller.main.checks import preflight
+from controller.main.checks.preflight import Planned
 from controller.main.doctor.nodes import gather, probe
 from controller.main.doctor.nodes.checks import Wanted, node_checks
 from controller.main.doctor.nodes.facts import Questions, RayFacts, Versions
-from controller.main.doctor.resources import instance_bytes, num_instances
+from controller.main.doctor.resources import instance_memory
 from controller.main.machine.cache import cache_dir
 from controller.main.machine.ray_environment import own_environment
 from controller.main.start import emulation
@@ -62,25 +61,26 @@ def _questions(settings: Settings) -> Questions:
         return Questions(log_dir=log_dir)
     if model == EMBEDDED_MODEL:
         return Questions(model_folder=str(folder_of(cache_dir())), log_dir=log_dir)
-    path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
-    if path.exists() or model.startswith((".", "/", "~")):
+    if (path := preflight.local_folder(model)) is not None:
         return Questions(model_folder=str(path.resolve()), log_dir=log_dir)
     return Questions(hub_model=model, log_dir=log_dir)
 
 
 def _wanted(settings: Settings, address: str) -> Wanted:
-    emulated, gpus = emulation.is_emulated(settings), preflight.num_gpus()
+    gpus = preflight.num_gpus()
     try:
-        per_instance = preflight.gpus_per_instance(settings) if gpus and not emulated else 0
-    except (LlumctlError, TypeError, ValueError):
-        per_instance = 1  # another row says what is wrong with the option
+        planned = preflight.planned(settings, gpus)
+    except LlumctlError:  # another row says what is wrong; the nodes are judged all the same
+        planned = Planned(
+            gpus, min(gpus, 1), settings.cluster.instances or preflight.DEFAULT_CPU_INSTANCES, {}
+        )
     return Wanted(
         address=address,
         host=settings.cluster.host,
-        num_instances=num_instances(settings, gpus),
-        instance_bytes=instance_bytes(settings),
-        num_gpus_per_instance=per_instance,
+        num_instances=planned.num_instances,
+        instance_bytes=instance_memory(settings, planned).num_bytes,
+        num_gpus_per_instance=planned.num_gpus_per_instance,
         ours=Versions(**probe.versions()),
-        needs_vllm=not emulated,
+        needs_vllm=not emulation.is_emulated(settings),
         model=settings.cluster.model,
     )

@@ -1,0 +1,173 @@
+"""How much memory a model's weights take, by the sizes of the files that vLLM would load.
+
+The files are in a local folder, or in the hub's cache, or still at the hub, which knows their sizes
+too. Where nobody knows, that is said: a size of zero would let instances start that the kernel
+ends, or serving ones in their place.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from controller.api.settings.settings import EMBEDDED_MODEL
+from controller.api.state import plain_file
+
+MAX_INDEX_BYTES = 64 << 20
+INDEX = "model.safetensors.index.json"
+FORMATS = (".safetensors", ".bin", ".pt")
+"""In the order in which vLLM looks for them; the first that is there is loaded."""
+NO_WEIGHTS = frozenset(
+    {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
+)
+WIDTHS = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+_SHARD = re.compile(r"-\d+-of-(\d+)\.\w+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """`unknown`: why `num_bytes` is not the size; empty where it is."""
+
+    num_bytes: int = 0
+    unknown: str = ""
+
+
+def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Weights:
+    """Of vLLM's engine arguments. Of a model that is not here the hub is asked, and may take so
+    long; with None it is not asked, and the size not known."""
+    model = str(args["model"])
+    load_format = args.get("load_format", "auto")
+    if load_format not in ("auto", "hf", "safetensors", "pt"):
+        return Weights(unknown=f"load_format={load_format} does not read them from known files")
+    if model == EMBEDDED_MODEL:  # `up` has not made it yet: a few megabytes
+        return Weights()
+    folder = Path(model)
+    if not folder.is_dir():
+        if model.startswith((".", "/", "~")):
+            return Weights(unknown=f"there is no folder {model}")
+        config_file = cached_config(args)
+        if config_file is None:
+            return _at_hub(args, hub_timeout_s)
+        folder = config_file.parent
+        if not _are_here(folder):
+            return _as_loaded(_of_index(folder) or _at_hub(args, hub_timeout_s), args, folder)
+    num_bytes = _num_bytes(_sizes(folder), _index(folder))
+    if not num_bytes:
+        return Weights(unknown=f"there is no file of weights in {folder}")
+    return _as_loaded(Weights(num_bytes), args, folder)
+
+
+def cached_config(args: Mapping[str, Any]) -> Path | None:
+    """A hub model's config.json in the hub's cache, beside which its other files are."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(
+            str(args["model"]),
+            "config.json",
+            cache_dir=args.get("download_dir"),
+            revision=args.get("revision"),
+        )
+    except (HFValidationError, OSError):
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Of the files in it, by name. Those of the cache are links, to nowhere while a file is still
+    on its way."""
+    return {each.name: each.stat().st_size for each in folder.iterdir() if each.is_file()}
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    """Which file each weight is in, and the size of all; empty without an index."""
+    try:
+        found = json.loads(plain_file.read((folder / INDEX).resolve(), MAX_INDEX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _files(index: Mapping[str, Any]) -> set[str]:
+    files = index.get("weight_map")
+    if not isinstance(files, dict):
+        return set()
+    return {each for each in files.values() if isinstance(each, str)}
+
+
+def _are_here(folder: Path) -> bool:
+    """Whether all of the weights are downloaded. One file of several names their number."""
+    sizes, files = _sizes(folder), _files(_index(folder))
+    if files:
+        return files <= sizes.keys()
+    names = _names(sizes, files)
+    shards = [found[1] for name in names if (found := _SHARD.search(name))]
+    return bool(names) and all(len(shards) >= int(number) for number in shards)
+
+
+def _names(sizes: Mapping[str, int], files: set[str]) -> list[str]:
+    """The files that vLLM loads: those of the index where there is one, else all of one format. A
+    model may come a second time in its maker's own form, `consolidated`."""
+    for suffix in FORMATS:
+        names = [name for name in sizes if name.endswith(suffix) and name not in NO_WEIGHTS]
+        if suffix == FORMATS[0] and files:
+            names = [name for name in names if name in files]
+        own = [name for name in names if not name.startswith("consolidated")]
+        if names:
+            return own or names
+    return []
+
+
+def _num_bytes(sizes: Mapping[str, int], index: Mapping[str, Any]) -> int:
+    return sum(sizes[name] for name in _names(sizes, _files(index)))
+
+
+def _of_index(folder: Path) -> Weights | None:
+    """The index has the size of all, also before they are here."""
+    metadata = _index(folder).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return Weights(size) if type(size) is int and size > 0 else None
+
+
+def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> Weights:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    model = str(args["model"])
+    if timeout_s is None:
+        return Weights(unknown=f"{model} is not all here yet")
+    try:
+        info = HfApi().model_info(
+            model, revision=args.get("revision"), files_metadata=True, timeout=timeout_s
+        )
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        return Weights(unknown=f"the hub does not tell the size of {model}: {why}")
+    files = {each.rfilename: each.size for each in info.siblings or () if each.size is not None}
+    num_bytes = _num_bytes({name: size for name, size in files.items() if "/" not in name}, {})
+    if not num_bytes:
+        return Weights(unknown=f"the hub knows of no file of weights of {model}")
+    return Weights(num_bytes)
+
+
+def _as_loaded(found: Weights, args: Mapping[str, Any], folder: Path) -> Weights:
+    """In memory they are as wide as `dtype` says, whatever they are in their files; those of a
+    quantized model stay as they are."""
+    asked = WIDTHS.get(str(args.get("dtype")))
+    if asked is None or args.get("quantization"):
+        return found
+    try:
+        config = json.loads(plain_file.read((folder / "config.json").resolve(), MAX_INDEX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return found
+    if not isinstance(config, dict) or config.get("quantization_config"):
+        return found
+    written = WIDTHS.get(str(config.get("torch_dtype") or config.get("dtype")))
+    if written is None:
+        return found
+    return Weights(found.num_bytes * asked // written, found.unknown)
