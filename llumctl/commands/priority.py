@@ -46,11 +46,14 @@ def _text(report: "PriorityReport", output_format: Format) -> str:
     if output_format is Format.NAME:
         return report.request_id
     if output_format in (Format.TABLE, Format.WIDE):
+        from controller.api.text.levels import priority_effect
+
         facts = (
             ("request", report.request_id),
             ("client-id", report.client_id or "-"),
             ("instance", report.instance_id or "-"),
             ("level", f"{report.previous} -> {report.level}"),
+            *([] if report.effect is None else priority_effect(report.effect)),
         )
         return output.facts(facts)
     return output.encode(output_format, report, (report,))

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from controller.api.wire.models import DrainStatus, ErrorBody, InstanceState, RequestName
-from controller.api.wire.operations import DrainList, DrainReport, PriorityReport, ScaleReport
+from controller.api.wire.operations import (
+    DrainList,
+    DrainReport,
+    PriorityEffect,
+    PriorityReport,
+    ScaleReport,
+)
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl
 from tests.unit.cli_support import cluster, instance, remember
@@ -64,6 +70,14 @@ class Bed:
             level=body["level"],
             instance_id="i-0",
             dry_run=body["dry_run"],
+            effect=PriorityEffect(
+                headroom_blocks_before=0,
+                headroom_blocks_after=60,
+                freeness_steps_before=960.4,
+                freeness_steps_after=None,
+            )
+            if body["dry_run"]
+            else None,
         )
 
     @property
@@ -322,7 +336,10 @@ def test_a_priority_in_a_dry_run_and_in_the_machine_formats(bed: Bed, capsys: Ca
     assert (found["previous"], found["level"], found["dry_run"]) == ("normal", "high", True)
     assert run(["priority", "r-1", "normal", "--dry-run", "-o", "name"]) == 0
     assert capsys.readouterr().out == "r-1\n"
-    assert [body["dry_run"] for body in bed.bodies] == [True, True]
+    assert run(["priority", "r-1", "high", "--dry-run"]) == 10
+    shown = facts(capsys.readouterr().out)
+    assert (shown["headroom"], shown["freeness"]) == ("0 -> 60 blocks", "960 -> - steps")
+    assert [body["dry_run"] for body in bed.bodies] == [True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from controller.api.wire.models import EventPage, RequestDetail
-from controller.api.wire.operations import PriorityReport
+from controller.api.wire.operations import PriorityEffect, PriorityReport
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.known_instances import KnownInstances
@@ -76,6 +76,30 @@ async def test_it_changes_and_says_what_it_was(bed: Bed) -> None:
     assert RequestDetail.model_validate_json(detail).level == "high"
     again = await bed.report(level="normal")
     assert (again.previous, again.level) == ("high", "normal")
+
+
+async def test_a_dry_run_says_what_it_does_to_the_instance(bed: Bed) -> None:
+    """High keeps 1,600 tokens at most beside it: 60 of 160 blocks of 16 stay free, and count as
+    used. Back at normal they count no more."""
+    room = {"num_total_blocks": 160, "num_free_blocks": 120, "num_running": 2}
+    bed.cluster.report("i-0", **room, num_running_by_rank={0: 2})
+    found = (await bed.report(dry_run=True)).effect
+    assert found == PriorityEffect(
+        headroom_blocks_before=0,
+        headroom_blocks_after=60,
+        freeness_steps_before=120 * 16 / 2,
+        freeness_steps_after=60 * 16 / 2,
+    )
+    assert (await bed.report()).effect is None
+    bed.cluster.report("i-0", **room, num_running_by_rank={0: 1, 1: 1})
+    back = (await bed.report(level="normal", dry_run=True)).effect
+    assert back is not None
+    assert (back.headroom_blocks_before, back.headroom_blocks_after) == (60, 0)
+    assert (back.freeness_steps_before, back.freeness_steps_after) == (480, 960)
+    bed.cluster.report("i-0", **room, num_running_by_rank={1: 1}, draining=True)
+    draining = (await bed.report(level="normal", dry_run=True)).effect
+    assert draining is not None
+    assert draining.freeness_steps_after is None
 
 
 async def test_who_and_why_are_audited_and_in_the_event(bed: Bed) -> None:

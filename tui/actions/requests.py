@@ -6,7 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 from controller.api.client import ControlClient
-from controller.api.text.levels import ranked
+from controller.api.text.levels import priority_effect, ranked
 from controller.api.text.quantities import latency, sized
 from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.moves import MigrateRequest, MigrationReport
@@ -50,7 +50,10 @@ class SetPriority:
         """Needed for what takes a change back: else the level is chosen and set at once."""
         wanted = PriorityRequest(level=self.level, dry_run=True)
         report = client.set_priority(self.request_id, wanted)
-        return Plan((f"{self.request_id}: {report.previous} -> {report.level}",), self)
+        lines = [f"{self.request_id}: {report.previous} -> {report.level}"]
+        if report.effect is not None:
+            lines += [f"  {name} {change}" for name, change in priority_effect(report.effect)]
+        return Plan(tuple(lines), self)
 
     def post(self, client: ControlClient, key: str) -> PriorityReport:
         wanted = PriorityRequest(level=self.level, reason=self.reason)

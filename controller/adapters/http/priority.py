@@ -6,9 +6,11 @@ from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_requests import LiveRequest
 from controller.adapters.http.requests import find_for_order
 from controller.api.state.audit import one_short_line
-from controller.api.wire.operations import PriorityReport, PriorityRequest
+from controller.api.wire.operations import PriorityEffect, PriorityReport, PriorityRequest
+from controller.core.load.freeness import finite, freeness, with_another_rank
 from controller.core.load.snapshot import Level
-from controller.core.record.request_record import RequestRecord
+from controller.core.load.virtual_usage import total_headroom_blocks
+from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.controller.controller import Controller
 from controller.runtime.messages.operations import RankChangeAnswered, RankChangeAsked
 
@@ -63,6 +65,22 @@ class PriorityChange:
             level=self.level.name,
             instance_id=instance_id,
             dry_run=self.wanted.dry_run,
+            effect=self._effect(instance_id) if self.wanted.dry_run else None,
+        )
+
+    def _effect(self, instance_id: str | None) -> PriorityEffect | None:
+        controller, record = self.request.controller, self.record
+        status = controller.statuses.get(instance_id or "")
+        if status is None or record.state is not RequestState.RUNNING:
+            return None
+        levels = controller.live.scheduler.levels
+        before = status.snapshot
+        after = with_another_rank(before, record.rank, self.level.rank)
+        return PriorityEffect(
+            headroom_blocks_before=total_headroom_blocks(before, levels),
+            headroom_blocks_after=total_headroom_blocks(after, levels),
+            freeness_steps_before=finite(freeness(before, levels)),
+            freeness_steps_after=finite(freeness(after, levels)),
         )
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from controller.api.wire.models import InstanceStatus, LevelStatus
+    from controller.api.wire.operations import PriorityEffect
 
 
 def ranked(levels: "Iterable[LevelStatus]") -> "list[LevelStatus]":
@@ -20,3 +21,16 @@ def run_and_wait(item: "InstanceStatus", level: str) -> str:
     waiting = item.num_waiting_by_level.get(level, 0)
     unknown = item.num_waiting_reqs and not item.num_waiting_by_level
     return f"{item.num_running_by_level.get(level, 0)}+{'-' if unknown else waiting}"
+
+
+def priority_effect(effect: "PriorityEffect") -> list[tuple[str, str]]:
+    """What another priority changes at the request's instance: names and changes."""
+    before, after = effect.freeness_steps_before, effect.freeness_steps_after
+    return [
+        ("headroom", f"{effect.headroom_blocks_before} -> {effect.headroom_blocks_after} blocks"),
+        ("freeness", f"{_steps(before)} -> {_steps(after)} steps"),
+    ]
+
+
+def _steps(freeness: float | None) -> str:
+    return "-" if freeness is None else f"{freeness:.0f}"

@@ -198,9 +198,21 @@ class PriorityRequest(OrderModel):
     dry_run: bool = False
 
 
+class PriorityEffect(WireModel):
+    """What another priority of a running request does to its instance: `headroom_blocks` are kept
+    free there beside all running requests. Less freeness keeps new requests away, and lets others
+    move away. `freeness_steps`: null of a draining instance."""
+
+    headroom_blocks_before: int
+    headroom_blocks_after: int
+    freeness_steps_before: float | None
+    freeness_steps_after: float | None
+
+
 class PriorityReport(AnswerModel):
     """`previous` and `level` are the same if nothing changed. `instance_id`: where the request is;
-    null while no instance has it."""
+    null while no instance has it. `effect`: by the instance's last status, in a dry run for a
+    request that runs; a request that waits only has another place in the queue."""
 
     request_id: str
     client_id: str = ""
@@ -208,6 +220,7 @@ class PriorityReport(AnswerModel):
     level: str
     instance_id: str | None = None
     dry_run: bool = False
+    effect: PriorityEffect | None = None
 
 
 class AbortRequest(OrderModel):

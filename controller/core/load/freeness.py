@@ -9,7 +9,7 @@ requests, which must also see the whole queue and the requests on their way.
 import math
 from collections.abc import Sequence
 
-from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported, with_batch
 from controller.core.load.virtual_usage import headroom_blocks, instance_virtual_usage
 
 NOTHING_UNREPORTED = Unreported()
@@ -31,6 +31,15 @@ def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
         return -math.inf
     free_blocks = snapshot.capacity_blocks - instance_virtual_usage(snapshot, levels)
     return snapshot.block_size * free_blocks / batch_size(snapshot)
+
+
+def with_another_rank(snapshot: InstanceSnapshot, before: int, after: int) -> InstanceSnapshot:
+    """The same instance once a request that runs there has the rank `after` instead of `before`."""
+    running = dict(snapshot.num_running_by_rank)
+    running[before] = running.get(before, 0) - 1
+    running[after] = running.get(after, 0) + 1
+    left = {rank: number for rank, number in running.items() if number > 0}
+    return with_batch(snapshot, snapshot.num_free_blocks, snapshot.num_running, left)
 
 
 def finite(steps: float) -> float | None:
