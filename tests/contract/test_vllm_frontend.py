@@ -134,6 +134,7 @@ def test_calls_of_anthropic_s_messages() -> None:
     from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
 
     serving = object.__new__(AnthropicServingMessages)
+    serving.parser_cls = None
     mend_calls(serving)
     ask = {
         "model": "m",
@@ -162,6 +163,45 @@ def test_calls_of_anthropic_s_messages() -> None:
         )
         made = serving.messages_full_converter(answer)
         assert (made.stop_reason, [block.type for block in made.content]) == (reason, [kind])
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": %d}}</tool_call>'),
+        ("xlam", '{"name": "a", "parameters": {"x": %d}}, '),
+    ],
+)
+def test_calls_before_one_that_is_cut(name: str, calls: str, engine_args: dict[str, Any]) -> None:
+    from transformers import AutoTokenizer
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+    from vllm.parser import ParserManager
+
+    from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
+
+    serving = object.__new__(AnthropicServingMessages)
+    serving.parser_cls = ParserManager.get_parser(
+        tool_parser_name=name, enable_auto_tools=True, model_name="m"
+    )
+    mend_calls(serving)
+    request = AnthropicMessagesRequest.model_validate(
+        {
+            "model": "m",
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"name": "a", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "any"},
+        }
+    )
+    chat = serving.to_chat_completion_request(
+        request, merge_inline_system=False, disabled_thinking_effort="none"
+    )
+    parser = serving.parser_cls(AutoTokenizer.from_pretrained(engine_args["model"]), chat.tools)
+    output = ("" if name == "hermes" else "[") + calls % 1 + calls % 2 + calls[:25]
+    _, content, found = parser.parse(output, chat, enable_auto_tools=True)
+    assert [json.loads(call.arguments) for call in found] == [{"x": 1}, {"x": 2}]
+    assert not content
 
 
 def test_the_fields_that_go_over_the_wire() -> None:

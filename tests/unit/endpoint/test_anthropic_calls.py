@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
+from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls, without_cut_call
 
 
 class Converter:
     """As vLLM's: it decodes the arguments of all calls."""
+
+    parser_cls = None
 
     def messages_full_converter(self, answer: Any) -> tuple[list[Any], str, str]:
         (choice,) = answer.choices
@@ -58,6 +60,28 @@ def test_a_tool_that_must_be_called_is_strict_unless_it_says_otherwise(choice: s
     chat = serving.to_chat_completion_request(request, merge=True)
     first = True if choice in ("any", "tool") else None
     assert [tool.function.strict for tool in chat.tools] == [first, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("<c>{1}</c><c>{2}</c><c>{3", "<c>{1}</c><c>{2}</c>"),
+        ("so: <c>{1}</c>\n<c>", "so: <c>{1}</c>\n"),
+        ("<c>{1}</c><c>{2}</c>", "<c>{1}</c><c>{2}</c>"),
+        ("<c>{1", "<c>{1"),
+        ("a text", "a text"),
+        ('[{"a": 1}, {"b": "é"}, {"c', '[{"a": 1}, {"b": "é"}]'),
+        ('[{"a": 1} ,\n{"b": 2', '[{"a": 1}]'),
+        ('[{"a": 1}]', '[{"a": 1}]'),
+        ('[{"a": 1}', '[{"a": 1}]'),
+        ('[{"a', '[{"a'),
+        ("[" * 9000, "[" * 9000),
+    ],
+)
+def test_of_calls_one_after_the_other_those_before_the_cut_one_are_kept(
+    text: str, kept: str
+) -> None:
+    assert without_cut_call(text, "<c>", "</c>") == kept
 
 
 def test_a_model_without_chats() -> None:

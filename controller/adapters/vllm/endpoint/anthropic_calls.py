@@ -9,16 +9,25 @@ API does: a model that was made to call a tool could give it a string for its in
 must be called is strict unless it says otherwise. Arguments of other calls that are no object are
 shown as text, as no client could read the call.
 
+A model that must call tools may call one after the other until `max_tokens`. vLLM's parsers find no
+call then, as the last one is cut, and the answer was an empty text; the calls before it are kept.
+
 Touch points of vLLM: entrypoints/anthropic/serving.py `to_chat_completion_request`,
-`messages_full_converter`; entrypoints/anthropic/protocol.py `AnthropicToolChoice`.
+`messages_full_converter`; entrypoints/anthropic/protocol.py `AnthropicToolChoice`;
+entrypoints/openai/chat_completion/serving.py `parser_cls`; parser/abstract_parser.py `Parser`, its
+`parse`, `_tool_parser`; tool_parsers/hermes_tool_parser.py `tool_call_start_token` and
+`tool_call_end_token`, which other parsers of marked calls have, too.
 """
 
+import json
+import re
 from typing import Any
 
 import msgspec
 
 # Anthropic's words for "call one of the tools" and "call this tool".
 FORCED = ("any", "tool")
+_COMMA = re.compile(r"\s*,\s*")
 
 
 def mend_calls(serving: Any) -> None:
@@ -40,6 +49,8 @@ def mend_calls(serving: Any) -> None:
                     tool.function.strict = True
         return chat
 
+    if serving.parser_cls is not None:
+        serving.parser_cls = _keeping_whole_calls(serving.parser_cls)
     serving.messages_full_converter = converted
     serving.to_chat_completion_request = as_chat
 
@@ -60,3 +71,36 @@ def _keep_readable_calls(choice: Any) -> None:
         choice.message.content = "\n".join([choice.message.content or "", *told]).strip()
         if not kept and choice.finish_reason == "tool_calls":
             choice.finish_reason = "stop"
+
+
+def _keeping_whole_calls(parser_cls: Any) -> Any:
+    class Parser(parser_cls):  # type: ignore[misc]  # it is vLLM's, whichever the model has
+        def parse(self, model_output: str, request: Any, *rest: Any, **named: Any) -> Any:
+            if request.tool_choice == "required":
+                marks = (
+                    getattr(self._tool_parser, "tool_call_start_token", None),
+                    getattr(self._tool_parser, "tool_call_end_token", None),
+                )
+                model_output = without_cut_call(model_output, *marks)
+            return super().parse(model_output, request, *rest, **named)
+
+    return Parser
+
+
+def without_cut_call(text: str, start: str | None, end: str | None) -> str:
+    """Calls stand between two marks each, or are items of a list; unchanged if none is whole."""
+    if start and end and 0 <= text.rfind(end) < text.rfind(start):
+        return text[: text.rfind(start)]
+    if not text.startswith("["):
+        return text
+    calls, at = [], 1
+    while at < len(text):
+        try:
+            call, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        calls.append(call)
+        if (comma := _COMMA.match(text, at)) is None:
+            break
+        at = comma.end()
+    return json.dumps(calls, ensure_ascii=False) if calls else text
