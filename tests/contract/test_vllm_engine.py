@@ -145,6 +145,19 @@ def test_the_engine_runs_in_this_process(engine: VllmEngine) -> None:
     assert isinstance(engine._core.model_executor, UniProcExecutor)
 
 
+def test_an_engine_that_is_told_of_a_lost_worker_ends_though_it_is_idle(engine: VllmEngine) -> None:
+    """By the executor of several ranks (test_vllm_ranks.py)."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    assert callable(MultiprocExecutor.register_failure_callback)
+    engine._lost_worker.set()
+    try:
+        with pytest.raises(RuntimeError, match="a worker process of the engine died"):
+            engine.has_work()
+    finally:
+        engine._lost_worker.clear()
+
+
 def test_the_methods_that_are_called(engine: VllmEngine) -> None:
     """Their parameters, so that a change shows here and not at midnight."""
     core, scheduler = engine._core, engine._scheduler

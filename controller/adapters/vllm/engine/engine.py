@@ -1,18 +1,19 @@
 """vLLM's `EngineCore` in this process, as an Engine port: stock, without a patch.
 
-Touch points of vLLM: v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
-`post_step`, `abort_requests`; v1/engine/__init__.py `EngineCoreOutputs`; v1/metrics/stats.py
-`SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
-v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`,
-`update_from_output`, `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`,
-`scheduled_cached_reqs`;
-v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`;
+Touch points of vLLM: v1/engine/core.py `EngineCore` (with `executor_fail_callback`),
+`preprocess_add_request`, `step_fn`, `post_step`, `abort_requests`; v1/engine/__init__.py
+`EngineCoreOutputs`; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`,
+`MsgpackDecoder`; v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`,
+`requests`, `schedule`, `update_from_output`, `_preempt_request`; v1/core/sched/output.py
+`scheduled_new_reqs`, `scheduled_cached_reqs`; v1/core/kv_cache_manager.py `block_pool`,
+`get_block_ids`, `watermark_blocks`;
 config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`;
 config/model.py `get_vocab_size`; on CPU
 v1/worker/gpu_model_runner.py `requests`, `input_batch`; v1/worker/gpu_input_batch.py
 `generators` (cpu_generators.py).
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -51,13 +52,18 @@ class VllmEngine:
 
         from controller.adapters.vllm.moves.moves import VllmMoves
 
+        self._lost_worker = threading.Event()
+        """Set by a thread of the executor, which has ended the other worker processes by then."""
         args = EngineArgs(**typed(engine_args))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
         alone = config.parallel_config.world_size == 1
         with process_groups.closed_afterwards(only_if=alone):
             self._core = EngineCore(
-                config, Executor.get_class(config), log_stats=not args.disable_log_stats
+                config,
+                Executor.get_class(config),
+                log_stats=not args.disable_log_stats,
+                executor_fail_callback=self._lost_worker.set,
             )
             if alone and config.device_config.device_type == "cpu":
                 process_groups.destroy_groups_of_one()
@@ -106,6 +112,10 @@ class VllmEngine:
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
+        """Raises RuntimeError if a worker process died, where the engine has several ranks: an idle
+        engine would else not notice before its next step."""
+        if self._lost_worker.is_set():
+            raise RuntimeError("a worker process of the engine died")
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
 
     def step(self) -> Sequence[StepOutputs]:
