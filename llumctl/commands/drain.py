@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, LlumctlError, UsageError
-from llumctl import choices, confirm, connect
+from llumctl import choices, completion, confirm, connect
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -39,7 +39,12 @@ Order = TypeVar("Order", "DrainRequest", "EvacuateRequest", "RestartRequest")
 
 def drain(
     instance_ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Instances, as status shows them.")
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Instances, as status shows them.",
+            autocompletion=completion.instances,
+        ),
     ],
     deadline: Annotated[
         str | None,

@@ -6,7 +6,7 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S
-from llumctl import choices, confirm, connect, durations
+from llumctl import choices, completion, confirm, connect, durations
 from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 def evacuate(
-    instance_id: Annotated[str, typer.Argument(metavar="ID", help="As status shows it.")],
+    instance_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="As status shows it.", autocompletion=completion.instances
+        ),
+    ],
     within: Annotated[
         str, typer.Option(metavar="S", help="How long until it is ended: 30s, 2m.")
     ] = "30s",

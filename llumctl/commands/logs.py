@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import UsageError
+from llumctl import completion
 from llumctl.commands.options import ClusterName
 from llumctl.config import config_file
 from llumctl.text import output
@@ -24,6 +25,7 @@ def logs(
         str | None,
         typer.Argument(
             metavar="[ID]",
+            autocompletion=completion.members,
             help="i-0, f-0, head, ...; default the controller's.",
             show_default=False,
         ),

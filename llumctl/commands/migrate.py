@@ -13,7 +13,7 @@ from controller.api.errors import (
     LlumctlError,
     UsageError,
 )
-from llumctl import choices, connect
+from llumctl import choices, completion, connect
 from llumctl.commands.options import Cluster, OutputFormat, Reason, Reference, one_line, positive
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -30,7 +30,11 @@ def migrate(
     reference: Reference,
     to: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="The instance; else the freest one that can take it."),
+        typer.Option(
+            metavar="ID",
+            help="The instance; else the freest one that can take it.",
+            autocompletion=completion.instances,
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take, and move nothing.")

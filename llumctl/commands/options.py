@@ -9,7 +9,7 @@ import typer
 
 from controller.api.errors import UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
-from llumctl import durations, hints
+from llumctl import completion, durations, hints
 from llumctl.text.output import Format
 
 Cluster = Annotated[
@@ -62,6 +62,7 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="REQUEST",
+        autocompletion=completion.requests,
         help="Its id (a beginning, or as tables shorten it, is enough) or the client's id.",
     ),
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import UsageError
-from llumctl import choices, connect
+from llumctl import choices, completion, connect
 from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -24,13 +24,19 @@ def requests(
         str | None,
         typer.Argument(
             metavar="[REQUEST]",
+            autocompletion=completion.requests,
             help="Show this one with its history: its id (a beginning, or as tables shorten it, is"
             " enough) or the client's id.",
             show_default=False,
         ),
     ] = None,
     instance: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only those of this instance.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Only those of this instance.",
+            autocompletion=completion.instances,
+        ),
     ] = None,
     state: Annotated[
         str | None, typer.Option(metavar="S,...", help="Only these states: running,evicted")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
-from llumctl import choices, confirm, connect
+from llumctl import choices, completion, confirm, connect
 from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 def restart(
     instance_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="As status shows it.")
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="As status shows it.", autocompletion=completion.instances
+        ),
     ] = None,
     rolling: Annotated[
         bool,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, NotDrainingError
-from llumctl import connect
+from llumctl import completion, connect
 from llumctl.commands.drain import ids_once, text
 from llumctl.commands.options import (
     Cluster,
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 def undrain(
     instance_ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Instances that are draining or drained.")
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Instances that are draining or drained.",
+            autocompletion=completion.instances,
+        ),
     ],
     dry_run: DryRun = False,
     reason: Reason = "",

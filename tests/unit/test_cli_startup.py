@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from controller.api.wire.models import RequestList
+from tests.unit.cli_support import cluster, instance, remember
+from tests.unit.fake_controller import FakeController
+from tests.unit.test_recorded_requests import request
+
 pytestmark = pytest.mark.process
 
 HEAVY = ("ray", "torch", "vllm", "textual", "numpy", "transformers")
@@ -189,3 +194,43 @@ def test_closed_standard_streams_get_their_numbers_back(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", script], check=True)
     assert (tmp_path / "out").read_text() == "[3, '/dev/null', '/dev/null', '/dev/null']"
+
+
+def completed(words: str) -> tuple[list[str], str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "llumctl"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **os.environ,
+            "_LLUMCTL_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        },
+    )
+    return done.stdout.split(), done.stderr
+
+
+def test_ids_are_completed_and_silence_is_kept_without_a_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("LLUMCTL_CLUSTER_NAME", raising=False)
+    assert completed("llumctl drain ") == ([], "")
+    there = cluster(instance("i-0"), instance("i-1"), instance("i-10"))
+    live = tuple(request(name, "i-0") for name in ("a-1", "b-2"))
+    with FakeController(status=there) as fake:
+        fake.requests = RequestList(requests=live, num_matching=len(live))
+        remember(fake.url)
+        for words, ids in (
+            ("llumctl drain ", ["i-0", "i-1", "i-10"]),
+            ("llumctl drain i-0 i-1", ["i-1", "i-10"]),
+            ("llumctl migrate a-1 --to i-1", ["i-1", "i-10"]),
+            ("llumctl logs hea", ["head"]),
+            ("llumctl priority ", ["a-1", "b-2"]),
+            ("llumctl requests b", ["b-2"]),
+        ):
+            assert completed(words) == (ids, "")
+    assert completed("llumctl drain ") == ([], ""), "it is gone"

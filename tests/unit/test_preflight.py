@@ -1,6 +1,7 @@
 """What `up` refuses before it starts anything, and the choices that it makes."""
 
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -584,6 +585,21 @@ def test_a_limit_of_ray_s_own_is_told_with_its_cure(tmp_path: Path) -> None:
     (tmp_path / "head.log").write_text("Exception: The current node timed out during startup.")
     hint = head_failure(tmp_path, "").hint
     assert hint == f"llumctl up --timeout 1200      or      less {tmp_path / 'head.log'}"
+
+
+def test_a_limit_of_processes_that_ray_would_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(limit: int, uid: int = 1000) -> None:
+        monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: (limit, limit))
+        monkeypatch.setattr(preflight.os, "geteuid", lambda: uid)
+
+    monkeypatch.setattr(preflight, "_threads_of_user", lambda: 100)
+    limited(500)
+    with pytest.raises(LlumctlError, match="limit of this user's processes leaves 400") as caught:
+        preflight.check_threads(2, 1)
+    assert caught.value.hint.startswith("ulimit -u 540 ")
+    for limit, uid in ((540, 1000), (resource.RLIM_INFINITY, 1000), (500, 0)):
+        limited(limit, uid)
+        preflight.check_threads(2, 1)
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_how_a_start_ended_is_in_the_audit_log(
             raise failure
         return cluster()
 
-    monkeypatch.setattr(up, "_start_head", lambda _, state: (object(), state))
+    monkeypatch.setattr(up, "_start_head", lambda _, state, __: (object(), state))
     monkeypatch.setattr(up, "_watch_start", watched)
     endpoint, control = free_ports(2)
     ports = {"endpoint": {"port": endpoint}, "control": {"port": control}}

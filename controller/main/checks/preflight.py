@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.listener.listening_socket import listen
@@ -34,6 +36,8 @@ from controller.main.start import emulation
 GIB = 1 << 30
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
 INSTANCE_BYTES = GIB
+RAY_THREADS, MEMBER_THREADS = 200, 60
+"""Measured: 150 for Ray and the head; 40 to 60 for a member, with the loops of its libraries."""
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
@@ -334,6 +338,32 @@ def check_memory(args: Mapping[str, Any], num_instances: int) -> InstanceMemory:
             else "llumctl up --engine-arg kv_cache_memory_bytes=...",
         )
     return memory
+
+
+def check_threads(num_instances: int, num_frontends: int) -> None:
+    """Refuses a limit of processes (`ulimit -u`, of threads too) that the cluster would reach:
+    Ray then tries for minutes, and writes megabytes of logs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:  # root is not held to it
+        return
+    needed = RAY_THREADS + MEMBER_THREADS * (num_instances + num_frontends + 1)
+    left = limit - _threads_of_user()
+    if needed > left:
+        raise LlumctlError(
+            f"{num_instances} instances and {num_frontends} frontends need about {needed} threads,"
+            f" and the limit of this user's processes leaves {max(0, left)}",
+            f"ulimit -u {limit - left + needed}      or, where that is refused: raise nproc in"
+            " /etc/security/limits.conf",
+        )
+
+
+def _threads_of_user() -> int:
+    total = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real == os.getuid():
+                total += process.num_threads()
+    return total
 
 
 def instance_memory(

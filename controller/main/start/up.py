@@ -119,6 +119,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         choices = _emulated_engines(settings)
     else:
         choices = _vllm_engines(settings, progress)
+    preflight.check_threads(choices["num_instances"], choices["num_frontends"])
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
     previous_logs.put_aside(log_dir)
