@@ -77,7 +77,7 @@ async def controller(plan_json: str, start: Start) -> None:
         # address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,
-        instance_bytes=lambda: instance_bytes(plan, keeper.spec.engine.args),
+        instance_memory=lambda: instance_memory(plan, keeper.spec.engine.args),
         head=_head_watch(),
     )
     table = plan.settings.control
@@ -130,22 +130,20 @@ def _check_engine(
     check_engine_change(plan, given, before, after)
 
 
-def instance_bytes(plan: ClusterPlan, changed: EngineArgs) -> int:
-    """Memory that a further instance takes; 0 if only the GPU's memory counts. `changed`: engine
-    arguments that are not those of the plan any more."""
+def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
+    """Bytes that a further instance takes, 0 if only the GPU's memory counts; and why its weights
+    are not in them. `changed`: engine arguments that are not those of the plan any more."""
     if plan.profile is not None:
         from controller.main.start import emulation
 
-        return emulation.INSTANCE_BYTES
+        return emulation.INSTANCE_BYTES, ""
     if plan.num_gpus_per_instance:
-        return 0
+        return 0, ""
     from controller.main.checks import preflight
 
     args = plan.engine_args | dict(changed)
     memory = preflight.instance_memory(args, num_gpus=0, hub_timeout_s=None)
-    if memory.unknown:
-        log.warning("an instance's weights are not counted as memory: %s", memory.unknown)
-    return memory.num_bytes
+    return memory.num_bytes, memory.unknown
 
 
 async def llumlet(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:

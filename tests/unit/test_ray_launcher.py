@@ -28,12 +28,13 @@ def no_room(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> NoRoom:
         free_gpus: float = 0,
         num_bytes: int = 0,
         available: int = 0,
+        unknown: str = "",
     ) -> str:
         plan = module.ActorPlan("m:f", {}, num_gpus)
         resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
         monkeypatch.setattr(module.ray, "available_resources", lambda: resources)
         launcher = module.RayLauncher(
-            "n", "/logs", plan, plan, lambda: available, lambda: num_bytes
+            "n", "/logs", plan, plan, lambda: available, lambda: (num_bytes, unknown)
         )
         told: str = launcher.no_room(num_instances)
         return told
@@ -55,16 +56,18 @@ def test_memory_that_the_machine_has_not(no_room: NoRoom) -> None:
 
 
 def test_engine_arguments_that_changed_since_up_change_the_memory(tmp_path: Path) -> None:
-    from controller.main.roles import instance_bytes
+    from controller.main.roles import instance_memory
 
     plan: Any = SimpleNamespace(
         profile=None,
         num_gpus_per_instance=0,
         engine_args={"model": str(tmp_path), "kv_cache_memory_bytes": GIB},
     )
-    as_started = instance_bytes(plan, {})
-    assert instance_bytes(plan, {"max_num_seqs": 4}) == as_started
-    assert instance_bytes(plan, {"kv_cache_memory_bytes": 3 * GIB}) == as_started + 2 * GIB
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    as_started, _ = instance_memory(plan, {})
+    assert instance_memory(plan, {"max_num_seqs": 4}) == (as_started, "")
+    changed = {"kv_cache_memory_bytes": 3 * GIB}
+    assert instance_memory(plan, changed) == (as_started + 2 * GIB, "")
 
 
 def test_the_weights_of_a_hub_model_are_memory_too(
@@ -73,7 +76,7 @@ def test_the_weights_of_a_hub_model_are_memory_too(
     """By the time of a `scale` they are in the hub's cache."""
     from huggingface_hub import constants
 
-    from controller.main.roles import instance_bytes
+    from controller.main.roles import instance_memory
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
@@ -83,10 +86,18 @@ def test_the_weights_of_a_hub_model_are_memory_too(
     (snapshot / "config.json").write_text("{}")
     args = {"model": "some/model", "kv_cache_memory_bytes": GIB}
     plan: Any = SimpleNamespace(profile=None, num_gpus_per_instance=0, engine_args=args)
-    without = instance_bytes(plan, {})
+    without, unknown = instance_memory(plan, {})
+    assert unknown == "some/model is not all here yet"
     with (snapshot / "model.safetensors").open("wb") as file:
         file.truncate(5 * GIB)
-    assert instance_bytes(plan, {}) == without + 5 * GIB
+    assert instance_memory(plan, {}) == (without + 5 * GIB, "")
+
+
+def test_weights_of_which_nobody_knows_the_size_are_no_room(no_room: NoRoom) -> None:
+    """`scale --force` starts them all the same."""
+    assert no_room(1, num_bytes=GIB, available=2 * GIB, unknown="m is not all here yet") == (
+        "nobody knows whether the memory holds their weights: m is not all here yet"
+    )
 
 
 def test_what_is_not_known_speaks_against_nothing(no_room: NoRoom) -> None:

@@ -34,8 +34,9 @@ class RayLauncher:
     frontend: ActorPlan
     available_bytes: Callable[[], int]
     """Memory that is left for new members."""
-    instance_bytes: Callable[[], int] = lambda: 0
-    """Memory that a new instance takes, with the engine arguments of now; 0: not known."""
+    instance_memory: Callable[[], tuple[int, str]] = lambda: (0, "")
+    """Bytes that a new instance takes, with the engine arguments of now; and why its weights are
+    not in them, or nothing."""
     head: HeadWatch | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
 
@@ -57,12 +58,13 @@ class RayLauncher:
             free = int(ray.available_resources().get("GPU", 0))
             if free < num_gpus:
                 return f"{num_gpus} GPUs are needed, Ray has {free} free"
-        num_bytes = num_instances * self.instance_bytes()
+        each_bytes, unknown = self.instance_memory()
+        num_bytes = num_instances * each_bytes
         available = self.available_bytes()
         if num_bytes > available:
             needed = f"about {num_bytes / GIB:.1f} GiB are needed"
             return f"{needed}, {available / GIB:.1f} GiB are available"
-        return ""
+        return unknown and f"nobody knows whether the memory holds their weights: {unknown}"
 
     def restart(self, member_id: str) -> None:
         if handle := self._handles.get(member_id):
