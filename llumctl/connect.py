@@ -74,7 +74,7 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
 
     hint = UNREACHABLE_HINT
     if run_state.is_being_changed(cluster):
-        hint = "llumctl wait --for=ready      as an llumctl up or down is at work"
+        hint = "llumctl wait --for=ready      as another command starts or stops it now"
     return ControlClient(state.control_url, state.control_token, timeout_s, unreachable_hint=hint)
 
 

@@ -33,10 +33,24 @@ def guarded(command: Callable[[], int]) -> int:
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         code = EXIT_DONE
+    except OSError as error:
+        if _is_of_the_parser(error):
+            show(output.refused(sys.stdout, error).message)
+            code = EXIT_FAILED
+        else:
+            code = _unforeseen(error)
     except Exception as error:
         code = _unforeseen(error)
     output.flush()
     return code
+
+
+def _is_of_the_parser(error: OSError) -> bool:
+    """Whether the parser could not write: help and completions do not go through `output`."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code.co_name == "echo"
 
 
 def show(message: str, hint: str = "") -> None:

@@ -12,7 +12,7 @@ from typing import Self
 from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
 from controller.api.settings.bounds import MAX_DEADLINE_S
 from controller.api.text import drains as drain_words
-from controller.api.text.quantities import duration, latency
+from controller.api.text.quantities import duration, latency, num_cells
 from controller.api.wire.models import InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport
 from llumctl import connect
@@ -206,4 +206,7 @@ def _without_order(report: DrainReport, instance: InstanceStatus | None) -> Drai
 def _fitted(line: str) -> str:
     import shutil
 
-    return line[: max(1, shutil.get_terminal_size().columns - 1)]
+    room = max(1, shutil.get_terminal_size().columns - 1)
+    while num_cells(line) > room:
+        line = line[: len(line) - max(1, (num_cells(line) - room) // 2)]
+    return line

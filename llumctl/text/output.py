@@ -12,13 +12,12 @@ import os
 import select
 import shutil
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO
 
 from controller.api.errors import LlumctlError
-from controller.api.text.quantities import printable
+from controller.api.text.quantities import num_cells, printable
 from llumctl import hints
 
 if TYPE_CHECKING:
@@ -68,6 +67,12 @@ def reader_left() -> bool:
         return False
 
 
+def refused(stream: TextIO, error: OSError) -> LlumctlError:
+    """What to raise where the stream takes nothing more; nothing more is written there then."""
+    _silence(stream)
+    return LlumctlError(f"cannot write the output: {error.strerror}")
+
+
 def flush() -> None:
     """Must be called last, so that the interpreter finds nothing left to write."""
     for stream in (sys.stdout, sys.stderr):
@@ -103,8 +108,10 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 def facts(facts: Sequence[tuple[str, str]]) -> str:
     """Names and values, one to a line."""
-    width = max(len(name) for name, _ in facts)
-    return "\n".join(f"{name:<{width}}  {printable(value)}" for name, value in facts)
+    width = max(num_cells(name) for name, _ in facts)
+    return "\n".join(
+        f"{_pad(name, width, right=False)}  {printable(value)}" for name, value in facts
+    )
 
 
 def table(
@@ -119,7 +126,7 @@ def table(
     cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
     if ids and is_terminal(sys.stdout):
         _shorten(header, cells, ids, shutil.get_terminal_size().columns)
-    widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
+    widths = [max(map(num_cells, column)) for column in zip(header, *cells, strict=True)]
     right = [_is_figures(column) for column in zip(*cells, strict=True)] or [False] * len(header)
     lines = []
     for row in (list(header), *cells):
@@ -139,7 +146,7 @@ def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], 
     """Changes the cells: as little as fits, but no id gets less than MIN_ID_WIDTH."""
     from controller.api.text.short_ids import shortened
 
-    widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
+    widths = [max(map(num_cells, column)) for column in zip(header, *cells, strict=True)]
     over = sum(widths) + 2 * (len(widths) - 1) - room
     ellipsis = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "~"
     for title in ids:
@@ -149,7 +156,7 @@ def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], 
             shorter = shortened((row[place] for row in cells), width, ellipsis)
             for row in cells:
                 row[place] = shorter[row[place]]
-            over -= widths[place] - max(len(title), *(len(row[place]) for row in cells))
+            over -= widths[place] - max(len(title), *(num_cells(row[place]) for row in cells))
 
 
 def use_colours(stream: TextIO | None) -> bool:
@@ -197,17 +204,12 @@ def _tint(cell: str) -> str:
 
 
 def _pad(cell: str, width: int, *, right: bool) -> str:
-    space = " " * (width - _width(cell))
+    space = " " * (width - num_cells(cell))
     return space + cell if right else cell + space
 
 
 def _is_figures(column: Sequence[str]) -> bool:
     return all(cell[0] in "-+.0123456789" for cell in column)
-
-
-def _width(text: str) -> int:
-    """Columns on a terminal: East Asian wide characters take two."""
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def _finite(value: Any) -> Any:
@@ -230,8 +232,7 @@ def _write(stream: TextIO | None, text: str) -> None:
     except BrokenPipeError:
         _silence(stream)
     except OSError as error:
-        _silence(stream)
-        raise LlumctlError(f"cannot write the output: {error.strerror}") from error
+        raise refused(stream, error) from error
 
 
 _left: list[TextIO] = []

@@ -135,6 +135,16 @@ def test_a_full_disk_is_an_error() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("argument", [["--help"], ["drain", "--help"]])
+def test_help_for_a_full_disk_is_an_error_and_no_traceback(argument: list[str]) -> None:
+    """The parser writes it, past what writes all else."""
+    script = f"import sys; from llumctl.app import run; sys.exit(run({argument}))"
+    with Path("/dev/full").open("w") as full:
+        code, stderr = run_python(script, full)
+    assert (code, stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.process
 def test_no_stdout_at_all() -> None:
     script = (
         "import os, sys; sys.stdout = None\n"

@@ -468,7 +468,7 @@ def test_a_cluster_that_an_up_is_starting_is_not_to_be_stopped(capsys: Captured)
         bound.bind(("127.0.0.1", 0))
         remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
         assert run(["status"]) == 3
-    assert f"{wait}      as an llumctl up or down" in capsys.readouterr().err
+    assert f"{wait}      as another command starts or stops it now" in capsys.readouterr().err
 
 
 def test_hung_controller(capsys: Captured) -> None:

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.api.text.quantities import num_cells
 from controller.api.text.short_ids import shortened
 from controller.core.record.request_record import Match, match_names
 
 ALPHABET = "ab01-"
+wide_ids = st.lists(st.text("ab01-会話가\u0301", min_size=1, max_size=24), max_size=12)
 ids = st.lists(st.text(ALPHABET, min_size=1, max_size=24), max_size=12)
 widths = st.integers(0, 26)
 hashes = st.lists(
@@ -68,6 +70,19 @@ def test_what_is_shown_has_room_and_is_made_of_the_id(found: list[str], width: i
         pattern = "".join(".*" if char == "…" else re.escape(char) for char in form)
         if width:
             assert re.search(pattern, id_)
+
+
+@given(wide_ids, widths)
+def test_wide_characters_take_two_columns(found: list[str], width: int) -> None:
+    for id_, form in shortened(found, width).items():
+        assert num_cells(form) <= width
+        pattern = "".join(".*" if char == "…" else re.escape(char) for char in form)
+        assert not width or re.search(pattern, id_, re.DOTALL)
+
+
+def test_wide_ids_keep_the_end_that_tells_them_apart() -> None:
+    found = shortened(["会話-会話会話会話会話会話-7", "会話-会話会話会話会話会話-8"], 9)
+    assert [form[-1] for form in found.values()] == ["7", "8"]
 
 
 @given(ids, widths)

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import tzinfo
-from textwrap import wrap
 
 from rich.cells import cell_len
 
 from controller.api.text.quantities import printable, time_of_day
 from tui.actions.outbox import Call, Phase
 from tui.actions.target import Target
-from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
+from tui.drawing.format import Glyphs, Line, Span, Tone, fitted, wrapped
 from tui.drawing.table import Column
 
 TONES = {
@@ -57,7 +56,7 @@ def whole(call: Call, width: int) -> list[Line]:
     return [
         (Span(f" {line}", tone),)
         for text, tone in texts
-        for line in wrap(printable(text), max(1, width - 2))
+        for line in wrapped(printable(text), max(1, width - 2))
     ]
 
 

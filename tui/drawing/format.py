@@ -1,6 +1,7 @@
 """Figures as text: pure, one line each, as wide as said."""
 
 import math
+import textwrap
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from tui.feed.histories import TREND_S, Sample
 
@@ -77,6 +78,23 @@ def fitted(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str
 def num_cells(text: str) -> int:
     """How many columns it takes."""
     return len(text) if text.isascii() and text.isprintable() else cell_len(text)
+
+
+def wrapped(text: str, width: int, *, first: str = "", later: str = "") -> list[str]:
+    """The text in lines of at most `width` columns, cut between words where that is possible;
+    `first` and `later` stand before the first line and the others."""
+    if text.isascii():
+        return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later)
+    lines, line, begun = [], first, False
+    for word in text.split():
+        for place, piece in enumerate(chop_cells(word, max(2, width - len(later)))):
+            space = " " * (begun and not place)
+            if begun and (place or num_cells(line + space + piece) > width):
+                lines.append(line)
+                line, space = later, ""
+            line += space + piece
+            begun = True
+    return [*lines, line] if begun else []
 
 
 def width_of(line: Line) -> int:

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from rich.cells import set_cell_size
+
+from tui.drawing.format import num_cells
 from tui.input.commands import FORMS, Known, split, words_of
 
 MAX_KEPT = 100
@@ -96,10 +99,11 @@ def hint(found: Completion, width: int) -> str:
     # A word and its space take two columns at least.
     shown = list(found.words[: max(0, width) // 2])
     more = len(found.words) - len(shown)
-    while shown and len(_hint(found.wanted, shown, more)) > width:
+    while shown and num_cells(_hint(found.wanted, shown, more)) > width:
         shown.pop()
         more += 1
-    return _hint(found.wanted, shown, more)[: max(0, width)]
+    words = _hint(found.wanted, shown, more)
+    return words if num_cells(words) <= width else set_cell_size(words, max(0, width))
 
 
 def _hint(wanted: str, words: Sequence[str], more: int) -> str:

@@ -256,7 +256,8 @@ def _kept_for(row: InstanceRow, width: int) -> Span:
     lacks = f" -{kept.lacking_blocks}" if kept.lacking_blocks else ""
     room = width - len(lacks)
     name = row.names.of(kept.request_id, room) if row.names else kept.request_id
-    return Span(f"{printable(name):<{room}}{lacks}", Tone.WARN)
+    space = " " * max(0, room - fmt.num_cells(printable(name)))
+    return Span(f"{printable(name)}{space}{lacks}", Tone.WARN)
 
 
 def _span(text: Callable[[InstanceRow], str]) -> Callable[[InstanceRow, int], Span]:

@@ -29,7 +29,7 @@ def level_column(name: str) -> "Column[InstanceRow]":
     return Column(
         f"level.{name}",
         title,
-        len(title),
+        fmt.num_cells(title),
         lambda row, width: _cell(row.item, name, width),
         drop=LEVEL_DROP,
     )

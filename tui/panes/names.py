@@ -3,20 +3,22 @@
 from collections.abc import Iterable
 
 from controller.api.text.short_ids import shortened
+from tui.drawing.format import num_cells
 from tui.feed.state import DashboardState
 
 SHORT = 9
-"""The width of a shortened vLLM id: eight of its characters and the cut between them."""
+"""The width of a shortened vLLM id: eight of its characters and the cut between them; of wide
+characters half as many."""
 
 
 class Names:
     """Names of requests; of those that are shown together no two are the same."""
 
     def __init__(self, ids: Iterable[str], ellipsis: str) -> None:
-        self._short = shortened(ids, SHORT, ellipsis)
+        self._short = shortened(ids, SHORT, ellipsis, num_cells)
 
     def of(self, id_: str, width: int = SHORT) -> str:
-        return id_ if len(id_) <= width else self._short.get(id_, id_)
+        return id_ if num_cells(id_) <= width else self._short.get(id_, id_)
 
 
 def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Names:

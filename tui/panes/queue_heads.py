@@ -105,7 +105,7 @@ def _at_controller(status: ClusterStatus, names: Names) -> list[HeadRow]:
 
 def _why(row: HeadRow, width: int) -> Span:
     """As much of the reason as has room."""
-    words = next((each for each in row.reasons if len(each) <= width), row.reasons[-1])
+    words = next((each for each in row.reasons if fmt.num_cells(each) <= width), row.reasons[-1])
     return Span(printable(words), row.tone)
 
 

@@ -5,12 +5,10 @@ the request's time to first token and from the move's downtime. An evicted reque
 again computes its tokens anew; that is told as part of decoding, as nothing says when it is over.
 """
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from textwrap import wrap
 
 from controller.api.text import decisions
 from controller.api.text.quantities import latency, printable, sized
@@ -225,7 +223,10 @@ def rows(found: Explanation, width: int) -> list[TimelineRow]:
     shown: list[TimelineRow] = []
     for place, moment in enumerate(moments(found)):
         room = max(20, width - NOTE_X - len(_INDENT))
-        notes = ["", *(line for note in moment.notes for line in wrap(printable(note), room))]
+        notes = [
+            "",
+            *(line for note in moment.notes for line in fmt.wrapped(printable(note), room)),
+        ]
         shown += [
             TimelineRow(f"{place}.{line}", found.request.id, moment, note)
             for line, note in enumerate(notes)
@@ -340,7 +341,7 @@ def _labelled(label: str, words: str, tone: Tone = Tone.PLAIN) -> Line:
 def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
     """Why a held request waits takes some 170 characters."""
     room = max(20, width - LABEL_WIDTH - 3)
-    first, *rest = textwrap.wrap(printable(words), room) or [""]
+    first, *rest = fmt.wrapped(printable(words), room) or [""]
     return [_labelled(label, first, tone), *(_labelled("", more, tone) for more in rest)]
 
 

@@ -1,6 +1,5 @@
 """Asks before an order is given, and shows its plan."""
 
-import textwrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -14,7 +13,7 @@ from tui.actions.action import Place
 from tui.actions.order import Asked, Order, Plan, Together
 from tui.actions.own import Run
 from tui.actions.registry import bindings
-from tui.drawing.format import Line, Span, Tone
+from tui.drawing.format import Line, Span, Tone, wrapped
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw
 from tui.widgets.lines import Lines
@@ -138,9 +137,5 @@ class ConfirmScreen(Dialog[Order | Together | Run | None]):
 def _wrapped(text: str, width: int) -> list[str]:
     """What does not fit in one line goes on in the next, further to the right."""
     indent = " " * (len(text) - len(text.lstrip()))
-    return textwrap.wrap(
-        printable(text.lstrip()),
-        max(20, width),
-        initial_indent=indent,
-        subsequent_indent=f"{indent}    ",
-    )
+    words = printable(text.lstrip())
+    return wrapped(words, max(20, width), first=indent, later=f"{indent}    ")

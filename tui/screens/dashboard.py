@@ -141,6 +141,7 @@ class DashboardScreen(PaintedScreen):
                 self._title(pane, num, num_all, arrangement),
                 follow=is_events and view.follow,
                 caption=self._rates(arrangement.boxes.get(pane)) if is_events else (),
+                filtered=bool(view.filters.get(pane)),
             )
 
     def show_age(self) -> None:

@@ -70,7 +70,8 @@ class DetailScreen(PaintedScreen):
     ) -> None:
         """Shows these rows, which have passed the filter."""
         line = (Span(title, Tone.STRONG), *facts, *self._chosen(name))
-        self.table(name).show(rows, line, follow=follow)
+        filtered = bool(self.choices[name].wanted)
+        self.table(name).show(rows, line, follow=follow, filtered=filtered)
 
     def _chosen(self, name: str) -> Line:
         chosen = self.choices[name]

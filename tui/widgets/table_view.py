@@ -27,6 +27,7 @@ from tui.widgets.tones import Toned
 
 HEAD_LINES = 2
 WHEEL_ROWS = 3
+NO_MATCH = "nothing matches the filter"
 _MARGIN, _MARK = Span(" "), Span("*", Tone.STRONG)
 
 
@@ -108,6 +109,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self._empty = empty
         self._title: Line = ()
         self._caption: Sequence[Line] = ()
+        self._filtered = False
         self._placed: tuple[Placed[Item], ...] = ()
         self._cursor = 0
         self._top = 0
@@ -124,11 +126,12 @@ class TableView(Toned, Generic[Item], can_focus=True):
         *,
         follow: bool = False,
         caption: Sequence[Line] = (),
+        filtered: bool = False,
     ) -> None:
         """`follow` keeps the cursor on the last row; when it ends, the cursor is held there. The
-        caption takes the last lines."""
-        if caption != self._caption:
-            self._caption = caption
+        caption takes the last lines. `filtered`: rows that do not match are not among these."""
+        if (caption, filtered) != (self._caption, self._filtered):
+            self._caption, self._filtered = caption, filtered
             self.refresh()
         self.items = items
         if self._marks:
@@ -279,7 +282,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         if (below := y - self.outer_size.height + len(self._caption)) >= 0:
             return self.strip_of(self._caption[below])
         if y - HEAD_LINES >= len(self._painted):
-            text = f" {self._empty}" if y == HEAD_LINES and not self.items else ""
+            words = NO_MATCH if self._filtered else self._empty
+            text = f" {words}" if y == HEAD_LINES and not self.items else ""
             return self.strip_of((Span(text, Tone.DIM),))
         cells, is_cursor = self._painted[y - HEAD_LINES]
         over = ""

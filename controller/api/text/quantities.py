@@ -5,6 +5,7 @@ This module imports the standard library only, as every command imports it.
 
 import math
 import re
+import unicodedata
 from datetime import datetime, tzinfo
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -12,6 +13,19 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 # No wait and no log is longer; sleeping for more overflows.
 _MAX_S = 10 * 366 * 86400.0
+
+
+def num_cells(text: str) -> int:
+    """Columns on a terminal: East Asian wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_cells_of, text))
+
+
+def _cells_of(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 def duration(seconds: float | None) -> str:

@@ -8,13 +8,22 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from controller.api.text.quantities import num_cells
 
 _FIRST_WORD = re.compile(r"[^-_.:/]*[-_.:/]")
 _WORDS = re.compile(r".*[-_.:/]")
 
 
-def shortened(ids: Iterable[str], width: int, ellipsis: str = "…") -> dict[str, str]:
-    """Each id in at most `width` characters; all whole if all have room.
+def shortened(
+    ids: Iterable[str],
+    width: int,
+    ellipsis: str = "…",
+    measure: Callable[[str], int] = num_cells,
+) -> dict[str, str]:
+    """Each id in at most `width` columns of a terminal, of which a character may take two; all
+    whole if all have room. `measure` says how many columns a text takes.
 
     Ids with the same first word (`cmpl-`) lose it, and the further words that they all begin with.
     Ids that are still too long are cut in the middle, all at the same place, and at one where
@@ -22,16 +31,19 @@ def shortened(ids: Iterable[str], width: int, ellipsis: str = "…") -> dict[str
     as far as the width has room for differences.
     """
     whole = list(dict.fromkeys(ids))
-    if width < 1 or all(len(id_) <= width for id_ in whole):
-        return {id_: id_[: max(0, width)] for id_ in whole}
+    if width < 1:
+        return dict.fromkeys(whole, "")
+    if all(measure(id_) <= width for id_ in whole):
+        return {id_: id_ for id_ in whole}
     rests = _rests(whole)
+    room = _Room(width, ellipsis, measure)
     best: dict[str, str] = {}
     for head in _heads(width):
-        found = {id_: _cut(rest, head, width, ellipsis) for id_, rest in rests.items()}
+        found = {id_: room.cut(rest, head) for id_, rest in rests.items()}
         if len(set(found.values())) == len(found):
             return found
         best = best or found
-    return _told_apart(best, lambda id_: _forms((rests[id_], id_), width, ellipsis))
+    return _told_apart(best, lambda id_: room.forms((rests[id_], id_)))
 
 
 def _rests(ids: Sequence[str]) -> dict[str, str]:
@@ -58,7 +70,7 @@ def _common_words(ids: Sequence[str]) -> str:
 
 
 def _heads(width: int) -> Iterator[int]:
-    """Numbers of characters before the cut: first half the width, then more or fewer."""
+    """Numbers of columns before the cut: first half the width, then more or fewer."""
     middle = width // 2
     for off in range(width):
         for head in {middle + off, middle - off}:
@@ -66,20 +78,37 @@ def _heads(width: int) -> Iterator[int]:
                 yield head
 
 
-def _cut(rest: str, head: int, width: int, ellipsis: str) -> str:
-    if len(rest) <= width:
-        return rest
-    tail = width - head - 1
-    return f"{rest[:head]}{ellipsis}{rest[len(rest) - tail :]}"
+@dataclass(frozen=True, slots=True)
+class _Room:
+    width: int
+    ellipsis: str
+    measure: Callable[[str], int]
 
+    def cut(self, rest: str, head: int) -> str:
+        if self.measure(rest) <= self.width:
+            return rest
+        tail = self.width - head - 1
+        return f"{self._first(rest, head)}{self.ellipsis}{self._first(rest[::-1], tail)[::-1]}"
 
-def _forms(texts: Iterable[str], width: int, ellipsis: str) -> Iterator[str]:
-    """All ways to shorten one of the texts: cut once, then a piece out of the middle."""
-    for text in texts:
-        for head in _heads(width):
-            yield _cut(text, head, width, ellipsis)
-        for start in range(1, len(text) - width + 2 if width > 2 else 0):
-            yield f"{ellipsis}{text[start : start + width - 2]}{ellipsis}"
+    def forms(self, texts: Iterable[str]) -> Iterator[str]:
+        """All ways to shorten one of the texts: cut once, then a piece out of the middle."""
+        for text in texts:
+            for head in _heads(self.width):
+                yield self.cut(text, head)
+            for start in range(1, len(text) - self.width + 2 if self.width > 2 else 0):
+                piece = self._first(text[start:], self.width - 2)
+                yield f"{self.ellipsis}{piece}{self.ellipsis}"
+
+    def _first(self, text: str, width: int) -> str:
+        """As many of the first characters as have room."""
+        if text.isascii():
+            return text[:width]
+        used = 0
+        for place, char in enumerate(text):
+            used += self.measure(char)
+            if used > width:
+                return text[:place]
+        return text
 
 
 def _told_apart(

@@ -26,6 +26,20 @@ def test_numbers_stay_short(value: float | None, text: str) -> None:
     assert fmt.number(value) == text
 
 
+@pytest.mark.parametrize("width", [2, 7, 20, 41])
+@pytest.mark.parametrize(
+    "text", ["drain i-1 moves 会話会話会話会話会話 to i-2, 話 a", "会" * 30, "a b"]
+)
+def test_wrapped_lines_fit_in_columns(text: str, width: int) -> None:
+    lines = fmt.wrapped(text, width)
+    assert all(fmt.num_cells(line) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    indented = fmt.wrapped(text, 20, first="  ", later="    ")
+    assert all(fmt.num_cells(line) <= 20 for line in indented)
+    assert indented[0].startswith("  ")
+    assert all(line.startswith("    ") for line in indented[1:])
+
+
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [

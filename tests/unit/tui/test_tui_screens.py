@@ -1,5 +1,7 @@
 """The screens in odd conditions: sizes, things that vanish, slow painting."""
 
+import re
+
 import pytest
 
 from controller.api.wire.models import Event
@@ -96,6 +98,42 @@ async def test_an_instance_that_leaves_under_the_cursor(source: FakeSource) -> N
         assert "no instances yet" in await drawn(pilot)
         await pilot.press("enter", "j", "G")
         assert isinstance(app.screen, DashboardScreen)
+
+
+async def test_a_filter_that_hides_everything_is_what_is_said(source: FakeSource) -> None:
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.frames(3))
+        await settle(app, pilot)
+        app.screen.filter_by("zzz")
+        await settle(app, pilot)
+        assert "nothing matches the filter" in await drawn(pilot)
+        assert "no instances yet" not in await drawn(pilot)
+        app.screen.filter_by("")
+        await settle(app, pilot)
+        assert "nothing matches the filter" not in await drawn(pilot)
+        source.answer = synthetic.requests("i-3", 11)
+        app.open(Target("i-3"))
+        await settle(app, pilot)
+        app.screen.filter_by("zzz")
+        await settle(app, pilot)
+        assert "nothing matches the filter" in await drawn(pilot)
+
+
+async def test_wide_ids_are_told_apart_in_a_narrow_terminal(source: FakeSource) -> None:
+    async with dashboard(source, (80, 24)) as (app, pilot):
+        source.feed(synthetic.frames(3))
+        found = synthetic.requests("i-3", 2)
+        wide = [
+            item.model_copy(update={"id": f"{'会話' * 7}{number}"})
+            for number, item in enumerate(found.requests, start=7)
+        ]
+        source.answer = found.model_copy(update={"requests": tuple(wide)})
+        await settle(app, pilot)
+        app.open(Target("i-3"))
+        await settle(app, pilot)
+        lines = (await drawn(pilot)).splitlines()
+        for number in (7, 8):
+            assert any(re.search(rf"会\S*…\S*{number}\s", line) for line in lines)
 
 
 async def test_the_log_of_an_instance_stands_on_its_screen(source: FakeSource) -> None:
