@@ -26,7 +26,8 @@ help:
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
-	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
+	@echo "make fuzz            the control API by its description (5 minutes), then changed input against a real"
+	@echo "                     engine beside a canary (an hour; exit 1: findings)"
 	@echo "make chaos           faults at random in a cluster under load, on two hosts of its own (half an hour)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
@@ -190,6 +191,7 @@ paths: $(STAMP)
 	$(BIN)/python -m benchmarks.paths $(ARGS)
 
 fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.control_api
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 chaos: $(STAMP)
