@@ -16,6 +16,10 @@ A destination that hears nothing of its source for a lease frees what it holds. 
 that comes later, and the source resumes the request; this answer is final, as is every answer about
 a move that is over. When the source died, the frontend may ask who owns the request: a move whose
 COMMIT did not come is then called off for good, so that the answer stays true.
+
+A source that counts as dead may live: its connection broke, or it stood still. So a destination
+that has the request and no acknowledgement asks the frontend to confirm that it reads the request
+from here. Once the frontend has, it grants the source no fence.
 """
 
 from collections.abc import Mapping
@@ -36,6 +40,7 @@ from controller.core.migration.destination_terms import (
     LeaseExpired,
     NotReserved,
     OwnerAsked,
+    OwnerConfirmed,
     Receive,
     Reserve,
     Reserved,
@@ -75,6 +80,9 @@ class DestinationMove:
         self._ended = False
         self._dropped = False
         self._acknowledged = False
+        self._source_is_dead = False
+        self._confirmed = False
+        """The frontend reads the request from here, or nobody reads it any more."""
         self._last_change = 0
         """The number of the newest change of the rank that was heard of."""
 
@@ -91,7 +99,8 @@ class DestinationMove:
     def is_final(self) -> bool:
         """The source may not have the request back any more. Until then the request must not move
         on: the hop after this one is the source's, if the frontend fences this one."""
-        return self.state is _D.ABORTED or (self.state is _D.COMMITTED and self._acknowledged)
+        let_go = self._acknowledged or (self._source_is_dead and self._confirmed)
+        return self.state is _D.ABORTED or (self.state is _D.COMMITTED and let_go)
 
     def forgettable(self, now_s: float) -> bool:
         """The end is final, and whatever may come late has come."""
@@ -124,10 +133,10 @@ class DestinationMove:
             return self.handle(LeaseExpired(), now_s)
         if self.state is _D.RESERVING and now_s - self._since_s >= self._timing.reserve_timeout_s:
             return self.handle(NotReserved("not_ready"), now_s)
-        unanswered = self.state is _D.COMMITTED and not self._acknowledged
+        unanswered = self.state is _D.COMMITTED and not self.is_final
         if unanswered and now_s - self._said_s >= self._timing.retry_s:
             self._said_s = now_s
-            return [self._committed()]
+            return [self._committed(), *self._ask_frontend()]
         return []
 
     def _committed(self) -> Say:
@@ -208,9 +217,21 @@ class DestinationMove:
     def _committed_again(self, _said: MoveMessage) -> Instructions:
         return [self._committed()]
 
-    def _acknowledge(self, _event: object) -> Instructions:
-        """The source has let go of the request: it says so, or is dead."""
+    def _acknowledge(self, _said: MoveMessage) -> Instructions:
+        """The source has let go of the request."""
         self._acknowledged = True
+        return []
+
+    def _source_is_gone(self, _event: object) -> Instructions:
+        self._source_is_dead = True
+        return self._ask_frontend()
+
+    def _ask_frontend(self) -> Instructions:
+        asks = self.state is _D.COMMITTED and self._source_is_dead and not self.is_final
+        return [TellFrontend(True, self.hop)] if asks else []
+
+    def _confirm(self, _event: object) -> Instructions:
+        self._confirmed = True
         return []
 
     # -- calling it off ------------------------------------------------------------------
@@ -225,7 +246,7 @@ class DestinationMove:
         """If COMMIT is here, the bytes sent before may still be on their way: the receiver says
         whether they came."""
         if self._has_commit():
-            self._acknowledged = True
+            self._source_is_dead = True
             return _D.RECEIVING, []
         return _D.FREEING, self._abort(event)
 
@@ -271,7 +292,7 @@ class DestinationMove:
         return []
 
     def _end_later(self, event: object) -> Instructions:
-        self._ended = True
+        self._ended = self._confirmed = True
         return [Say(MoveMessage(Verb.ENDED, self.stage))] if isinstance(event, MoveMessage) else []
 
     def _drop_later(self, message: MoveMessage) -> Instructions:
@@ -333,7 +354,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.APPLYING, Verb.END): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, ClientLeft): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, Verb.ABORT): rule(move._drop_later, _D.APPLYING),
-        (_D.APPLYING, SourceDied): rule(move._acknowledge, _D.APPLYING),
+        (_D.APPLYING, SourceDied): rule(move._source_is_gone, _D.APPLYING),
         (_D.FREEING, StageCopied): rule(move._freed, _D.ABORTED),
         (_D.FREEING, StageLost): rule(move._freed, _D.ABORTED),
         (_D.COMMITTED, Verb.COMMIT): rule(move._committed_again, _D.COMMITTED),
@@ -342,7 +363,10 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.COMMITTED, Verb.END): rule(move._end, _D.COMMITTED),
         (_D.COMMITTED, Verb.PRIORITY): rule(move._set_rank, _D.COMMITTED),
         (_D.COMMITTED, OwnerAsked): rule(move._moved, _D.COMMITTED),
-        (_D.COMMITTED, SourceDied): rule(move._acknowledge, _D.COMMITTED),
+        (_D.COMMITTED, SourceDied): rule(move._source_is_gone, _D.COMMITTED),
+        (_D.COMMITTED, OwnerConfirmed): rule(move._confirm, _D.COMMITTED),
+        (_D.COMMITTED, ClientLeft): rule(move._confirm, _D.COMMITTED),
+        (_D.ABORTED, OwnerConfirmed): rule(move._ignore, _D.ABORTED),
     }
     for state in LEASED:
         called_off = _D.FREEING if state is _D.RECEIVING else _D.ABORTED

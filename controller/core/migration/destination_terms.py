@@ -64,6 +64,11 @@ class OwnerAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerConfirmed:
+    """The frontend reads the request from here, in the hop of this move."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseExpired:
     """The source said nothing for too long. The machine's own `tick` finds that."""
 

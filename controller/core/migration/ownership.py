@@ -128,6 +128,11 @@ class Ownership(Generic[T]):
         self._take_over(owner)
         return True
 
+    def is_read_from(self, owner: InstanceRef, epoch: Epoch) -> bool:
+        """Whether this instance owns the request in this epoch, so that it may move on: its source
+        is granted no fence any more."""
+        return self.order.epoch == epoch and self.owner.key == owner.key
+
     def lost(self, instance_id: str, incarnation: int) -> Loss:
         """This incarnation died. Mutates."""
         dead = (instance_id, incarnation)

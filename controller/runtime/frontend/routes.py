@@ -30,6 +30,7 @@ from controller.runtime.messages.moves import (
     MoveAnnounced,
     MoveTimed,
     OwnerAsked,
+    OwnerConfirmed,
     RequestLost,
     RequestMoved,
     RequestNotMoved,
@@ -146,9 +147,13 @@ class Routes:
             self.send(owner.address, AbortRequests((request_id,)))
         elif moved.attempt < route.attempt:
             self._stop(owner, request_id, moved.epoch)
-        elif route.ownership.moved(owner, moved.epoch, moved.began_index):
-            self._book.moved(request_id, owner.instance_id, owner.incarnation)
-            self.find(request_id, route)
+        else:
+            if route.ownership.moved(owner, moved.epoch, moved.began_index):
+                self._book.moved(request_id, owner.instance_id, owner.incarnation)
+                self.find(request_id, route)
+            if route.ownership.is_read_from(owner, moved.epoch):
+                confirmed = OwnerConfirmed(request_id, moved.hop, moved.attempt)
+                self.send(owner.address, confirmed)
 
     def _not_moved(self, told: RequestNotMoved) -> None:
         route = self.live.get(told.request_id)

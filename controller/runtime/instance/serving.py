@@ -42,6 +42,7 @@ from controller.runtime.messages.moves import (
     MoveLimitsSet,
     MoveRefusalAsked,
     OwnerAsked,
+    OwnerConfirmed,
     RequestLost,
     TransferMessage,
 )
@@ -128,6 +129,7 @@ class Serving:
             DrainSet: self._on_drain,
             FenceAnswered: self.instance_moves.fence_answered,
             OwnerAsked: self.instance_moves.owner_asked,
+            OwnerConfirmed: self.instance_moves.owner_confirmed,
         }
 
     @property

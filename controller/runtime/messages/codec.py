@@ -31,6 +31,7 @@ from controller.runtime.messages.moves import (
     MoveRefusalsAnswered,
     MoveTimed,
     OwnerAsked,
+    OwnerConfirmed,
     RequestLost,
     RequestMoved,
     RequestNotMoved,
@@ -106,6 +107,7 @@ AnyMessage = (
     | RequestNotMoved
     | RequestLost
     | OwnerAsked
+    | OwnerConfirmed
     | FenceAsked
     | FenceAnswered
     | MoveTimed

@@ -194,6 +194,19 @@ class FenceAnswered(Message, frozen=True):
         return Epoch(self.attempt, self.hop)
 
 
+class OwnerConfirmed(Message, frozen=True):
+    """Frontend to an instance that said `RequestMoved`: the request is read from there in this
+    epoch, and no fence is granted to its source any more."""
+
+    request_id: str
+    hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
+
+
 class MoveTimed(Message, frozen=True):
     """Destination to frontend, before the first token that it sends, which may be the last: the
     step of that token took `step_time_s`. The frontend measures the downtime by its own clock."""

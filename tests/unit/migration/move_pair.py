@@ -389,6 +389,8 @@ class Pair:
     def _moved_told(self, hop: int) -> None:
         if self.client == "reads":
             self.ownership.moved(DESTINATION, Epoch(0, hop), NUM_TOKENS)
+            if self.destination_alive and self.ownership.is_read_from(DESTINATION, Epoch(0, hop)):
+                self.tell_destination(dst.OwnerConfirmed())
         else:
             self.engine_aborts_at(DESTINATION)
 

@@ -22,6 +22,7 @@ from tests.unit.migration.simulated_messages import (
     Network,
     NotMoved,
     OwnerAsked,
+    OwnerConfirmed,
     Unread,
 )
 
@@ -124,6 +125,8 @@ class Frontend:
                 if ownership.moved(owner, epoch, began):
                     self.network.note("moved", request_id, owner.key, epoch)
                     route.waiting = False
+                if ownership.is_read_from(owner, epoch):
+                    self.network.send(FRONTEND, owner, OwnerConfirmed(request_id, epoch))
             case NotMoved(epoch=epoch):
                 if ownership.disowned(epoch):
                     self._lost(request_id, route)

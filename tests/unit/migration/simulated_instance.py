@@ -42,6 +42,7 @@ from tests.unit.migration.simulated_messages import (
     Network,
     NotMoved,
     OwnerAsked,
+    OwnerConfirmed,
     Unread,
 )
 
@@ -514,6 +515,10 @@ class Instance(MoveTable[Outgoing, Incoming]):
             case FenceAnswered(request_id=request_id, epoch=epoch, fenced=fenced):
                 if move := self.fencing(request_id, epoch):
                     move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
+            case OwnerConfirmed(request_id=request_id, epoch=epoch):
+                arriving = self.asked_about(request_id, epoch)
+                if arriving is not None and arriving.machine.over:
+                    arriving.handle(dst.OwnerConfirmed())
             case OwnerAsked() as asked_for:
                 self._owner_asked(asked_for)
 

@@ -92,6 +92,12 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerConfirmed:
+    request_id: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class NotMoved:
     request_id: str
     epoch: Epoch

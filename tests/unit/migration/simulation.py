@@ -175,6 +175,7 @@ class Simulation:
             (self._cancel_moves, 0.5),
             (self._false_alarm, 0.5),
             (self._fence_one, 0.3),
+            (self._break_connection_of_two, 0.5),
         )
         for fault, mean in faults:
             for _ in range(_how_many(rng, mean)):
@@ -268,8 +269,11 @@ class Simulation:
                 self._stalled_until[there, source] = self.now_s + 8.0
                 if rng.random() < 0.7:
                     self._stalled_until[there, FRONTEND.instance_id] = self.now_s + 8.0
-                if rng.random() < 0.3:
-                    self.after(rng.uniform(0.1, 2.0), self._fence, source)
+                match rng.randrange(3):
+                    case 0:
+                        self.after(rng.uniform(0.1, 2.0), self._fence, source)
+                    case _:
+                        self.after(rng.uniform(0.1, 2.0), self._break_connection, source, there)
                 for _ in range(3):
                     delay_s = rng.uniform(0.1, 3.0)
                     self.after(delay_s, self._make_room, there, move.request_id, source)
@@ -349,6 +353,21 @@ class Simulation:
     def _end_fenced(self, fenced: InstanceRef) -> None:
         if not self._is_dead(fenced):
             self._crash(fenced.instance_id, healed_too=True)
+
+    def _break_connection_of_two(self) -> None:
+        self._break_connection(*self.rng.sample(INSTANCE_IDS, 2))
+
+    def _break_connection(self, a: str, b: str) -> None:
+        """Between two that live: each takes the other for dead, one of them perhaps late or
+        never."""
+        refs = [host.instance.ref for i in (a, b) if (host := self.hosts[i]).instance is not None]
+        if len(refs) < 2 or self._healed:
+            return
+        self.num_lost += 1
+        self.note("connection broken", *(ref.key for ref in refs))
+        for here, there in (refs, reversed(refs)):
+            if self.rng.random() < 0.8:
+                self.after(self.rng.uniform(0.01, 2.0), self._peer_died, here.instance_id, there)
 
     def _pause_one(self) -> None:
         self._pause(self.rng.choice(INSTANCE_IDS))

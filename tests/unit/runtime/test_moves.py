@@ -12,6 +12,7 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.runtime.instance.moves.kv_digest import KvDigest
 from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.moves import (
     MoveEnvelope,
     MoveLimitsSet,
@@ -611,6 +612,34 @@ async def test_an_answer_to_commit_that_is_lost_is_asked_of_the_frontend(
     await moving.more("r", 3, moving.b)
     moving.network.drops = lambda envelope: False
     assert (await moving.move("i-1", "i-2")).code == ""
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+async def test_one_whose_source_seems_dead_stays_until_the_frontend_reads_it_from_there(
+    moving: MovingCluster,
+) -> None:
+    """The connection of the two broke: the source lives, and may be granted a fence yet."""
+    await moving.stream()
+
+    def to_source(m: AnyMessage) -> bool:
+        return says(Verb.COMMITTED)(m) and isinstance(m, MoveEnvelope) and m.source == source
+
+    source = moving.controller.ref("i-0")
+    moving.network.drops = lambda m: to_source(m) or isinstance(m, RequestMoved)
+    move_id = moving.order()
+    await moving.until(lambda: moving.destination_state(move_id) == "committed")
+    moving.controller.send("i-1", InstanceLost("i-0", 1))
+    refused = await moving.move("i-1", "i-2")
+    assert refused.code == MoveRefusal.MOVING
+    moving.network.drops = to_source
+    moving.clock.now_s += 0.5
+    here = moving.b.serving.instance_moves
+    await moving.until(lambda: here.refusal("r") is None)
+    assert (await moving.move("i-1", "i-2")).code == ""
+    moving.clock.now_s += 2.0
+    assert (await moving.answer(move_id)).code == "", "the source is granted none"
+    moving.network.drops = lambda envelope: False
     await moving.finishes()
     await moving.nothing_is_left()
 

@@ -244,7 +244,7 @@ async def test_what_a_dead_source_had_sent_still_comes_with_its_commit(
     instance_moves = moving.b.llumlet.serving.instance_moves
     await moving.until(lambda: instance_moves.incoming[move_id].machine._has_commit())
     await moving.kill("i-0")
-    await moving.until(lambda: instance_moves.incoming[move_id].machine._acknowledged)
+    await moving.until(lambda: instance_moves.incoming[move_id].machine._source_is_dead)
     assert moving.destination_state(move_id) == "receiving"
     assert transfer.forgotten == [], "its bytes would be lost"
     if comes:

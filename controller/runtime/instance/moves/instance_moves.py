@@ -24,6 +24,7 @@ from controller.runtime.messages.moves import (
     FenceAnswered,
     MoveEnvelope,
     OwnerAsked,
+    OwnerConfirmed,
     RequestMoved,
     RequestNotMoved,
 )
@@ -165,6 +166,11 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         else:
             not_moved = RequestNotMoved(asked.request_id, asked.hop, asked.attempt)
             self._host.send(asked.frontend, not_moved)
+
+    def owner_confirmed(self, confirmed: OwnerConfirmed) -> None:
+        arriving = self.asked_about(confirmed.request_id, confirmed.epoch)
+        if arriving is not None and arriving.machine.over:
+            arriving.handle(destination.OwnerConfirmed())
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
         """Takes a message of the other side of a move, which may be forgotten here. A new request
