@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths fuzz attack chaos clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths fuzz attack chaos clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -30,7 +30,7 @@ help:
 	@echo "                     engine beside a canary (an hour; exit 1: findings)"
 	@echo "make chaos           faults at random in a cluster under load, on two hosts of its own (half an hour)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
-	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
+	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server and vllm-router"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
 	@echo "make bench-grammars  costly grammars beside one stream: its gaps, and the engine's memory"
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-cluster   one policy per call on 16 emulated instances, beside the simulator (30 minutes each)"
 	@echo "make bench-autoscale a cluster that scales itself beside fixed ones (one run per call, 11 minutes each)"
 	@echo "make bench-fidelity  the simulator beside live runs, emulated and real (half an hour; ARGS=--short: minutes)"
+	@echo "make bench-upgrade   new engine arguments and a scale-in under 16 streams, beside vllm-router (20 minutes)"
 	@echo "make bench-recovery  an instance dies under 16 streams: replays beside clients that send again (5 minutes)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make clean           remove $(VENV) and what tools have left"
@@ -137,8 +138,15 @@ test-gpu: $(STAMP)
 	LLUMCTL_TEST_DTYPE=float32 $(BIN)/python -m pytest tests/contract/test_vllm_moves.py $(ARGS)
 	LLUMCTL_TEST_ASYNC=1 $(BIN)/python -m pytest tests/contract/test_vllm_moves.py -k reader $(ARGS)
 
-bench-endpoint: $(STAMP)
-	$(BIN)/python -m benchmarks.endpoint $(ARGS)
+# vllm-router has dependencies of its own, so it gets a folder of its own.
+ROUTER := $(VENV)-router/bin/vllm-router
+
+$(ROUTER):
+	$(PYTHON) -m venv $(VENV)-router
+	$(VENV)-router/bin/python -m pip install --quiet --disable-pip-version-check vllm-router
+
+bench-endpoint: $(STAMP) $(ROUTER)
+	$(BIN)/python -m benchmarks.endpoint --router $(ROUTER) $(ARGS)
 
 bench-startup: $(STAMP)
 	$(BIN)/python -m benchmarks.startup $(ARGS)
@@ -184,6 +192,10 @@ bench-autoscale: $(STAMP)
 bench-recovery: $(STAMP)
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
 
+bench-upgrade: $(STAMP) $(ROUTER)
+	$(BIN)/python -m benchmarks.upgrade --engine emulated $(ARGS)
+	$(BIN)/python -m benchmarks.upgrade --router $(ROUTER) $(ARGS)
+
 bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)
 
@@ -201,4 +213,4 @@ attack: $(STAMP)
 	$(BIN)/python -m tests.attack $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-router $(VENV)-vllm-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

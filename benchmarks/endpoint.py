@@ -1,4 +1,5 @@
-"""Throughput and latency of the endpoint beside vLLM's own server.
+"""Throughput and latency of the endpoint beside vLLM's own server, and several engines also beside
+vllm-router in front of as many of these servers.
 
 Both servers stay up and take turns under the very same load, so that whatever else the
 machine does falls on both; who goes first alternates. The figures are ratios and
@@ -9,7 +10,9 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -24,6 +27,7 @@ from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import (
     IDLE_CPU_LIMIT,
     LlumctlServer,
+    RoutedVllmServers,
     Server,
     ServerError,
     VllmServer,
@@ -34,6 +38,7 @@ from benchmarks.servers import (
 IDLE_WATCH_S = 5.0
 DEFAULT_REQUESTS_PER_STREAM = 4
 MIN_REQUESTS = 8
+ROUTER_POLICIES = ("round_robin", "cache_aware")
 # Of everybody else together: above it a figure says as much about them.
 MAX_OTHER_CORES = 0.25
 
@@ -50,6 +55,8 @@ class Options:
     repeated because they were not."""
     pairs: tuple[int, ...]
     """Engines of each comparison: 1, then 2."""
+    router: Path | None
+    """The command vllm-router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +112,11 @@ def main() -> int:
     try:
         with signals_interrupt():
             for num_engines in options.pairs:
-                comparison = _compare(make_plan(num_engines), options, console)
-                comparisons.append(comparison)
-                failed += comparison["num_failed"]
+                plan = make_plan(num_engines)
+                for other in _others(plan, options):
+                    comparison = _compare(plan, other, options, console)
+                    comparisons.append(comparison)
+                    failed += comparison["num_failed"]
     except KeyboardInterrupt:
         console.print("interrupted; both servers are stopped")
         return 130
@@ -121,8 +130,16 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _compare(plan: EnginePlan, options: Options, console: Console) -> dict[str, Any]:
-    ours, vllm = LlumctlServer(plan), VllmServer(plan)
+def _others(plan: EnginePlan, options: Options) -> Iterator[Server]:
+    """What the endpoint is compared with."""
+    yield VllmServer(plan)
+    if options.router is not None and plan.num_engines > 1:
+        for policy in ROUTER_POLICIES:
+            yield RoutedVllmServers(plan, options.router, policy)
+
+
+def _compare(plan: EnginePlan, vllm: Server, options: Options, console: Console) -> dict[str, Any]:
+    ours = LlumctlServer(plan)
     with running(ours, vllm):
         idle = {server.name: idle_cpu(server, IDLE_WATCH_S) for server in (ours, vllm)}
         for name, cores in idle.items():
@@ -138,12 +155,13 @@ def _compare(plan: EnginePlan, options: Options, console: Console) -> dict[str, 
                 measured = {s: _measure(s, workload, options.patience_s) for s in order}
                 done.append(Round(measured[ours], measured[vllm]))
                 console.print(_progress(index, streams, done[-1]))
-    console.print(_table(plan.num_engines, rounds))
+    console.print(_table(plan.num_engines, vllm.name, rounds))
     every = [side for done in rounds.values() for r in done for side in (r.ours, r.vllm)]
     for error in sorted({error for side in every for error in side.load.errors}):
         console.print(f"[red]{error}[/red]")
     return {
         "num_engines": plan.num_engines,
+        "beside": vllm.name,
         "engine_args": plan.engine_args,
         "omp_num_threads": plan.num_threads,
         "staggered": options.staggered,
@@ -215,11 +233,9 @@ def _medians(measured: list[Measurement]) -> dict[str, float]:
     }
 
 
-def _table(num_engines: int, rounds: dict[int, list[Round]]) -> Table:
+def _table(num_engines: int, beside: str, rounds: dict[int, list[Round]]) -> Table:
     title = "one engine" if num_engines == 1 else f"{num_engines} engines"
-    table = Table(
-        title=f"{title}: llumctl / vLLM's own server, medians of the rounds", box=box.SIMPLE
-    )
+    table = Table(title=f"{title}: llumctl / {beside}, medians of the rounds", box=box.SIMPLE)
     for column in (
         *("streams", "tok/s", "ratio", "(range)", "TTFT ms", "more", "(range)"),
         *("TPOT ms", "CPU ms/tok", "others"),
@@ -271,6 +287,7 @@ def _options() -> Options:
         default=0.0,
         help="seconds for which each measurement waits for a quiet machine",
     )
+    parser.add_argument("--router", type=Path, help="the command vllm-router, to compare with it")
     parser.add_argument("--skip-single", action="store_true", help="no comparison of one engine")
     parser.add_argument("--skip-pair", action="store_true", help="no comparison of two engines")
     given = parser.parse_args()
@@ -282,6 +299,7 @@ def _options() -> Options:
         staggered=not given.in_step,
         patience_s=given.patience,
         pairs=tuple(num for num, is_wanted in wanted.items() if is_wanted),
+        router=given.router,
     )
 
 

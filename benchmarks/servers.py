@@ -3,11 +3,13 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +28,7 @@ from controller.main.machine.processes import processes_of, sweep
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
 DOWN_TIMEOUT_S = 60.0
+KILL_TIMEOUT_S = 10.0
 # A core of the machine: above it an idle server disturbs the one that is measured.
 IDLE_CPU_LIMIT = 0.05
 RESULTS = Path(__file__).parent / "results"
@@ -207,8 +210,23 @@ class VllmServer(Server):
     llumctl's are.
     """
 
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(f"vllm {plan.num_engines}", plan, free_port())
+    def __init__(self, plan: EnginePlan, name: str = "vllm", arguments: Sequence[str] = ()) -> None:
+        super().__init__(f"{name} {plan.num_engines}", plan, free_port())
+        self.arguments = arguments
+        """More of its command line; those that stand when it starts count."""
+
+    def terminate(self, grace_s: float) -> None:
+        """Ends it as an init system does: SIGTERM, and SIGKILL to what is left after `grace_s`.
+        vLLM ends its engine at once, or after `--shutdown-timeout`, and waits then until clients
+        close the connections of streams that get nothing more."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        for process in session_members(self._process.pid):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait(KILL_TIMEOUT_S)
 
     def parts(self) -> dict[int, str]:
         if self._process is None:
@@ -221,6 +239,7 @@ class VllmServer(Server):
             *(sys.executable, "-P", "-m", "vllm.entrypoints.launchers.api_server.entry"),
             *("--host", "127.0.0.1", "--port", self.base_url.rpartition(":")[2]),
             *self.plan.vllm_arguments(),
+            *self.arguments,
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -231,6 +250,51 @@ class VllmServer(Server):
             "DO_NOT_TRACK": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
+
+
+class RoutedVllmServers(Server):
+    """One vLLM server for each engine, and vllm-router (PyPI) in front of them. `router`: its
+    command, which has an installation of its own."""
+
+    def __init__(
+        self, plan: EnginePlan, router: Path, policy: str, arguments: Sequence[str] = ()
+    ) -> None:
+        super().__init__(f"vllm-router {policy}", plan, free_port())
+        self._router, self._policy = router, policy
+        one = replace(plan, num_engines=1)
+        self.servers = [
+            VllmServer(one, f"vllm behind {policy} {number}", arguments)
+            for number in range(plan.num_engines)
+        ]
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            server.wait_ready()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        for server in self.servers:
+            server.stop()
+
+    def parts(self) -> dict[int, str]:
+        parts = {pid: part for server in self.servers for pid, part in server.parts().items()}
+        if self._process is not None:
+            parts |= {p.pid: "router" for p in session_members(self._process.pid)}
+        return parts
+
+    def _command(self) -> list[str]:
+        return [
+            *(str(self._router), "--policy", self._policy, "--host", "127.0.0.1"),
+            *("--port", self.base_url.rpartition(":")[2]),
+            *("--prometheus-port", str(free_port())),
+            *("--worker-urls", *(server.base_url for server in self.servers)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return {}
 
 
 @contextlib.contextmanager
