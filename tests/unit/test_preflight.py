@@ -593,11 +593,11 @@ def test_a_limit_of_processes_that_ray_would_reach(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(preflight.os, "geteuid", lambda: uid)
 
     monkeypatch.setattr(preflight, "_threads_of_user", lambda: 100)
-    limited(500)
-    with pytest.raises(LlumctlError, match="limit of this user's processes leaves 400") as caught:
+    limited(350)
+    with pytest.raises(LlumctlError, match="limit of this user's processes leaves 250") as caught:
         preflight.check_threads(2, 1)
-    assert caught.value.hint.startswith("ulimit -u 540 ")
-    for limit, uid in ((540, 1000), (resource.RLIM_INFINITY, 1000), (500, 0)):
+    assert caught.value.hint.startswith("ulimit -u 370 ")
+    for limit, uid in ((370, 1000), (resource.RLIM_INFINITY, 1000), (350, 0)):
         limited(limit, uid)
         preflight.check_threads(2, 1)
 

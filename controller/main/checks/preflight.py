@@ -36,8 +36,8 @@ from controller.main.start import emulation
 GIB = 1 << 30
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
 INSTANCE_BYTES = GIB
-RAY_THREADS, MEMBER_THREADS = 200, 60
-"""Measured: 150 for Ray and the head; 40 to 60 for a member, with the loops of its libraries."""
+RAY_THREADS, MEMBER_THREADS = 150, 30
+"""Measured: of Ray with the head, and of a member with an emulated engine; vLLM's have more."""
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
