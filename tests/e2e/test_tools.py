@@ -79,7 +79,7 @@ def test_a_tool_that_anthropic_s_client_makes_the_model_call(cluster: Cluster) -
         "model": "embedded",
         "messages": ASK["messages"],
         "tools": [{"name": function["name"], "input_schema": function["parameters"]}],
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
         "max_tokens": 300,
     }
     once: Any = {"type": "any", "disable_parallel_tool_use": True}
