@@ -146,9 +146,11 @@ def test_the_engine_runs_in_this_process(engine: VllmEngine) -> None:
 
 
 def test_an_engine_that_is_told_of_a_lost_worker_ends_though_it_is_idle(engine: VllmEngine) -> None:
-    """By the executor of several ranks (test_vllm_ranks.py)."""
+    """By the executor of several ranks, whose worker processes it watches."""
+    from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+    assert "executor_fail_callback" in inspect.signature(EngineCore.__init__).parameters
     assert callable(MultiprocExecutor.register_failure_callback)
     engine._lost_worker.set()
     try:
