@@ -175,6 +175,7 @@ class EngineModel:
             self._queue_head() if waiting.num_queued else None,
             waiting.num_evicted,
             self.num_evictions,
+            max_step_tokens=config.max_num_batched_tokens,
         )
 
     def check(self) -> None:

@@ -73,6 +73,8 @@ class InstanceSnapshot:
     num_evicted_queued: int = 0
     num_evictions: int = 0
     draining: bool = False
+    max_step_tokens: int = 0
+    """How many tokens a step computes at most, `max_num_batched_tokens`; 0: not known."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -128,6 +130,7 @@ def with_batch(
         snapshot.num_evicted_queued,
         snapshot.num_evictions,
         snapshot.draining,
+        snapshot.max_step_tokens,
     )
 
 

@@ -269,6 +269,10 @@ def test_where_memory_is_short_nowhere_as_many_wait_as_a_step_computes() -> None
     for num_waiting, fits in ((4, True), (60, True), (a_step - 1, True), (a_step, False)):
         unreported = Unreported(num_waiting, num_waiting)
         assert (Room.of(idle, 0, unreported, by_step=True).spare_blocks > 0) is fits
+    large_steps = replace(idle, max_step_tokens=3 * STEP_TOKENS)
+    for demand, fits in ((3 * a_step - 1, True), (3 * a_step, False)):
+        unreported = Unreported(MAX_QUEUED, demand)
+        assert (Room.of(large_steps, 0, unreported, by_step=True).num_places > 0) is fits
     batch = replace(idle, max_num_running=6)
     assert Room.of(batch, 0, Unreported(5, 5), by_step=True).num_places == 1
     assert Room.of(batch, 0, Unreported(6, 6), by_step=True).spare_blocks == 0

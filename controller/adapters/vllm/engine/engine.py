@@ -188,6 +188,7 @@ class VllmEngine:
             queue_head=self._queue_head(min(queued)) if queued else None,
             num_evicted_queued=sum(r.num_preemptions > 0 for r in queued),
             num_evictions=self._num_evictions,
+            max_step_tokens=self.max_num_batched_tokens,
         )
 
     def shutdown(self) -> None:
