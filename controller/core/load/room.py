@@ -12,8 +12,8 @@ MAX_QUEUED = 4
 with more, dozens went to the freest instance at once, and the last of them waited behind an evicted
 one for longer than any other request (S-L: 129 s)."""
 STEP_TOKENS = 2048
-"""While memory is short on no instance, more may wait, until they are as many tokens to compute as a
-step of the engine takes, or so many if that is not known. With four prompts of 30 tokens in each
+"""While memory is short on no instance, more may wait, until they are as many tokens to compute as
+a step of the engine takes, or so many if that is not known. With four prompts of 30 tokens in each
 step a simulated H100 is saturated by 600 requests/s of one output token: mean TTFT 1.6 s, and 13 ms
 with 2,048 tokens. At 1,200 requests/s it is 2.4 s with 2,048, and 1.7 with the engine's 8,192."""
 
