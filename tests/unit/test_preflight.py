@@ -151,7 +151,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], None
                 raise answer
             return httpx.Response(answer, request=httpx.Request("HEAD", url))
 
-        monkeypatch.setattr(preflight.httpx, "head", head)
+        monkeypatch.setattr(httpx, "head", head)
 
     return answers
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from controller.api.settings.settings import EMBEDDED_MODEL
 from controller.api.state import plain_file
 
@@ -135,6 +133,7 @@ def _of_index(folder: Path) -> Weights | None:
 
 
 def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> Weights:
+    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from controller.adapters.embedded_model import ensure
@@ -269,6 +268,7 @@ def local_folder(model: str) -> Path | None:
 
 def _config_from_hub(model: str) -> Path:
     """Asks the hub once, as vLLM would ask for minutes before it gives up."""
+    import httpx
     from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # no __all__

