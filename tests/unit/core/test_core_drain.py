@@ -210,7 +210,7 @@ def test_a_plan_never_takes_more_than_there_is(
         arriving = [each for each in planned if each.destination_id == snapshot.instance_id]
         assert not (arriving and snapshot.draining)
         blocks = sum(each.request.num_blocks for each in arriving)
-        assert blocks <= max(0, snapshot.admissible_blocks)
+        assert blocks <= max(0, snapshot.arrivable_blocks)
         places = sum(not each.request.queued for each in arriving)
         if snapshot.max_num_running:
             assert places <= max(0, snapshot.max_num_running - snapshot.num_running)
@@ -226,7 +226,7 @@ def test_who_stays_would_not_have_fitted_alone(
 ) -> None:
     """Nobody is left behind for whom there is room when all others are placed."""
     planned = planned_departures(requests, others, THREE_LEVELS)
-    left = {s.instance_id: s.admissible_blocks for s in others if not s.draining}
+    left = {s.instance_id: s.arrivable_blocks for s in others if not s.draining}
     for each in planned:
         if each.destination_id is not None:
             left[each.destination_id] -= each.request.num_blocks

@@ -104,11 +104,11 @@ def test_a_table_has_the_policies_side_by_side(capsys: Captured, profile: str) -
     assert title.startswith("40,20 at 4 requests/s  2 x small  chunked  60 requests")
     assert "mean of 3 seeds" in title
     header, *rows = [line.split() for line in table.splitlines()]
-    assert header == ["llumnix", "infaas++"]
+    assert header == ["llumnix+", "infaas++"]
     names = [" ".join(row[:2]) for row in rows]
     assert {"ttft_s p99", "longest_pause_s max"} <= set(names)
     assert [row[0] for row in rows][-1] == "steady"
-    assert ratios.startswith("infaas++ over llumnix: ttft_s p99 ")
+    assert ratios.startswith("infaas++ over llumnix+: ttft_s p99 ")
 
 
 def test_ranks_have_rows_of_their_own(capsys: Captured, profile: str) -> None:
@@ -129,7 +129,7 @@ def test_settings_reach_the_policies_that_have_them(capsys: Captured, profile: s
         assert each["settings"]["migration.enabled"] == "off"
         assert each["num_moves"] == 0
         assert ("priority.high.target_load_tokens" in each["settings"]) == (
-            each["policy"] == "llumnix"
+            each["policy"] == "llumnix+"
         )
 
 
@@ -257,7 +257,7 @@ def test_bars_in_the_terminal(capsys: Captured, profile: str) -> None:
     assert run(arguments(profile, "--plot", "-", "--seeds", "1")) == 0
     block = capsys.readouterr().out.split("\n\n")[3].splitlines()
     assert block[0] == "ttft_s p99"
-    assert [line.split()[0] for line in block[1:]] == ["llumnix", "infaas++"]
+    assert [line.split()[0] for line in block[1:]] == ["llumnix+", "infaas++"]
     assert "█" in block[1]
 
 
