@@ -67,6 +67,8 @@ class GlobalScheduler:
         self._placement = _placement(config)
         """With late binding. It may lack the last of `_held` until an instance is schedulable."""
         self._num_help_rounds = 0
+        """Those that ordered something. Others take nobody's turn, so a simulated run leaves out
+        rounds in which nobody needs help, and its outcome is the same."""
         self._last_schedulable_s = float("-inf")
         """When an instance was schedulable, by the last tick with late binding."""
         self._first_expires_s = float("-inf")
@@ -130,13 +132,15 @@ class GlobalScheduler:
         may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     ) -> list[MoveHead | MakeRoom]:
         """What a round does for blocked requests; nothing without late binding. `may_move`: from
-        one instance to another now. Mutates: the next round begins with another request."""
+        one instance to another now. Mutates: after a round that orders something, the next one
+        begins with another request."""
         if self._placement is None or not self._pool.any_schedulable(now_s):
             return []
         snapshots = self.schedulable_snapshots(now_s)
-        self._num_help_rounds += 1
         rooms, turn = self._pool.rooms, self._num_help_rounds
-        return help_blocked(snapshots, rooms, self._placement, may_move, turn)
+        orders = help_blocked(snapshots, rooms, self._placement, may_move, turn)
+        self._num_help_rounds += bool(orders)
+        return orders
 
     def choice(self, request: DispatchRequested, now_s: float) -> str | None:
         """The instance that this request would go to at once. None if it would not, and while any
