@@ -41,6 +41,9 @@ def test_ray_waits_for_its_parts_as_long_as_up_does(monkeypatch: pytest.MonkeyPa
     seconds, ms = "RAY_raylet_start_wait_time_s", "RAY_agent_register_timeout_ms"
     found = head_environment(1800.5)
     assert (found[seconds], found[ms]) == ("1801", "1801000")
+    assert found["RAY_raylet_client_num_connect_attempts"] == "1801", "one a second"
+    pause = "RAY_raylet_client_connect_timeout_milliseconds"
+    assert pause not in found, "raylets slept for so long between two attempts"
     assert head_environment(5.0)[seconds] == "60", "less than usual helps nobody"
     assert int(head_environment(1e12)[ms]) < 1 << 31
     monkeypatch.setenv(seconds, "45")

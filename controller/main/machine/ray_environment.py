@@ -38,13 +38,14 @@ START_LIMITS_S = (
     "RAY_gcs_rpc_server_connect_timeout_s",
     "RAY_py_gcs_connect_timeout_s",
 )
-START_LIMITS_MS = (
-    "RAY_raylet_client_connect_timeout_milliseconds",
-    "RAY_agent_register_timeout_ms",
-)
-"""How long the parts of Ray wait for each other when a node starts. By default it is 30 s for most,
-which a busy machine exceeds though every part makes progress. For how long Ray waits for a worker
-is not among them (docs/reliability.md, a start that hangs)."""
+START_LIMITS_MS = ("RAY_agent_register_timeout_ms",)
+START_ATTEMPTS = ("RAY_raylet_client_num_connect_attempts",)
+"""How long the parts of Ray wait for each other when a node starts, and how often they try to
+connect, once a second. By default it is 30 s for most, which a busy machine exceeds though every
+part makes progress. `RAY_raylet_client_connect_timeout_milliseconds` is no limit but the pause
+between two attempts: with a long one a raylet whose first attempt came too early slept through its
+start. For how long Ray waits for a worker is not among them (docs/reliability.md, a start that
+hangs)."""
 MAX_LIMIT_S = 86_400
 """In milliseconds it still fits into 32 bits, as Ray has it."""
 OUR_PACKAGES = ("controller", "llumctl", "tui")
@@ -119,7 +120,7 @@ def head_environment(
     return (
         MEMORY
         | PATIENT
-        | dict.fromkeys(START_LIMITS_S, str(limit_s))
+        | dict.fromkeys((*START_LIMITS_S, *START_ATTEMPTS), str(limit_s))
         | dict.fromkeys(START_LIMITS_MS, str(limit_s * 1000))
         | own_environment()
         | authentication
