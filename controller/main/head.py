@@ -9,12 +9,14 @@ of sockets that `up` has bound. The head outlives `up`; SIGTERM from `down` clos
 ends Ray.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from controller.runtime import log_records
 # llumctl puts nothing into the object store; this is about Ray's minimum.
 OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
+RAY_PARTS = ("gcs_server", "raylet")
+"""Names of the processes of Ray without which a node does not start."""
 HEAD_LOG = "head.log"
 """In the folder of logs; `up` sends this process's output there."""
 
@@ -53,13 +57,14 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
     if table.ray_address:
         ray.init(address=table.ray_address, namespace=plan.namespace, log_to_driver=False)
     else:
-        ray.init(
-            namespace=plan.namespace,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(Path(plan.temp_dir) / temp_folder.RAY),
-        )
+        with _ended_with_ray():
+            ray.init(
+                namespace=plan.namespace,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(Path(plan.temp_dir) / temp_folder.RAY),
+            )
         _end_log_monitor()
     if stop.is_set():
         return
@@ -80,6 +85,29 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
     for keeper in keepers:
         keeper.close()
     ray.shutdown()
+
+
+@contextlib.contextmanager
+def _ended_with_ray() -> Iterator[None]:
+    """Ends this process if a part of Ray ends in the block: `ray.init` would wait for a dead raylet
+    as long as for a slow one, which is for as long as `up` waits."""
+    import psutil
+
+    started = threading.Event()
+
+    def watch() -> None:
+        while not started.wait(BIRTH_POLL_S):
+            for child in psutil.Process().children():
+                # Ray waits for its processes only when it ends them, so a dead one stays a zombie.
+                if child.name() in RAY_PARTS and child.status() == psutil.STATUS_ZOMBIE:
+                    logging.error("Ray could not start: its %s ended", child.name())
+                    os._exit(1)
+
+    threading.Thread(target=watch, name="ray watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        started.set()
 
 
 def _end_log_monitor() -> None:
