@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
+from controller.core.load.room import MAX_QUEUED
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.prediction.length_predictor import LengthPredictor, LengthPredictorConfig
 from controller.core.scheduler import GlobalScheduler
@@ -74,6 +75,7 @@ class SimCluster:
         """Instances that did more than to decode since their last report."""
         holding = policy.holding
         self._need_help = Moments(lambda s: holding is not None and needs_help(s, holding))
+        self._are_short = Moments(_is_short)
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
         self.rescheduler = SimRescheduler(
@@ -153,16 +155,27 @@ class SimCluster:
     def _report_for(self, requested: DispatchRequested) -> None:
         """Tells the scheduler what the dispatch of this request depends on. That is much less than
         all, which took half of a run: an instance that only decodes gets worse for a newcomer, so
-        that only the one that seems best has to be asked, until it is the best as it is now."""
+        that only the one that seems best has to be asked, until it is the best as it is now. But
+        with late binding, memory that is short on one instance closes those where many wait."""
         if self.setup.policy.status_age_s or self._scheduler.num_held:
             self._report_all()
             return
         for instance in list(self._changed):
             self._report(instance)
+        if self.setup.policy.holding is not None and self._many_wait_somewhere():
+            for instance in self._are_short.come(self.events.now_s):
+                if not _is_short(self._reported[instance.instance_id][0]):
+                    self._report(instance)
         while (choice := self._scheduler.choice(requested, self.events.now_s)) is not None:
             if not self._report(self.instances[choice]):
                 return
         self._report_all()
+
+    def _many_wait_somewhere(self) -> bool:
+        return any(
+            status.num_queued + len(self.instances[instance_id].coming) >= MAX_QUEUED
+            for instance_id, (status, _) in self._reported.items()
+        )
 
     def _follow(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -258,6 +271,7 @@ class SimCluster:
             known.pop(instance_id, None)
         self._changed.pop(instance, None)
         self._need_help.gone(instance)
+        self._are_short.gone(instance)
         self.rescheduler.instance_gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
@@ -277,6 +291,7 @@ class SimCluster:
         it happens after the instance's next step has begun."""
         self._changed[instance] = None
         self._need_help.changed(instance)
+        self._are_short.changed(instance)
         self.rescheduler.instance_changed(instance)
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
@@ -324,6 +339,7 @@ class SimCluster:
     def _kill(self, instance: SimInstance) -> None:
         lost = instance.die()
         self._need_help.gone(instance)
+        self._are_short.gone(instance)
         self.rescheduler.instance_died(instance)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))
@@ -365,3 +381,8 @@ class SimCluster:
         sampled.fragmentation.append(fragmented_blocks(statuses, held) / num_blocks)
         sampled.used_share.append(sum(each.num_used_blocks for each in statuses) / num_blocks)
         self.events.after(self.setup.sample_s, self._sample)
+
+
+def _is_short(status: InstanceSnapshot) -> bool:
+    """`Room.is_short`, without a room for each look."""
+    return 2 * status.unclaimed_blocks < status.num_total_blocks

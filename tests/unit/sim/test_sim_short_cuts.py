@@ -81,3 +81,17 @@ def test_every_policy_dispatches_as_if_all_had_reported(name) -> None:
         trace = drawn(seed)
         short = SimCluster(setup).run(trace)
         assert everything(short) == everything(the_long_way(setup, trace)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", [73, 97, 221])
+def test_memory_that_becomes_short_by_decoding_alone_counts_for_all_instances(seed) -> None:
+    """While one decodes long outputs, bursts of short requests come to the other."""
+    dice = random.Random(seed)
+    num_first = dice.randint(8, 20)
+    rows = [(n / 1000, dice.randint(16, 40), 300 if n % 2 else 2) for n in range(num_first)]
+    for _ in range(14):
+        at = dice.uniform(1, 14)
+        burst = range(dice.randint(8, 30))
+        rows += [(at + n / 10_000, dice.randint(1, 16), dice.randint(1, 4)) for n in burst]
+    setup, trace = ClusterSetup(SMALL, SIM_POLICIES["llumnix+"], 2), requests(sorted(rows))
+    assert everything(SimCluster(setup).run(trace)) == everything(the_long_way(setup, trace))
