@@ -140,7 +140,7 @@ def test_dead_controller_fails_no_request_and_comes_back(cluster: Cluster) -> No
     assert back
     assert all(i["state"] == "active" for i in cluster.status()["instances"])
     assert cluster.status()["policy"] == "vllm-dp"
-    theirs = ("migration.max_moves=4", "scheduler.policy=llumnix")
+    theirs = ("migration.max_moves=4", "scheduler.policy=llumnix+")
     changed = cluster.run("set", *theirs, "--if-revision", str(revision), "-o", "json")
     assert '"previous": 3' in changed.stdout, changed.stderr
     cluster.wait_quiet()

@@ -25,15 +25,6 @@ def cluster(six: Cluster) -> Cluster:
     return six
 
 
-@pytest.fixture(autouse=True)
-def late_binding(cluster: Cluster) -> Iterator[None]:
-    with cluster.control() as client:
-        change(client, {"scheduler.policy": "llumnix+"})
-    yield
-    with cluster.control() as client:  # perhaps of another controller
-        change(client, {"scheduler.policy": "llumnix"})
-
-
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[ControlClient]:
     with cluster.control() as client, left_as_found(client):

@@ -125,7 +125,7 @@ def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
     long = Answer(cluster, 1600, 2)
     assert long.wait_tokens(1)
     assert not any(each.ended for each in others), "it waited until somebody had ended"
-    assert story.moves("queue head"), story.events("migrated", "not_moved")
+    assert story.moves("room"), story.events("migrated", "not_moved")
     assert story.events("evicted", "failed") == []
     check([long, *others])
 
