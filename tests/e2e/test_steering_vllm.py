@@ -30,6 +30,9 @@ CONFIG = f"""
 [cluster]
 instances = 2
 
+[scheduler]
+policy = "llumnix"
+
 [engine]
 kv_cache_memory_bytes = {(NUM_BLOCKS + 1) * 32 * 4096}
 max_model_len = 2000
