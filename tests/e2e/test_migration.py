@@ -148,14 +148,17 @@ def test_a_moved_request_says_so(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def tight(base_env: dict[str, str]) -> Iterator[Cluster]:
-    """Few blocks, small steps, and no prefix cache to find a block in."""
+    """Few blocks, small steps, and no prefix cache to find a block in. What does not fit waits at
+    the instances, where it is evicted, and not at the controller."""
     arguments = (
         f"kv_cache_memory_bytes={(NUM_BLOCKS + 1) * 32 * 4096}",
         "max_num_batched_tokens=512",
         "enable_prefix_caching=false",
     )
     options = (option for argument in arguments for option in ("--engine-arg", argument))
-    cluster = Cluster(base_env | NOTHING_MOVES, name="tight", up_args=("-n", "2", *options))
+    policy = ("--set", "scheduler.policy=llumnix")
+    up_args = ("-n", "2", *policy, *options)
+    cluster = Cluster(base_env | NOTHING_MOVES, name="tight", up_args=up_args)
     with cluster.running():
         yield cluster
 
