@@ -98,10 +98,11 @@ def _ended_with_ray() -> Iterator[None]:
     def watch() -> None:
         while not started.wait(BIRTH_POLL_S):
             for child in psutil.Process().children():
-                # Ray waits for its processes only when it ends them, so a dead one stays a zombie.
-                if child.name() in RAY_PARTS and child.status() == psutil.STATUS_ZOMBIE:
-                    logging.error("Ray could not start: its %s ended", child.name())
-                    os._exit(1)
+                with contextlib.suppress(psutil.Error):  # helpers of Ray end while one looks
+                    # Ray waits for these processes only when it ends them: a dead one is a zombie.
+                    if child.name() in RAY_PARTS and child.status() == psutil.STATUS_ZOMBIE:
+                        logging.error("Ray could not start: its %s ended", child.name())
+                        os._exit(1)
 
     threading.Thread(target=watch, name="ray watch", daemon=True).start()
     try:
