@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from controller.api.errors import UsageError
+from controller.api.state import user_folders
 from controller.api.version import own_version
 from llumctl import errors, hints
 from llumctl.commands import (
@@ -94,6 +95,8 @@ def _invoke(arguments: Sequence[str]) -> int:
             argument.encode()
         except UnicodeEncodeError:
             raise UsageError(f"{argument[:60]!r} is not UTF-8, as all arguments must be") from None
+    if "--install-completion" in arguments:
+        user_folders.home()  # the parser writes there, and ends in a traceback without one
     result = _command()(args=list(arguments), prog_name="llumctl", standalone_mode=False)
     return result if isinstance(result, int) else 0
 

@@ -165,7 +165,7 @@ def test_a_user_without_a_home_is_told_so() -> None:
         "sys.exit(run(sys.argv[1:]))\n"
     )
     names = ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "LLUMCTL_CONFIG")
-    for words in (["status"], ["doctor"]):
+    for words in (["status"], ["doctor"], ["--install-completion", "bash"]):
         done = subprocess.run(
             [sys.executable, "-c", script, *words],
             capture_output=True,

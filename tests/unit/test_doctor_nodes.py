@@ -177,10 +177,19 @@ def test_what_a_probe_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "config.json").write_text("{}")
     assert probe.folder_problem(str(tmp_path)) == ""
     assert "cannot be written" in probe.unwritable("/proc/llumctl-test")
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # of a user who has no entry there
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not probe.is_cached("Q/Q")
+    hub = tmp_path / "huggingface" / "hub"
+    (hub / "models--Q--Q" / "snapshots" / "1").mkdir(parents=True)
+    assert probe.is_cached("Q/Q")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert not probe.is_cached("Q/Q")
-    (tmp_path / "models--Q--Q" / "snapshots" / "1").mkdir(parents=True)
-    assert probe.is_cached("Q/Q")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HF_HUB_CACHE")
+    assert not probe.is_cached("Q/Q")
     assert probe.gpu("NVIDIA H100, 81559, 9.0") == {
         "name": "NVIDIA H100",
         "memory_mib": 81559,

@@ -133,12 +133,15 @@ def folder_problem(path: str) -> str:
 
 
 def is_cached(hub_model: str) -> bool:
-    """Whether the hub's cache has some revision of the model, laid out as its library does."""
+    """Whether the hub's cache has some revision of the model: found and laid out as by its library,
+    for which a user without a home is no error."""
     if not hub_model:
         return True
-    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")
-    snapshots = Path(cache) / f"models--{hub_model.replace('/', '--')}" / "snapshots"
+    named = os.environ.get
+    cache = named("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    home = named("HF_HOME") or f"{cache}/huggingface"
+    hub = named("HF_HUB_CACHE") or named("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    snapshots = Path(hub) / f"models--{hub_model.replace('/', '--')}" / "snapshots"
     with contextlib.suppress(OSError):
         return any(snapshots.iterdir())
     return False
