@@ -18,6 +18,7 @@ from itertools import islice
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue, Key
 from controller.core.load.room import Room
+from controller.core.value import value
 
 MAX_LOOKED_AT = 64
 """So many of the first held requests may have an instance kept for them."""
@@ -84,7 +85,7 @@ def _exchanged(
     reserved: Mapping[str, Key], queue: HeldQueue, rooms: Mapping[str, Room]
 ) -> dict[str, Key]:
     kept = dict(reserved)
-    least = least_in_open(rooms, kept)
+    least = LeastInOpen.of(rooms, kept)
     for instance_id, key in reserved.items():
         held = queue.get(key)
         if held is None:
@@ -96,19 +97,31 @@ def _exchanged(
         if best and best.lacking_blocks(held.demand_blocks) < EXCHANGED_BELOW * lacking:
             del kept[instance_id]
             kept[best.instance_id] = key
-            least = least_in_open(rooms, kept)
+            least = LeastInOpen.of(rooms, kept)
     return kept
 
 
-def no_better_in_open(least: float, demand_blocks: int, lacking_blocks: int) -> bool:
+def no_better_in_open(least: "LeastInOpen", demand_blocks: int, lacking_blocks: int) -> bool:
     """Whether a kept instance keeps its place, by what the open rooms lack at the least."""
-    return least + demand_blocks >= EXCHANGED_BELOW * lacking_blocks
+    at_least = min(least.lacking_blocks + demand_blocks, least.claimed_blocks)
+    return at_least >= EXCHANGED_BELOW * lacking_blocks
 
 
-def least_in_open(rooms: Mapping[str, Room], kept: Collection[str]) -> float:
-    """An open room, large enough or not, lacks this and a request's demand at the least."""
-    lacking = (room.lacking_blocks(0) for i, room in rooms.items() if i not in kept)
-    return min(lacking, default=math.inf)
+@value
+class LeastInOpen:
+    """An open room, large enough or not, lacks `lacking_blocks` and a request's demand at the
+    least, or the `claimed_blocks` that make it idle."""
+
+    lacking_blocks: float
+    claimed_blocks: float
+
+    @classmethod
+    def of(cls, rooms: Mapping[str, Room], kept: Collection[str]) -> "LeastInOpen":
+        found = [room for instance_id, room in rooms.items() if instance_id not in kept]
+        return cls(
+            min((room.lacking_blocks(0) for room in found), default=math.inf),
+            min((room.claimed_blocks for room in found), default=math.inf),
+        )
 
 
 def _yield_to(first: Held, kept: dict[str, Key], queue: HeldQueue, most: int) -> None:

@@ -16,7 +16,7 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import HeldQueue, Key
 from controller.core.holding.kept import (
     MAX_LOOKED_AT,
-    least_in_open,
+    LeastInOpen,
     most_kept,
     no_better_in_open,
 )
@@ -29,12 +29,12 @@ ROUNDING_S = 1e-6
 
 @value
 class Settled:
-    """`rooms` and `demands` are of the kept instances, by id, `least_lacking` of the open ones."""
+    """`rooms` and `demands` are of the kept instances, by id, `least` of the open ones."""
 
     until_s: float
     rooms: Mapping[str, Room]
     demands: Mapping[str, int]
-    least_lacking: float
+    least: LeastInOpen
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Settled:
             _next_turn_s(len(kept), queue, len(rooms), config, now_s),
             {instance_id: rooms[instance_id] for instance_id in kept},
             {instance_id: each.demand_blocks for instance_id, each in held if each is not None},
-            least_in_open(rooms, kept),
+            LeastInOpen.of(rooms, kept),
         )
 
     def lasts(self, rooms: Mapping[str, Room], now_s: float) -> bool:
@@ -66,7 +66,7 @@ class Settled:
 
     def _keeps_place(self, instance_id: str, room: Room) -> bool:
         demand = self.demands[instance_id]
-        return no_better_in_open(self.least_lacking, demand, room.lacking_blocks(demand))
+        return no_better_in_open(self.least, demand, room.lacking_blocks(demand))
 
 
 def _next_turn_s(

@@ -20,7 +20,7 @@ BLIND = HoldingConfig(by_prefill=False, by_prefix=False)
 
 
 def room(name: str, prefill: int, free: int = 75) -> Room:
-    return Room(name, free, 100, 1, 100, 0, 16, prefill)
+    return Room(name, free, 100, 1, 100, 0, 16, prefill, 100 - free)
 
 
 def best(

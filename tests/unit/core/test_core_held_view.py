@@ -21,7 +21,7 @@ def held(number: int, demand: int, rank: int = 0) -> Held:
 
 
 def room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Room:
-    return Room(name, free, places, num_requests, 100, 0, 16, 0)
+    return Room(name, free, places, num_requests, 100, 0, 16, 0, 100 - free)
 
 
 def alike(_rank: int) -> Score:

@@ -35,7 +35,7 @@ def held(number: int, demand: int, rank: int = 0, since_s: float = 0.0) -> Held:
 
 
 def room(name: str, free: int, *, num_requests: int = 0, growth: int = 0) -> Room:
-    return Room(name, free, 100, num_requests, 100, growth, 16, 0)
+    return Room(name, free, 100, num_requests, 100, growth, 16, 0, 100 - free)
 
 
 def rooms(**free: int) -> dict[str, Room]:
@@ -245,12 +245,43 @@ def test_the_room_of_an_instance_leaves_out_all_that_is_known_to_come() -> None:
         "i-0", 1, 16, 100, 60, 2, 3, max_num_running=8, num_running=4, num_queued=1,
         queued_demand_blocks=10,
     )  # fmt: skip
-    found = Room.of(snapshot, 100, Unreported(2, 5))
-    assert (found.free_blocks, found.num_places, found.growth_blocks) == (40, 1, 7)
-    assert found.spare_blocks == 33
-    assert found.lacking_blocks(50) == 17
+    found = Room.of(snapshot, 90, Unreported(2, 5))
+    assert (found.free_blocks, found.num_places, found.growth_blocks) == (40, 1, 6)
+    assert found.spare_blocks == 34
+    assert found.lacking_blocks(50) == 16
     found.take(10)
     assert (found.free_blocks, found.num_places, found.spare_blocks) == (30, 0, 0)
+
+
+def test_an_admission_leaves_at_most_a_sixteenth_of_the_memory_for_growth() -> None:
+    busy = InstanceSnapshot("i-0", 1, 16, 63, 61, num_running=1)
+    assert Room.of(busy, 320).spare_blocks == 58
+    assert Room.of(replace(busy, num_total_blocks=851, num_free_blocks=61), 320).spare_blocks == 41
+
+
+@given(
+    free=st.integers(0, 63),
+    watermark=st.integers(0, 5),
+    fill=st.integers(0, 5),
+    demand=st.integers(1, 63),
+    tokens=st.sampled_from([0, 320, 9999]),
+)
+def test_a_request_lacks_no_more_than_an_idle_instance_would_have_free(
+    free, watermark, fill, demand, tokens
+) -> None:
+    """Where it is all freed the instance is idle, and the request fits."""
+    busy = InstanceSnapshot("i-0", 1, 16, 63, free, watermark, fill, num_running=3)
+    found = Room.of(busy, tokens)
+    lacking = found.lacking_blocks(demand)
+    assert lacking <= 63 - free + fill
+    if lacking == 63 - free + fill:
+        idle = Room.of(replace(busy, num_free_blocks=63, fill_blocks=0, num_running=0), tokens)
+        assert demand <= idle.spare_blocks
+    else:
+        assert (lacking <= 0) == (demand <= found.spare_blocks)
+        freed = Room.of(replace(busy, num_free_blocks=free + lacking), tokens)
+        assert demand == freed.spare_blocks
+    assert found.lacking_blocks(64) > 63 - free + fill, "it fits on none"
 
 
 def test_few_requests_wait_on_an_instance_at_once() -> None:
@@ -297,27 +328,23 @@ def test_where_memory_is_short_on_one_few_wait_on_each() -> None:
     assert [len(sent) for sent in more] == [1] * 9, "memory is short nowhere any more"
 
 
-ROOMS = st.builds(
-    Room,
-    instance_id=st.just("i-0"),
-    free_blocks=st.integers(-9, 9),
-    num_places=st.integers(-2, 2),
-    num_requests=st.integers(0, 3),
-    capacity_blocks=st.just(100),
-    growth_blocks=st.just(4),
-    block_size=st.just(16),
-    prefill_blocks=st.just(0),
-)
+def a_room(free: int, num_places: int, num_requests: int) -> Room:
+    return Room("i-0", free, num_places, num_requests, 30, 4, 16, 0, 30 - free)
 
 
-@given(ROOMS, ROOMS, st.integers(0, 12))
+ROOMS = st.builds(a_room, st.integers(-9, 30), st.integers(-2, 2), st.integers(0, 3))
+
+
+@given(ROOMS, ROOMS, st.integers(0, 30))
 def test_a_room_exceeds_another_if_something_fits_or_lacks_less(room, before, demand) -> None:
+    def lacks_less(demand_blocks: int) -> bool:
+        return room.lacking_blocks(demand_blocks) < before.lacking_blocks(demand_blocks)
+
     fits_now = before.spare_blocks < demand <= room.spare_blocks
-    lacks_less = room.lacking_blocks(demand) < before.lacking_blocks(demand)
-    if fits_now or lacks_less:
+    if fits_now or lacks_less(demand):
         assert room.exceeds(before)
     if room.exceeds(before):
-        assert room.spare_blocks > before.spare_blocks or lacks_less
+        assert room.spare_blocks > before.spare_blocks or lacks_less(0) or lacks_less(30)
 
 
 def candidate(name: str, num_blocks: int, **more: object) -> Candidate:

@@ -1,5 +1,6 @@
 """Late binding in a simulated cluster: what is held goes where it fits, and room is made for it."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.holding.config import HoldingConfig
+from controller.core.rescheduling.config import ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
 from tests.unit.sim.runs import MOVE, SMALL, STAY, column, requests, run
@@ -23,6 +25,42 @@ ROWS = st.lists(
     min_size=1,
     max_size=60,
 ).map(lambda rows: requests((at / 100, p, o) for at, p, o in sorted(rows)))
+
+
+FEW_BLOCKS = replace(SMALL, max_model_len=960)
+"""A request may fill all the 60 blocks."""
+DEFAULTS = SimPolicy("test", "llumnix+", ReschedulingConfig(), holding=HoldingConfig())
+
+
+@pytest.mark.parametrize("num_blocks", [55, 58, 59, 60])
+@pytest.mark.parametrize("beside", [[32, 32], [300, 48], [32, 32, 32, 32]])
+def test_room_is_made_at_once_for_a_prompt_of_nearly_all_blocks(num_blocks, beside) -> None:
+    """With 320 tokens of room to grow it fits on neither, and waited 12 s until one was idle."""
+    large = 1.0, 16 * num_blocks - 8, 5
+    rows = [*((0.0, num_tokens, 400) for num_tokens in beside), large]
+    _, outcome = run(ClusterSetup(FEW_BLOCKS, DEFAULTS, 2), requests(rows))
+    assert column(outcome, "ttft_s")[column(outcome, "arrival_s").index(1.0)] < 1.0
+
+
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 999),
+    num_instances=st.integers(1, 3),
+    num_blocks=st.integers(38, 60),
+    rate=st.floats(0.5, 4.0),
+)
+def test_no_stream_of_small_requests_starves_a_large_one(
+    seed, num_instances, num_blocks, rate
+) -> None:
+    """It waits for what ran before, 100 steps at most, whatever comes and fits elsewhere."""
+    dice = random.Random(seed)
+    rows, at_s = [(3.0, 16 * num_blocks - 8, 5)], 0.0
+    while at_s < 40.0:
+        at_s += dice.expovariate(rate * num_instances)
+        rows.append((at_s, dice.randint(16, 200), dice.randint(5, 100)))
+    setup = ClusterSetup(FEW_BLOCKS, DEFAULTS, num_instances)
+    _, outcome = run(setup, requests(sorted(rows)))
+    assert column(outcome, "ttft_s")[column(outcome, "arrival_s").index(3.0)] < 12.0
 
 
 @settings(max_examples=40)
