@@ -15,10 +15,10 @@ from tests.unit.runtime.fakes import FakeNetwork, directory, idle_snapshot, sett
 from tests.unit.runtime.router_bed import Bed
 
 FULL = [
-    replace(idle_snapshot(i, free=20 + room), num_running=2) for i, room in (("i-0", 2), ("i-1", 1))
+    replace(idle_snapshot(i, free=3 + room), num_running=2) for i, room in (("i-0", 2), ("i-1", 1))
 ]
 HOLDING: Directory = msgspec.structs.replace(
-    directory(*FULL), controller="one", room_to_grow_tokens=320
+    directory(*FULL), controller="one", room_to_grow_tokens=48
 )
 
 
@@ -66,7 +66,7 @@ async def test_frontends_leave_as_much_free_for_growth_as_the_controller_did_las
 ) -> None:
     bed = Bed(network)
     await bed.know(HOLDING)
-    await bed.know(msgspec.structs.replace(HOLDING, room_to_grow_tokens=336))
+    await bed.know(msgspec.structs.replace(HOLDING, room_to_grow_tokens=64))
     tasks = [bed.submit(f"r{n}") for n in range(3)]
     await settle()
     network.lose("mem://controller")
