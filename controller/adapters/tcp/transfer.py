@@ -69,7 +69,8 @@ class TcpKvTransfer:
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell = tell
-        self._ends = Ends(Door(self._host), blocks, max(1, self._slice_bytes // blocks.block_bytes))
+        block_bytes = max(1, blocks.block_bytes)  # 0 where requests cannot move
+        self._ends = Ends(Door(self._host), blocks, max(1, self._slice_bytes // block_bytes))
 
     def told(self, peer: Peer, frames: Frames) -> None:
         kind, name_bytes, *rest = (bytes(frame) for frame in frames)

@@ -79,6 +79,14 @@ async def test_no_blocks_are_a_stage_for_who_expects_some(
     assert destination.blocks.touched == source.blocks.touched == []
 
 
+async def test_an_engine_whose_blocks_are_elsewhere_has_no_bytes(source: Instance) -> None:
+    """As one of several ranks, or any whose requests cannot move: it could not start."""
+    assert source.transfer._ends is not None
+    source.transfer._ends.door.close()
+    source.blocks.block_bytes = 0
+    source.transfer.start(source.blocks, source.tell)
+
+
 async def test_no_blocks_for_no_places_need_no_answer(source: Instance) -> None:
     nobody = Peer("i-9", 1, "at i-9")
     assert (await outcome(source.transfer.send(nobody, "m/0", ()))).num_blocks == 0
