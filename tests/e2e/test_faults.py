@@ -9,6 +9,7 @@ from http.client import HTTPException
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.e2e.cluster import Cluster, is_empty, wait_for
 from tests.e2e.moving import Stream
@@ -174,3 +175,25 @@ def test_killed_frontend_frees_its_requests_blocks(cluster: Cluster) -> None:
     assert max(steps) < LONG, "they have ended by themselves"
     wait_for(lambda: cluster.status()["state"] == "ready", "the frontend's restart", 120)
     assert Completion(cluster, 1, 10).reason() == "length"
+
+
+@pytest.mark.full
+def test_a_killed_rank_ends_its_idle_instance_which_comes_back(base_env: dict[str, str]) -> None:
+    """Two ranks on the CPU, with a prefill cut in two: vLLM cannot turn a seed's generator back
+    there, in whichever process."""
+    engine = ("tensor_parallel_size=2", "max_num_batched_tokens=64", "max_num_seqs=8")
+    options = [word for each in engine for word in ("--engine-arg", each)]
+    cluster = Cluster(base_env, name="ranks", up_args=("-n", "1", *options))
+    seeded = {"prompt": "two ranks of one engine " * 20, "temperature": 1.0, "seed": 7}
+    with cluster.running():
+        (tokens,) = Completion(cluster, 0, 20, seeded).result()
+        (before,) = cluster.status()["instances"]
+        ranks = psutil.Process(before["pid"]).children(recursive=True)
+        (second,) = (each for each in ranks if each.name().startswith("VLLM::Worker_TP1"))
+        second.kill()
+        wait_for(lambda: cluster.status()["state"] == "degraded", "its death", 20)  # 4 to 5 s
+        cluster.wait_state("ready")
+        (after,) = cluster.status()["instances"]
+        assert after["incarnation"] == before["incarnation"] + 1
+        assert not any(each.is_running() for each in ranks)
+        assert Completion(cluster, 0, 20, seeded).result() == [tokens]

@@ -58,6 +58,9 @@ DEFAULTS = {
     # admission only; a request that moves is not admitted again (docs/decisions/0009). A user may
     # set 1, and then no request can move.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node, two
+    # instances to the same ones, and refuses to start on a CPU machine with fewer nodes than ranks.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 

@@ -5,6 +5,9 @@ turns the request's generator back by a CUDA offset (v1/worker/gpu_model_runner.
 `_bookkeeping_sync`), which a CPU generator does not have: the RuntimeError ends the engine, so
 that one client with a seed and a long prompt could end an instance. Here the state from before
 the step is put back instead, so that a seed gives the same tokens whether a prefill is cut or not.
+
+Touch points of vLLM: v1/worker/gpu_model_runner.py `execute_model`, `requests`, `input_batch`;
+v1/worker/gpu_input_batch.py `generators`.
 """
 
 from typing import Any
@@ -56,14 +59,21 @@ class _Rewind:
             self.plain.manual_seed(self.plain.initial_seed())
 
 
-def install(model_runner: Any) -> RewindableGenerators:
-    """Only for a CPU engine without speculative decoding."""
-    generators = RewindableGenerators(model_runner.input_batch.generators)
-    model_runner.input_batch.generators = generators
-    return generators
+def install(worker: Any) -> None:
+    """Runs in each worker's process. Only for a CPU engine without speculative decoding."""
+    runner = worker.model_runner
+    generators = RewindableGenerators(runner.input_batch.generators)
+    runner.input_batch.generators = generators
+    execute = runner.execute_model
+
+    def remembering(*args: Any, **kwargs: Any) -> Any:
+        generators.remember(_seeded(runner))
+        return execute(*args, **kwargs)
+
+    runner.execute_model = remembering
 
 
-def seeded(model_runner: Any) -> list[torch.Generator]:
+def _seeded(model_runner: Any) -> list[torch.Generator]:
     """Generators of all seeded requests, in the batch or evicted."""
     requests = model_runner.requests.values()
     return [request.generator for request in requests if request.generator is not None]

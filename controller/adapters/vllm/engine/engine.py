@@ -8,9 +8,7 @@ Touch points of vLLM: v1/engine/core.py `EngineCore` (with `executor_fail_callba
 `scheduled_new_reqs`, `scheduled_cached_reqs`; v1/core/kv_cache_manager.py `block_pool`,
 `get_block_ids`, `watermark_blocks`;
 config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`;
-config/model.py `get_vocab_size`; on CPU
-v1/worker/gpu_model_runner.py `requests`, `input_batch`; v1/worker/gpu_input_batch.py
-`generators` (cpu_generators.py).
+config/model.py `get_vocab_size`; v1/executor/abstract.py `collective_rpc`.
 """
 
 import threading
@@ -82,7 +80,8 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
-        self._remember_generators = self._make_generators_rewindable(config)
+        if config.device_config.device_type == "cpu" and config.speculative_config is None:
+            self._make_generators_rewindable()
         self.moves = VllmMoves(self._core)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
@@ -119,8 +118,6 @@ class VllmEngine:
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
 
     def step(self) -> Sequence[StepOutputs]:
-        if self._remember_generators is not None:
-            self._remember_generators()
         self._grammars.give_up_overdue(self._scheduler.requests)
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
@@ -203,15 +200,11 @@ class VllmEngine:
             evicted=head.num_preemptions > 0,
         )
 
-    def _make_generators_rewindable(self, config: Any) -> Callable[[], None] | None:
-        """What to call before each step; None where vLLM needs no help."""
-        if config.device_config.device_type != "cpu" or config.speculative_config is not None:
-            return None
-        from controller.adapters.vllm.engine.cpu_generators import install, seeded
+    def _make_generators_rewindable(self) -> None:
+        """In the process of each rank, which may be this one."""
+        from controller.adapters.vllm.engine.cpu_generators import install
 
-        runner = self._core.model_executor.driver_worker.worker.model_runner
-        generators = install(runner)
-        return lambda: generators.remember(seeded(runner))
+        self._core.model_executor.collective_rpc(install)
 
     def _watch_admissions(self) -> None:
         """vLLM reports an admission only with the request's next token."""
