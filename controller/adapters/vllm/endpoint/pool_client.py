@@ -224,7 +224,11 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
 
 class InstanceLoads:
     """What the scheduler of each instance said last, for vLLM's metrics. Those have one series for
-    each engine from 0 to `max_index`; instances beyond, which were added later, share the last."""
+    each engine from 0 to `max_index`; instances beyond, which were added later, share the last.
+
+    The series of one that is gone shows zeros and stays: vLLM makes all of them at its start, so
+    that their number is fixed, and prometheus_client cannot remove any that several processes share
+    (`remove` of its multiprocess mode warns and changes nothing that others have written)."""
 
     def __init__(self, max_index: int) -> None:
         self._max_index = max_index
