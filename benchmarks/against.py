@@ -30,10 +30,8 @@ from benchmarks.load import Workload, run_load
 from benchmarks.migration import KV_BYTES
 from benchmarks.moved_streams import MigrationCluster, MovedStreams
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.servers import LlumctlServer, ServerError, running
-from controller.api.client import ControlClient
+from benchmarks.servers import LlumctlServer, ServerError, control_of, running
 from controller.api.errors import LlumctlError
-from controller.api.state import run_state
 
 OLD, OLD_AGAIN, NEW = "old", "old again", "new"
 REQUESTS_PER_STREAM = 4
@@ -148,11 +146,9 @@ def _migration(checkouts: dict[str, Path], options: argparse.Namespace, figures:
 
 
 async def _moves(plan: EnginePlan) -> dict[str, float]:
-    state = run_state.load(plan.cluster)
-    assert state is not None
     url, timeout = f"http://127.0.0.1:{plan.port}", httpx.Timeout(None, connect=10.0)
     measured: dict[str, float] = {}
-    with ControlClient(state.control_url, state.control_token) as control:
+    with control_of(plan.cluster) as control:
         async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
             downtimes = Downtimes(MovedStreams(plan, http, control))
             for case in CASES:

@@ -30,10 +30,9 @@ from benchmarks.engine_plan import emulated_plan
 from benchmarks.policy_cluster import TIMEOUT_S, Cast, keeps_time
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.same_trace import live_latencies, write_trace
-from benchmarks.servers import RESULTS, LlumctlServer, ServerError, running
+from benchmarks.servers import RESULTS, LlumctlServer, ServerError, control_of, running
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.state import run_state
 from controller.api.wire.models import ClusterStatus, Event
 from controller.sim.policies import sim_policy
 from llumctl.bench import session
@@ -180,9 +179,7 @@ def _load_on(cluster: LlumctlServer, trace: Path, scene: Scene) -> dict[str, Any
     speed, tide = scene.speed, scene.tide
     load = Load(trace=trace, speed=speed, duration_s=None, seed=scene.seed)
     name = cluster.plan.cluster
-    state = run_state.load(name)
-    assert state is not None
-    with ControlClient(state.control_url, state.control_token) as control:
+    with control_of(name) as control:
         observer, meter = Observer(control), CpuMeter({})
         observer.start()
         try:

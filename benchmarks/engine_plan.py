@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from llumctl.config import settings as llumctl_settings
 
 # Its own, so that two runs, or a user's cluster, do not end one another.
 CLUSTER = f"bench-{os.getpid()}"
+FIRST_WORD_ID = 300
+"""Below it the embedded model's vocabulary has special tokens and single bytes."""
 # Below the ports that the kernel gives to connections: Ray opens many while it starts.
 _ports = count(18100)
 
@@ -34,6 +37,10 @@ class EnginePlan:
     @property
     def served_model_name(self) -> str:
         return str(self.engine_args["served_model_name"])
+
+    def prompt(self, seed: int, num_tokens: int) -> list[int]:
+        words = random.Random(seed)
+        return [words.randrange(FIRST_WORD_ID, self.vocab_size) for _ in range(num_tokens)]
 
     def vllm_arguments(self) -> list[str]:
         """The command line of vLLM's own server; llumctl's writes no access log either."""

@@ -18,13 +18,12 @@ from itertools import pairwise
 
 import uvloop
 
+from benchmarks.engine_plan import FIRST_WORD_ID
 from llumctl.bench.check import judge
 from llumctl.bench.connection import Endpoint, ExchangeError, Pool
 from llumctl.bench.response import Answer
 
 REQUEST_TIMEOUT_S = 300.0
-# Below it the embedded model's vocabulary has special tokens and single bytes.
-FIRST_WORD_ID = 300
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,10 @@ from benchmarks.downtimes import Case, Downtimes
 from benchmarks.engine_plan import make_plan
 from benchmarks.moved_streams import MigrationCluster, MovedStreams
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.servers import ServerError, running
+from benchmarks.servers import ServerError, control_of, running
 from benchmarks.slowdowns import LIMITS_BYTES_PER_S, Slowdowns
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.state import run_state
 
 LENGTHS = (256, 1024, 3500, 7500)
 KV_BYTES = 256 << 20
@@ -74,11 +73,8 @@ def main() -> int:
     figures: dict[str, Any] = {"cases": [], "slowdown": []}
     code = 0
     try:
-        with signals_interrupt(), running(cluster):
-            state = run_state.load(plan.cluster)
-            assert state is not None
-            with ControlClient(state.control_url, state.control_token) as control:
-                asyncio.run(measure(plan, control, options, figures))
+        with signals_interrupt(), running(cluster), control_of(plan.cluster) as control:
+            asyncio.run(measure(plan, control, options, figures))
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")
         return 130

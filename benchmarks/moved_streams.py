@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.engine_plan import EnginePlan
+from benchmarks.engine_plan import FIRST_WORD_ID, EnginePlan
 from benchmarks.lifetimes import CONTEXT_TOKENS
 from benchmarks.servers import LlumctlServer
 from benchmarks.token_stream import StreamEndedError, TokenStream
@@ -17,7 +17,6 @@ from controller.api.errors import LlumctlError
 from controller.api.wire.models import RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 
-FIRST_WORD_ID = 300
 OTHER_LENGTH = 128
 # What the others say: about all that the model takes after their prompts.
 OTHER_TOKENS = CONTEXT_TOKENS - OTHER_LENGTH

@@ -11,9 +11,7 @@ from benchmarks.cluster_events import EventTap, Told, evictions, preemption_loss
 from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import emulated_plan
 from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady, live_steps
-from benchmarks.servers import LlumctlServer, running
-from controller.api.client import ControlClient
-from controller.api.state import run_state
+from benchmarks.servers import LlumctlServer, control_of, running
 from controller.sim.setup import SimPolicy
 from llumctl.bench import session
 from llumctl.bench.session import Measured
@@ -72,10 +70,8 @@ def load_on(cluster: LlumctlServer, trace: Path, seed: int, speed: float) -> Fig
     """Plays the trace on a cluster that serves, `speed` times as fast. Raises KeyboardInterrupt."""
     load = Load(trace=trace, speed=speed, duration_s=None, seed=seed)
     name = cluster.plan.cluster
-    state = run_state.load(name)
-    assert state is not None
     offset_s = time.time() - time.perf_counter()
-    with ControlClient(state.control_url, state.control_token) as control:
+    with control_of(name) as control:
         tap = EventTap(control)
         tap.start()
         meter = CpuMeter(cluster.parts())

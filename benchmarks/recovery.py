@@ -26,17 +26,13 @@ from benchmarks import results
 from benchmarks.engine_plan import EnginePlan, emulated_plan, make_plan
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.recovery_client import Client, Strategy
-from benchmarks.servers import LlumctlServer, ServerError, running
+from benchmarks.servers import LlumctlServer, ServerError, control_of, running, until
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.state import run_state
 from controller.api.wire.models import ClusterState, RequestState
 from controller.api.wire.settings import SettingsPatch, SettingValue
 
 PATIENCE_S = 120.0
-POLL_S = 0.02
-FIRST_WORD_ID = 300
-"""Below it the embedded model's vocabulary has special tokens and single bytes."""
 ON_THEIR_WAY = 20
 """Tokens that an instance had sent when it died, at most. A client that has more has gone on."""
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)
@@ -97,16 +93,16 @@ class Kills:
 
     async def _kill(self, strategy: Strategy, kill: int, dice: random.Random) -> list[Sample]:
         options = self._options
-        await until(self._is_ready, "all instances to serve")
+        await _until(self._is_ready, "all instances to serve")
         clients = [self._client(strategy) for _ in range(options.streams)]
         tasks = [asyncio.create_task(each.run(self._http)) for each in clients]
         try:
             after = dice.randrange(options.outputs // 8, options.outputs // 2)
-            await until(lambda: all(len(c.tokens) >= after for c in clients), "all to run")
+            await _until(lambda: all(len(c.tokens) >= after for c in clients), "all to run")
             lost = await asyncio.to_thread(self._strike, kill, clients)
             killed_s = time.perf_counter()
             enough = {each.name: len(each.tokens) + ON_THEIR_WAY for each in lost}
-            await until(
+            await _until(
                 lambda: all(len(c.tokens) >= enough[c.name] or _has_failed(c) for c in lost),
                 "the lost streams to go on",
             )
@@ -127,11 +123,7 @@ class Kills:
 
     def _client(self, strategy: Strategy) -> Client:
         number = next(self._numbers)
-        words = random.Random(number)
-        prompt = [
-            words.randrange(FIRST_WORD_ID, self._plan.vocab_size)
-            for _ in range(self._options.prompt)
-        ]
+        prompt = self._plan.prompt(number, self._options.prompt)
         name, model = f"recovery-{number}-", self._plan.served_model_name
         return Client(name, model, prompt, self._options.outputs, strategy)
 
@@ -151,13 +143,8 @@ def _sample(strategy: Strategy, kill: int, client: Client, killed_s: float) -> S
     return Sample(strategy, kill, len(client.prompt), num_had, pause_s)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Raises TimeoutError."""
-    deadline_s = time.perf_counter() + PATIENCE_S
-    while not condition():
-        if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}")
-        await asyncio.sleep(POLL_S)
+async def _until(condition: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(until, condition, what, PATIENCE_S)
 
 
 async def measure(
@@ -188,11 +175,12 @@ def main() -> int:
     samples: list[Sample] = []
     code = 0
     try:
-        with signals_interrupt(), running(cluster):
-            state = run_state.load(plan.cluster)
-            assert state is not None
-            with ControlClient(state.control_url, state.control_token, PATIENCE_S) as control:
-                asyncio.run(measure(plan, control, options, samples))
+        with (
+            signals_interrupt(),
+            running(cluster),
+            control_of(plan.cluster, PATIENCE_S) as control,
+        ):
+            asyncio.run(measure(plan, control, options, samples))
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")
         return 130

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,12 +21,14 @@ from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, free_port
 from benchmarks.process_groups import end_session, no_interrupts, session_members
 from controller.api.client import ControlClient
+from controller.api.connection import DEFAULT_TIMEOUT_S
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.main.machine.processes import processes_of, sweep
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
+WATCH_S = 0.02
 DOWN_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 10.0
 # A core of the machine: above it an idle server disturbs the one that is measured.
@@ -37,6 +39,23 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 class ServerError(Exception):
     """A server did not start; says where its log is."""
+
+
+def control_of(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> ControlClient:
+    """Raises ServerError if the cluster does not run."""
+    state = run_state.load(cluster)
+    if state is None:
+        raise ServerError(f"{cluster} does not run")
+    return ControlClient(state.control_url, state.control_token, timeout_s)
+
+
+def until(condition: Callable[[], bool], what: str, patience_s: float) -> None:
+    """Raises TimeoutError."""
+    deadline_s = time.perf_counter() + patience_s
+    while not condition():
+        if time.perf_counter() > deadline_s:
+            raise TimeoutError(f"waited {patience_s:.0f} s for {what}")
+        time.sleep(WATCH_S)
 
 
 class Server(ABC):
@@ -171,10 +190,7 @@ class LlumctlServer(Server):
         if state is None:
             return {}
         members: dict[int, str] = {}
-        with (
-            contextlib.suppress(LlumctlError),
-            ControlClient(state.control_url, state.control_token) as client,
-        ):
+        with contextlib.suppress(LlumctlError), control_of(self.plan.cluster) as client:
             status = client.status()
             members |= {i.pid: "engine" for i in status.instances if i.pid}
             members |= {f.pid: "frontend" for f in status.frontends if f.pid}

@@ -14,12 +14,10 @@ stream, or from its sending to its first token.
 import argparse
 import asyncio
 import itertools
-import random
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,11 +34,12 @@ from benchmarks.servers import (
     RoutedVllmServers,
     Server,
     ServerError,
+    control_of,
     running,
+    until,
 )
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.state import run_state
 from controller.api.wire.operations import ScaleRequest
 from controller.api.wire.rolling import RollingRequest
 from llumctl.bench.connection import Endpoint, ExchangeError, Pool
@@ -52,8 +51,6 @@ GRACE_S = 30.0
 """After it, beyond its own time, a vLLM server is killed: Kubernetes' default."""
 NUM_ENGINES = 3
 NUM_PROMPT_TOKENS = 128
-FIRST_WORD_ID = 300
-"""Below it the embedded model's vocabulary has special tokens and single bytes."""
 WAY_WORDS = {
     "moving": "llumctl, by moving",
     "waiting": "llumctl, waiting for the streams",
@@ -85,9 +82,10 @@ class Streams:
 
     def wait_until_all_flow(self) -> None:
         """Raises TimeoutError."""
-        _until(
+        until(
             lambda: sum(bool(a.token_times_s) for a in list(self._live)) >= self.num_streams,
             "all streams to flow",
+            PATIENCE_S,
         )
 
     def stop(self) -> None:
@@ -136,13 +134,9 @@ class Streams:
         await asyncio.sleep(1.0)  # as a client that was refused does
 
     def _request(self, number: int, turn: int, num_tokens: int) -> bytes:
-        words = random.Random(1_000 * turn + number)
         body = {
             "model": self.plan.served_model_name,
-            "prompt": [
-                words.randrange(FIRST_WORD_ID, self.plan.vocab_size)
-                for _ in range(NUM_PROMPT_TOKENS)
-            ],
+            "prompt": self.plan.prompt(1_000 * turn + number, NUM_PROMPT_TOKENS),
             "max_tokens": num_tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -214,7 +208,7 @@ class Ours(Way):
                     free_s.append(time.perf_counter())
                 return rolling.state != "going"
 
-            _until(is_over, "the rolling restart to end")
+            until(is_over, "the rolling restart to end", PATIENCE_S)
             if (rolling := control.rolling()).state != "done":
                 raise TimeoutError(f"the rolling restart is {rolling.state}: {rolling.why}")
         return free_s[0]
@@ -222,14 +216,14 @@ class Ours(Way):
     def scale_away(self) -> None:
         with self._control() as control:
             control.scale(ScaleRequest(target=NUM_ENGINES - 1, draining=("i-0",)))
-            _until(
-                lambda: len(control.status().instances) == NUM_ENGINES - 1, "an instance to leave"
+            until(
+                lambda: len(control.status().instances) == NUM_ENGINES - 1,
+                "an instance to leave",
+                PATIENCE_S,
             )
 
     def _control(self) -> ControlClient:
-        state = run_state.load(self.server.plan.cluster)
-        assert state is not None
-        return ControlClient(state.control_url, state.control_token, PATIENCE_S)
+        return control_of(self.server.plan.cluster, PATIENCE_S)
 
 
 class Routed(Way):
@@ -275,14 +269,6 @@ def measure(name: str, way: Way, options: argparse.Namespace) -> Figures:
             figures.longest_gap_s = streams.longest_gap_s
             figures.errors = streams.errors
     return figures
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.perf_counter() + PATIENCE_S
-    while not condition():
-        if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}")
-        time.sleep(POLL_S)
 
 
 def _way(name: str, options: argparse.Namespace) -> Way:
