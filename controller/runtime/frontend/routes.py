@@ -178,7 +178,8 @@ class Routes:
                 return  # it asks again, and the destination has answered by then
             self._lose(request_id, route, owner)
         self.send(
-            owner.address, FenceAnswered(request_id, asked.hop, fenced is not False, asked.attempt)
+            owner.address,
+            FenceAnswered(request_id, asked.hop, asked.attempt, fenced=fenced is not False),
         )
         if request_id not in self.live:
             self.send(owner.address, AbortRequests((request_id,)))
@@ -303,7 +304,7 @@ class Routes:
         route.asked_s = now_s
         if ownership.to_ask is not None:
             destination, (attempt, hop) = ownership.to_ask
-            asked = OwnerAsked(request_id, self._mailbox.address, hop, attempt)
+            asked = OwnerAsked(request_id, hop, attempt, frontend=self._mailbox.address)
             self.send(destination.address, asked)
         elif ownership.order.gap is not None:
             missing = OutputsMissing(request_id, *ownership.order.gap)

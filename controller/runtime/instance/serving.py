@@ -232,7 +232,7 @@ class Serving:
             return
         log.warning("request %s is read by nobody in %s: aborted", request_id, epoch)
         self._abort_here((request_id,))
-        self.send(live.frontend, RequestLost(request_id, self.me, epoch.hop, epoch.attempt))
+        self.send(live.frontend, RequestLost(request_id, epoch.hop, epoch.attempt, owner=self.me))
 
     def fenced(self) -> None:
         """Another incarnation begins: no request and no move of this one goes on."""

@@ -104,107 +104,61 @@ class MoveEnvelope(Message, frozen=True):
     committed: CommittedRequest | None = None
 
 
-class MoveAnnounced(Message, frozen=True):
+class OfEpoch(Message, frozen=True):
+    """About a request in an epoch."""
+
+    request_id: str
+    hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
+
+
+class MoveAnnounced(OfEpoch, frozen=True, kw_only=True):
     """Source to frontend: this instance may own the request soon, in `hop`."""
 
-    request_id: str
     destination: InstanceRef
-    hop: int
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
-class RequestMoved(Message, frozen=True):
+class RequestMoved(OfEpoch, frozen=True, kw_only=True):
     """Destination to frontend: the request is mine from token `began_index` on."""
 
-    request_id: str
     owner: InstanceRef
-    hop: int
     began_index: int
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
-class RequestNotMoved(Message, frozen=True):
+class RequestNotMoved(OfEpoch, frozen=True):
     """Destination to the frontend that asked: I do not have it, and never will in `hop`."""
 
-    request_id: str
-    hop: int
-    attempt: int = 0
 
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
-
-
-class RequestLost(Message, frozen=True):
+class RequestLost(OfEpoch, frozen=True, kw_only=True):
     """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or `owner` to
     frontend, which takes it for dead: I had the request in `hop`, and it ended."""
 
-    request_id: str
     owner: InstanceRef
-    hop: int
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
-class OwnerAsked(Message, frozen=True):
+class OwnerAsked(OfEpoch, frozen=True, kw_only=True):
     """Frontend to the announced destination: the source died; do you have the request?"""
 
-    request_id: str
     frontend: str
-    hop: int
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
-class FenceAsked(Message, frozen=True):
+class FenceAsked(OfEpoch, frozen=True, kw_only=True):
     """Source to frontend: read nothing below `hop` for this request, unless it has moved."""
 
-    request_id: str
     owner: InstanceRef
-    hop: int
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
-class FenceAnswered(Message, frozen=True):
-    request_id: str
-    hop: int
+class FenceAnswered(OfEpoch, frozen=True, kw_only=True):
     fenced: bool
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
-class OwnerConfirmed(Message, frozen=True):
+class OwnerConfirmed(OfEpoch, frozen=True):
     """Frontend to an instance that said `RequestMoved`: the request is read from there in this
     epoch, and no fence is granted to its source any more."""
-
-    request_id: str
-    hop: int
-    attempt: int = 0
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.hop)
 
 
 class MoveTimed(Message, frozen=True):

@@ -144,7 +144,7 @@ async def test_what_nobody_reads_is_aborted_in_its_hop(bed: Bed) -> None:
     assert bed.llumlet.num_live_reqs == 1
     bed.f0.send(HERE, OutputsUnread((("r", 0, 2),)))
     me = InstanceRef("i-0", 1, HERE)
-    assert await bed.f0.receive(RequestLost) == RequestLost("r", me, 2)
+    assert await bed.f0.receive(RequestLost) == RequestLost("r", 2, owner=me)
     bed.engine.go_on()
     quiet = await bed.status(lambda s: s.snapshot.num_running == 0)
     assert quiet.snapshot.num_free_blocks == 64

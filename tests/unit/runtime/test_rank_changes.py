@@ -339,8 +339,8 @@ async def test_an_owner_is_told_until_it_has_noted_and_each_new_owner_anew(
     await asyncio.sleep(5.0)
     assert one.received(RankSet) == []
 
-    bed.say(MoveAnnounced("r", InstanceRef("i-1", 1, other.address), 1), one)
-    bed.say(RequestMoved("r", InstanceRef("i-1", 1, other.address), 1, 0), other)
+    bed.say(MoveAnnounced("r", 1, destination=InstanceRef("i-1", 1, other.address)), one)
+    bed.say(RequestMoved("r", 1, owner=InstanceRef("i-1", 1, other.address), began_index=0), other)
     for _ in range(2):
         assert await other.receive(RankSet) == RankSet("r", -1, 2)
     bed.say(RankConfirmed("r", 2, "i-1", 1, 1), other)

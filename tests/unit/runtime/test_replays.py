@@ -292,7 +292,7 @@ async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
     bed = await running(network)
     await lose(bed)
     await bed.controller.receive(DispatchAsked)
-    bed.say(RequestMoved("r", I1, 1, 3), bed.instances["i-1"])
+    bed.say(RequestMoved("r", 1, owner=I1, began_index=3), bed.instances["i-1"])
     assert await bed.controller.receive(DispatchWithdrawn)
     await settle()
     assert new_tokens(bed.accept(3, T[3:4], epoch=(0, 1), last=True, sender=I1)) == T[3:4]
@@ -310,11 +310,11 @@ async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
     await lose(bed)
     await dispatch(bed, "i-1")
     old = bed.instances["i-0"]
-    bed.say(MoveAnnounced("r", I0, 3), old)
-    bed.say(RequestLost("r", I0, 3), old)
-    bed.say(RequestMoved("r", I0, 1, 3), old)
+    bed.say(MoveAnnounced("r", 3, destination=I0), old)
+    bed.say(RequestLost("r", 3, owner=I0), old)
+    bed.say(RequestMoved("r", 1, owner=I0, began_index=3), old)
     assert (await old.receive(OutputsUnread)).items == (("r", 0, 1),)
-    bed.say(FenceAsked("r", I0, 2), old)
+    bed.say(FenceAsked("r", 2, owner=I0), old)
     assert await old.receive(FenceAnswered) == FenceAnswered("r", 2, fenced=True)
     assert (await old.receive(OutputsUnread)).items == (("r", 0, 2),)
     assert old.received(AbortRequests) == [], "which would end a new attempt there too"

@@ -74,7 +74,9 @@ async def test_the_downtime_is_from_the_last_token_of_one_to_the_first_of_the_ne
 ) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), RequestMoved("r", I1, 1, 5))
+    await bed.hear(
+        MoveAnnounced("r", 1, destination=I1), RequestMoved("r", 1, owner=I1, began_index=5)
+    )
     assert bed.record().instance_id == "i-1"
     await asyncio.sleep(2.0)
     await bed.hear(timed())
@@ -93,12 +95,12 @@ async def test_a_first_token_that_overtakes_the_last_ones_is_timed_when_it_is_de
 ) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(RequestMoved("r", I1, 1, 7), timed())
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=7), timed())
     assert bed.emit(I1, 1, 7, 8) == []
     assert bed.moves() == []
     assert bed.emit(I0, 0, 5, 7) == T[5:8]
     assert len(bed.moves()) == 1
-    await bed.hear(RequestMoved("r", I0, 2, 8))
+    await bed.hear(RequestMoved("r", 2, owner=I0, began_index=8))
     assert bed.emit(I0, 2, 8, 9) == T[8:9]
     assert len(bed.moves()) == 1, "each once"
 
@@ -107,9 +109,9 @@ async def test_a_first_token_that_overtakes_the_last_ones_is_timed_when_it_is_de
 async def test_a_move_that_was_fenced_off_is_not_counted(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), FenceAsked("r", I0, 2))
-    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, True)
-    await bed.hear(RequestMoved("r", I1, 1, 5), timed())
+    await bed.hear(MoveAnnounced("r", 1, destination=I1), FenceAsked("r", 2, owner=I0))
+    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, fenced=True)
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), timed())
     assert bed.emit(I1, 1, 5, 6) == []
     assert bed.emit(I0, 2, 5, 6) == T[5:6]
     assert bed.moves() == []
@@ -120,8 +122,8 @@ async def test_a_move_that_was_fenced_off_is_not_counted(network: FakeNetwork) -
 async def test_a_fence_is_refused_once_the_destination_was_heard(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(RequestMoved("r", I1, 1, 5), FenceAsked("r", I0, 2))
-    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, False)
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), FenceAsked("r", 2, owner=I0))
+    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, fenced=False)
     assert bed.emit(I1, 1, 5, 6) == T[5:6]
 
 
@@ -129,9 +131,9 @@ async def test_a_fence_is_refused_once_the_destination_was_heard(network: FakeNe
 async def test_who_wants_back_what_is_over_gets_it_and_ends_it(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.know()
-    await bed.hear(FenceAsked("r", I0, 2), RequestMoved("r", I1, 1, 5))
+    await bed.hear(FenceAsked("r", 2, owner=I0), RequestMoved("r", 1, owner=I1, began_index=5))
     assert [message for message, _ in bed.instances["i-0"].inbox] == [
-        FenceAnswered("r", 2, True),
+        FenceAnswered("r", 2, fenced=True),
         AbortRequests(("r",)),
     ]
     assert await bed.instances["i-1"].receive(AbortRequests) == AbortRequests(("r",))
@@ -141,7 +143,7 @@ async def test_who_wants_back_what_is_over_gets_it_and_ends_it(network: FakeNetw
 async def test_an_abort_goes_to_both_while_a_move_is_announced(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1))
+    await bed.hear(MoveAnnounced("r", 1, destination=I1))
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     for instance in bed.instances.values():
         assert await instance.receive(AbortRequests) == AbortRequests(("r",))
@@ -151,10 +153,10 @@ async def test_an_abort_goes_to_both_while_a_move_is_announced(network: FakeNetw
 async def test_the_destination_is_asked_again_and_again_who_owns_it(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-0", 1))
+    await bed.hear(MoveAnnounced("r", 1, destination=I1), InstanceLost("i-0", 1))
     for _ in range(3):
-        assert await bed.instances["i-1"].receive(OwnerAsked) == OwnerAsked("r", HERE, 1)
-    await bed.hear(RequestMoved("r", I1, 1, 5))
+        assert await bed.instances["i-1"].receive(OwnerAsked) == OwnerAsked("r", 1, frontend=HERE)
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5))
     assert bed.emit(I1, 1, 5, 6) == T[5:6]
     bed.instances["i-1"].inbox.clear()
     await asyncio.sleep(UNCLEAR_S * 2)
@@ -167,7 +169,7 @@ async def test_the_destination_is_asked_again_and_again_who_owns_it(network: Fak
 async def test_a_request_that_nobody_owns_fails_once(network: FakeNetwork, answers: bool) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-0", 1))
+    await bed.hear(MoveAnnounced("r", 1, destination=I1), InstanceLost("i-0", 1))
     if answers:
         await bed.hear(RequestNotMoved("r", 1), RequestNotMoved("r", 1))
     else:
@@ -180,7 +182,7 @@ async def test_a_request_that_nobody_owns_fails_once(network: FakeNetwork, answe
 async def test_what_is_missing_is_asked_of_the_owner(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(RequestMoved("r", I1, 1, 8))
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=8))
     assert bed.emit(I1, 1, 8, 9) == []
     await asyncio.sleep(MISSING_S * 3)
     missing = bed.instances["i-1"].received(OutputsMissing)
@@ -206,7 +208,7 @@ async def test_an_instance_that_is_not_listed_is_known_by_its_request(
     """A controller that was restarted does not know all instances at once."""
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(RequestMoved("r", I1, 1, 5), Directory(()))
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), Directory(()))
     assert bed.emit(I1, 1, 5, 40) == T[5:40]
     assert await bed.instances["i-1"].receive(OutputsReceived) == OutputsReceived((("r", 40),))
     await bed.know(directory(idle_snapshot("i-1")))
@@ -233,7 +235,7 @@ async def test_who_was_fenced_off_is_told_to_stop_and_not_for_each_token(
     """The destination applied COMMIT, its words were late, and the source died with its ABORT."""
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), FenceAsked("r", I0, 2))
+    await bed.hear(MoveAnnounced("r", 1, destination=I1), FenceAsked("r", 2, owner=I0))
     for first in range(5, 8):
         assert bed.emit(I1, 1, first, first + 1) == []
     assert bed.emit(I0, 0, 4, 5) == [], "what is only late"
@@ -264,13 +266,17 @@ async def test_a_request_that_moved_to_one_lost_by_mistake_ends(
     """Its tokens do not count there, and its source has let go of it."""
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-1", 1), RequestMoved("r", I1, 1, 5))
+    await bed.hear(
+        MoveAnnounced("r", 1, destination=I1),
+        InstanceLost("i-1", 1),
+        RequestMoved("r", 1, owner=I1, began_index=5),
+    )
     assert bed.emit(I1, 1, 5, 6, last=finished) == []
     if not finished:
         assert bed.told.failed == []
         await asyncio.sleep(MISSING_S * 3)
         assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 0, 1),))]
-        await bed.hear(RequestLost("r", I1, 1))
+        await bed.hear(RequestLost("r", 1, owner=I1))
     assert [request_id for request_id, _ in bed.told.failed] == ["r"]
 
 
@@ -281,17 +287,21 @@ async def test_one_lost_by_mistake_is_not_told_that_its_request_moved_on(
     """It would let go of it; what the destination has is not known yet."""
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-0", 1), FenceAsked("r", I0, 2))
+    await bed.hear(
+        MoveAnnounced("r", 1, destination=I1), InstanceLost("i-0", 1), FenceAsked("r", 2, owner=I0)
+    )
     assert bed.instances["i-0"].received(FenceAnswered) == []
-    await bed.hear(RequestMoved("r", I1, 1, 5), FenceAsked("r", I0, 2))
-    assert bed.instances["i-0"].received(FenceAnswered) == [FenceAnswered("r", 2, False)]
+    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), FenceAsked("r", 2, owner=I0))
+    assert bed.instances["i-0"].received(FenceAnswered) == [FenceAnswered("r", 2, fenced=False)]
 
 
 @virtual_time
 async def test_a_request_that_only_one_lost_by_mistake_has_ends(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.begin()
-    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-1", 1), FenceAsked("r", I1, 3))
+    await bed.hear(
+        MoveAnnounced("r", 1, destination=I1), InstanceLost("i-1", 1), FenceAsked("r", 3, owner=I1)
+    )
     assert [request_id for request_id, _ in bed.told.failed] == ["r"]
-    assert bed.instances["i-1"].received(FenceAnswered) == [FenceAnswered("r", 3, True)]
+    assert bed.instances["i-1"].received(FenceAnswered) == [FenceAnswered("r", 3, fenced=True)]
     assert bed.instances["i-1"].received(AbortRequests) == [AbortRequests(("r",))]

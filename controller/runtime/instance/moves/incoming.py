@@ -317,5 +317,7 @@ class IncomingMove:
             return
         assert self._committed is not None
         began = self._committed.num_output_tokens
-        moved_here = RequestMoved(self.request_id, self._host.me, hop, began, attempt)
+        moved_here = RequestMoved(
+            self.request_id, hop, attempt, owner=self._host.me, began_index=began
+        )
         self._host.send(self._arriving.frontend, moved_here)

@@ -160,7 +160,11 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         live = self._host.requests.get(asked.request_id)
         if live is not None and live.attempt == asked.attempt and live.hop >= asked.hop:
             moved = RequestMoved(
-                asked.request_id, self._host.me, live.hop, live.next_index, live.attempt
+                asked.request_id,
+                live.hop,
+                live.attempt,
+                owner=self._host.me,
+                began_index=live.next_index,
             )
             self._host.send(asked.frontend, moved)
         else:

@@ -136,7 +136,9 @@ class OutgoingMove:
             case Say(message=message):
                 self._send(message)
             case source.AnnounceMove(hop=hop):
-                announced = MoveAnnounced(order.request_id, order.destination, hop, self._attempt)
+                announced = MoveAnnounced(
+                    order.request_id, hop, self._attempt, destination=order.destination
+                )
                 host.send(self._live.frontend, announced)
                 self._encode_kept()  # now, while the request still decodes
             case source.CopyStage(stage=stage):
@@ -157,10 +159,10 @@ class OutgoingMove:
             case source.Unpin():
                 self.unpin()
             case source.AskFence(hop=hop):
-                asked = FenceAsked(order.request_id, host.me, hop, self._attempt)
+                asked = FenceAsked(order.request_id, hop, self._attempt, owner=host.me)
                 host.send(self._live.frontend, asked)
             case source.TellLost(hop=hop):
-                lost = RequestLost(order.request_id, order.destination, hop, self._attempt)
+                lost = RequestLost(order.request_id, hop, self._attempt, owner=order.destination)
                 host.send(self._live.frontend, lost)
             case SetRank(rank=rank):
                 host.between_steps(lambda engine: engine.moves.set_rank(order.request_id, rank))
