@@ -38,7 +38,7 @@ class LiveConfig:
     rescheduling: ReschedulingConfig = field(default_factory=ReschedulingConfig)
     frontends: FrontendLimits = field(default_factory=FrontendLimits)
     autoscale: LiveAutoscale = field(default_factory=LiveAutoscale)
-    status_interval_s: float = 0.005
+    status_interval_s: float = 0.02
     status_phases: tuple[StepPhase, ...] = ("before-return",)
     """When instances push their statuses; empty: never, they are asked."""
     fence_after_s: float = 30.0

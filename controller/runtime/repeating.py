@@ -35,9 +35,17 @@ class GuardedTurns:
             log.error("%s failed, and is tried again: %s", name, error, exc_info=is_defect)
 
 
-async def repeat(every_s: float, name: str, turn: Callable[[], Awaitable[None] | None]) -> None:
-    """Takes a turn each `every_s`, for ever; the first one `every_s` from now."""
+async def repeat(
+    every_s: float,
+    name: str,
+    turn: Callable[[], Awaitable[None] | None],
+    needed: asyncio.Event | None = None,
+) -> None:
+    """Takes a turn each `every_s`, for ever; the first one `every_s` from now. With `needed` only
+    while that is set: a process that has nothing to do does not wake."""
     while True:
+        if needed is not None:
+            await needed.wait()
         await asyncio.sleep(every_s)
         try:
             if (pending := turn()) is not None:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -60,6 +61,8 @@ class Start:
         self._starts = starts
         self.notice = notice
         """Tells that the process will be ended soon; None where no signal is handled."""
+        self.on_success: Callable[[], object] = lambda: None
+        """Called when the member serves for the first time in this process."""
 
     @property
     def delay_s(self) -> float:
@@ -80,6 +83,7 @@ class Start:
     def succeeded(self) -> None:
         if self._starts.is_open:
             self._note(replace(self._starts, num_failed=0, is_open=False, has_served=True))
+            self.on_success()
 
     def failed(self, reason: str) -> None:
         """The role raised an error. After it has served, that is a death and no failed start."""

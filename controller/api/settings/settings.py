@@ -105,7 +105,7 @@ class SchedulerTable(Table):
     0: none is."""
     slow_after_s: Seconds = 30.0
     """For how long its steps must have taken so long."""
-    status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
+    status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.02
     """Least time between two status pushes of one instance."""
     status_push: StatusPush = "before-return"
     """At which phase of a step an instance pushes its status; never: the controller asks ten times

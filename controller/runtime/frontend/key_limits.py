@@ -28,8 +28,11 @@ class FrontendKeys:
         self._own = own
         self.limits = KeyLimits()
         self.use = KeyUse()
+        self._has_keys = asyncio.Event()
 
     def began(self, request: DispatchRequested) -> DispatchRequested:
+        if request.api_key:
+            self._has_keys.set()
         return self.use.began(request, asyncio.get_running_loop().time())
 
     def asks_again(self, request: DispatchRequested) -> DispatchRequested:
@@ -48,7 +51,8 @@ class FrontendKeys:
         return refusal(request, limits.shared_by(num_frontends))
 
     async def keep_telling(self) -> None:
-        await repeat(TELL_EVERY_S, "the count of what API keys use", self._tell_news)
+        what = "the count of what API keys use"
+        await repeat(TELL_EVERY_S, what, self._tell_news, self._has_keys)
 
     def _tell_news(self) -> None:
         if news := self.use.news(asyncio.get_running_loop().time()):

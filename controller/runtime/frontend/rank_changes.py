@@ -6,6 +6,7 @@ instance dies or gives the request back, and an older change never counts over a
 request that no instance has yet, the frontend asks for an instance anew with the new rank.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class RankChanges:
         self._send = send
         self._changes: dict[str, _Change] = {}
         """The last change of each request that has had one."""
+        self._has_changes = asyncio.Event()
 
     def asked(self, ask: RankChangeAsked) -> RankChangeAnswered:
         """Changes the rank as an operator asked, unless it is a dry run."""
@@ -67,6 +69,7 @@ class RankChanges:
             before = self._changes.get(request_id)
             number = 1 if before is None else before.number + 1
             self._changes[request_id] = _Change(ask.rank, number)
+            self._has_changes.set()
             self._book.level_changed(request_id, ask.rank, ask.cause_id, ask.actor, ask.reason)
             self._dispatcher.change_rank(request_id, ask.rank)
             self.tell_owner(request_id)
@@ -87,9 +90,11 @@ class RankChanges:
             change.confirmed_epoch = Epoch(confirmed.attempt, confirmed.hop)
 
     async def keep_telling(self) -> None:
-        await repeat(TELL_EVERY_S, "the telling of priorities", self._tell_all)
+        await repeat(TELL_EVERY_S, "the telling of priorities", self._tell_all, self._has_changes)
 
     def _tell_all(self) -> None:
+        if not self._changes:
+            self._has_changes.clear()
         for request_id, change in list(self._changes.items()):
             try:
                 self._tell_again(request_id, change)

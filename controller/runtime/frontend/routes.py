@@ -97,6 +97,7 @@ class Routes:
         """Requests that lack tokens, or an owner that is known to live."""
         self._unread: dict[str, set[tuple[str, int, int]]] = {}
         """(request id, attempt, hop) of tokens that are not read, by their sender's address."""
+        self._has_to_ask = asyncio.Event()
 
     def num_by_owner(self) -> dict[str, int]:
         load: dict[str, int] = {}
@@ -248,6 +249,7 @@ class Routes:
     def find_unclear(self, request_id: str, route: Route) -> None:
         if request_id not in self._unclear:
             self._unclear.add(request_id)
+            self._has_to_ask.set()
             route.unclear_s = route.asked_s = asyncio.get_running_loop().time()
 
     def unread(self, sender: InstanceRef, item: OutputItem) -> None:
@@ -256,15 +258,18 @@ class Routes:
         epoch = Epoch(item.attempt, item.hop)
         if item.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((item.request_id, *epoch))
+            self._has_to_ask.set()
         elif (route := self.live.get(item.request_id)) and route.ownership.lost_in(epoch):
             self._lose(item.request_id, route, sender)
 
     async def keep_asking(self) -> None:
         """Asks for missing tokens and owners, and tells senders of unread tokens."""
-        await repeat(MISSING_S, "the look for missing tokens", self._ask)
+        await repeat(MISSING_S, "the look for missing tokens", self._ask, self._has_to_ask)
 
     def _ask(self) -> None:
         unread, self._unread = self._unread, {}
+        if not self._unclear:
+            self._has_to_ask.clear()
         for address, items in unread.items():
             self.send(address, OutputsUnread(tuple(sorted(items))))
         now_s = asyncio.get_running_loop().time()

@@ -59,11 +59,16 @@ class TrafficRecorder:
         self._tell = tell
         self._num_hash_tokens = 0
         self._until_s = 0.0
+        self._is_recording = asyncio.Event()
         self._begin(b"")
 
     def _begin(self, key: bytes) -> None:
         """Forgets the recording before. An empty key: there is none now."""
         self._key = key
+        if key:
+            self._is_recording.set()
+        else:
+            self._is_recording.clear()
         self._live: dict[str, _Noted] = {}
         self._ended: deque[_Ended] = deque()
         self._num_waiting_tokens = 0
@@ -95,7 +100,7 @@ class TrafficRecorder:
         self._num_waiting_tokens += num_tokens
 
     async def keep_telling(self) -> None:
-        await repeat(TELL_EVERY_S, "the recording of traffic", self._tell_news)
+        await repeat(TELL_EVERY_S, "the recording of traffic", self._tell_news, self._is_recording)
 
     async def _tell_news(self) -> None:
         if self._key and asyncio.get_running_loop().time() >= self._until_s:

@@ -79,6 +79,7 @@ class FakeClock:
             monotonic=lambda: self.now_s,
             perf_counter=lambda: self.now_s,
             time=lambda: self.now_s,
+            sleep=lambda _seconds: None,
         )
 
     def advance(self, seconds: float) -> None:

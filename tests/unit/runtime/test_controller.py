@@ -214,7 +214,7 @@ async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: Fak
     assert bed.peers["i-0"].received(MoveLimitsSet) == []
     await bed.joins("f-0")
     assert await bed.f0.receive(FrontendLimits) == FrontendLimits(4096, None, 60.0)
-    assert await bed.peers["i-0"].receive(StatusPushSet) == StatusPushSet(0.005)
+    assert await bed.peers["i-0"].receive(StatusPushSet) == StatusPushSet(0.02)
     limits, frontends = MoveLimits(2, 5e6, 7.0), FrontendLimits(2, 9.0, 5.0)
     bed.controller.configure(LiveConfig(CONFIG, limits, frontends=frontends))
     assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)

@@ -633,9 +633,13 @@ async def test_one_whose_source_seems_dead_stays_until_the_frontend_reads_it_fro
     refused = await moving.move("i-1", "i-2")
     assert refused.code == MoveRefusal.MOVING
     moving.network.drops = to_source
-    moving.clock.now_s += 0.5
     here = moving.b.serving.instance_moves
-    await moving.until(lambda: here.refusal("r") is None)
+
+    def is_read_from_here() -> bool:
+        moving.clock.now_s += 0.02  # the destination asks again each 0.2 s
+        return here.refusal("r") is None
+
+    await moving.until(is_read_from_here)
     assert (await moving.move("i-1", "i-2")).code == ""
     moving.clock.now_s += 2.0
     assert (await moving.answer(move_id)).code == "", "the source is granted none"

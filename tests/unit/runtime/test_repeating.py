@@ -54,3 +54,21 @@ async def test_a_loop_outlives_its_turns() -> None:
     assert [at_s - began_s for at_s in taken] == pytest.approx([0.5, 1.0, 1.5])
     repeating.cancel()
     logging.disable(logging.NOTSET)
+
+
+@virtual_time
+async def test_a_loop_takes_turns_only_while_they_are_needed() -> None:
+    loop, taken, needed = asyncio.get_running_loop(), [], asyncio.Event()
+
+    def turn() -> None:
+        taken.append(loop.time())
+        if len(taken) == 2:
+            needed.clear()
+
+    repeating = asyncio.create_task(repeat(0.5, "a loop", turn, needed))
+    await asyncio.sleep(10.0)
+    needed.set()
+    began_s = loop.time()
+    await asyncio.sleep(10.0)
+    assert [at_s - began_s for at_s in taken] == pytest.approx([0.5, 1.0])
+    repeating.cancel()

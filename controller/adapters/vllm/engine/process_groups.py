@@ -6,12 +6,13 @@ communicates through none of them. No engine connects to the listeners, but ever
 machine can: Gloo keeps the descriptor of each connection that does not speak its protocol for ever
 (118 became 2,220 within a minute), and ends the process when no descriptor is left.
 
-The groups of the world stay, as vLLM asks them for their backend. Gloo watches their listeners for
+Two groups of the world stay, as vLLM asks them for their backend. Gloo watches their listeners for
 as long as the process lives, so the descriptors must stay open; they are pointed to a socket that
 never receives anything.
 
 Touch points of vLLM: distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`,
-`get_dcp_group`, `get_pcp_group`, and of what they return `world_size` and `destroy`.
+`get_dcp_group`, `get_pcp_group`, `get_world_group`, and of what they return `world_size`,
+`destroy` and `cpu_group`.
 """
 
 import logging
@@ -40,6 +41,7 @@ def destroy_groups_of_one() -> None:
     """Destroys the process groups of the engine in this process, all but those of the world. Call
     it once the model is loaded. vLLM's operations return their input where a group has one
     member."""
+    import torch
     from vllm.distributed import parallel_state
 
     for group in (
@@ -51,6 +53,10 @@ def destroy_groups_of_one() -> None:
     ):
         if group.world_size == 1:
             group.destroy()
+    world = parallel_state.get_world_group()
+    if world.world_size == 1 and hasattr(world, "cpu_group"):
+        torch.distributed.destroy_process_group(world.cpu_group)
+        del world.cpu_group
 
 
 def listeners() -> set[tuple[int, int]]:
