@@ -9,7 +9,7 @@ import typer
 from controller.api.errors import UsageError
 from controller.api.state import user_folders
 from controller.api.version import own_version
-from llumctl import errors, hints
+from llumctl import errors, meant
 from llumctl.commands import (
     abort,
     autoscale,
@@ -85,7 +85,7 @@ app.add_typer(simulate.app)
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of `llumctl ARGUMENTS`."""
-    hints.forget()
+    meant.forget()
     return errors.guarded(lambda: _invoke(arguments))
 
 

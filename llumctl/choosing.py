@@ -4,7 +4,7 @@ import sys
 
 from controller.api.errors import LlumctlError, RefusedError
 from controller.api.text.quantities import printable
-from llumctl import connect, hints
+from llumctl import connect, meant
 from llumctl.config import config_file
 from llumctl.text import output
 
@@ -32,7 +32,7 @@ def attached_or_asked(flag: str | None) -> str:
         output.say(f"  {number}  {name:<{width}}  {_state(name)}")
     output.say_on(f"which one? [1 is {there[0]}] ")
     found = chosen(sys.stdin.readline(), there)
-    hints.cluster_is(found)
+    meant.cluster_is(found)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from controller.api.errors import NotRunningError, RefusedError, UsageError
-from llumctl import hints
+from llumctl import meant
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -29,7 +29,7 @@ def attached(flag: str | None) -> str:
         UsageError: what was given is neither a name nor the URL of a control API.
     """
     found = _attached(flag)
-    hints.cluster_is(found)
+    meant.cluster_is(found)
     return found
 
 

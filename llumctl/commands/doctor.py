@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED
-from llumctl import hints
+from llumctl import meant
 from llumctl.commands.options import ClusterName, Config, TableOrJson, format_option
 from llumctl.text import output
 
@@ -37,7 +37,7 @@ def doctor(
             ("cluster", "ray_address"): ("--ray-address", ray_address),
         },
     )
-    hints.cluster_is(settings.cluster.name)
+    meant.cluster_is(settings.cluster.name)
     from controller.main.doctor import doctor as doctor_main
 
     report = DoctorReport(checks=tuple(doctor_main.run(settings)))
@@ -58,5 +58,5 @@ def _text(checks: "tuple[Check, ...]") -> str:
     for check, line in zip(checks, lines, strict=True):
         told.append(line)
         if check.cure:
-            told.append(f"        try: {hints.aimed(check.cure)}")
+            told.append(f"        try: {meant.aimed(check.cure)}")
     return "\n".join(told)

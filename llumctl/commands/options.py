@@ -9,14 +9,14 @@ import typer
 
 from controller.api.errors import UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
-from llumctl import completion, durations, hints
+from llumctl import completion, durations, meant
 from llumctl.text.output import Format
 
 Cluster = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        callback=hints.cluster_is,
+        callback=meant.cluster_is,
         metavar="NAME|URL",
         help="Which cluster, by its name, or by the URL of its control API; else"
         " $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default', else the only one.",
@@ -26,7 +26,7 @@ ClusterName = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        callback=hints.cluster_is,
+        callback=meant.cluster_is,
         metavar="NAME",
         help="Which cluster; else $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default'.",
     ),
@@ -36,7 +36,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        callback=hints.config_is,
+        callback=meant.config_is,
         metavar="FILE",
         help="Config file; else $LLUMCTL_CONFIG, else ~/.config/llumctl/config.toml if present.",
     ),

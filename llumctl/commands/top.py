@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import RefusedError, UsageError
-from llumctl import choosing, connect, durations, hints
+from llumctl import choosing, connect, durations, meant
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
 from llumctl.text import output
@@ -266,7 +266,7 @@ def _dashboard(
         keymap=look.keymap,
         own=look.own,
         cluster=cluster,
-        of_cluster=hints.option(cluster) if cluster else "",
+        of_cluster=meant.option(cluster) if cluster else "",
         limits=look.limits,
         recording=recording,
         readonly=readonly,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llumctl import hints
+from llumctl import meant
 from llumctl.commands import endpoint_flags
 from llumctl.commands.options import ClusterName, Config, positive
 
@@ -113,7 +113,7 @@ def start(
     settings, origins = settings_module.load_with_origins(
         config, flags, engine_args, assigned=assigned
     )
-    hints.cluster_is(settings.cluster.name)
+    meant.cluster_is(settings.cluster.name)
     from controller.main.start import up as up_main
 
     with Progress(settings) as progress, settings_errors.located(origins):

@@ -3,7 +3,7 @@
 from controller.api.text import autoscale as words
 from controller.api.text.quantities import duration
 from controller.api.wire.autoscale import AutoscaleStatus
-from llumctl import hints
+from llumctl import meant
 from llumctl.text import output
 
 
@@ -12,7 +12,7 @@ def render(status: AutoscaleStatus, now_s: float) -> str:
     wanted = "" if status.num_wanted is None else f", {status.num_wanted} wanted"
     facts = [("mode", words.state(status))]
     if held := words.held(status, now_s):
-        facts.append(("held", hints.aimed(held)))
+        facts.append(("held", meant.aimed(held)))
     facts += [
         ("instances", f"{words.instances(status)}{wanted}"),
         ("targets", words.targets(status) or "none"),

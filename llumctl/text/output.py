@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import num_cells, printable
-from llumctl import hints
+from llumctl import meant
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -50,7 +50,7 @@ def say(text: str) -> None:
 def say_on(text: str) -> None:
     """A message on stderr whose line goes on, with an answer or with the next such message."""
     with contextlib.suppress(LlumctlError):
-        _write(sys.stderr, hints.aimed(text))
+        _write(sys.stderr, meant.aimed(text))
 
 
 def reader_left() -> bool:

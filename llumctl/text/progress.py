@@ -18,7 +18,7 @@ from controller.api.wire.models import (
     InstanceState,
     InstanceStatus,
 )
-from llumctl import hints
+from llumctl import meant
 from llumctl.text import output
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Progress:
         if self._live is None:
             output.say(text)
         else:
-            self._live.console.print(hints.aimed(text), markup=False, highlight=False)
+            self._live.console.print(meant.aimed(text), markup=False, highlight=False)
 
     def _say_changes(self, status: ClusterStatus) -> None:
         if status.state is ClusterState.STOPPING:

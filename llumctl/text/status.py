@@ -12,7 +12,7 @@ from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.queue_heads import free_blocks, head_wait_s
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
-from llumctl import hints
+from llumctl import meant
 from llumctl.text import output, status_details
 
 MAX_ALARMS = 5
@@ -86,7 +86,7 @@ def _summary(status: ClusterStatus) -> str:
         f"up {duration(status.cluster_uptime_s)}",
         f"controller up {duration(status.uptime_s)}",
     )
-    return hints.aimed("  ".join(printable(fact) for fact in facts))
+    return meant.aimed("  ".join(printable(fact) for fact in facts))
 
 
 def _levels(status: ClusterStatus) -> list[str]:
@@ -121,7 +121,7 @@ def _autoscale(status: ClusterStatus) -> list[str]:
     found = status.autoscale
     if found is None or found.mode == "off":
         return []
-    return [hints.aimed(printable(autoscale_words.summary(found, status.time_s)))]
+    return [meant.aimed(printable(autoscale_words.summary(found, status.time_s)))]
 
 
 def _refused(status: ClusterStatus) -> list[str]:

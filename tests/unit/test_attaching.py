@@ -9,7 +9,7 @@ import pytest
 from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
 from controller.api.recording import RecordingReader
 from controller.api.wire.models import ErrorBody
-from llumctl import choosing, connect, hints
+from llumctl import choosing, connect, meant
 from llumctl.app import run
 from llumctl.commands import watching
 from tests.unit import fake_controller
@@ -54,15 +54,15 @@ def test_default_or_the_only_one_or_a_refusal_that_names_them(
 def test_a_command_names_its_cluster_unless_it_would_be_taken_anyway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert hints.option("default") == ""
+    assert meant.option("default") == ""
     remember("http://127.0.0.1:1", name="prod")
-    assert hints.option("prod") == " --cluster prod"  # the only one may get company
-    assert hints.option("http://[::1]:8700") == " --cluster 'http://[::1]:8700'"
+    assert meant.option("prod") == " --cluster prod"  # the only one may get company
+    assert meant.option("http://[::1]:8700") == " --cluster 'http://[::1]:8700'"
     monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "prod")
-    assert hints.option("prod") == ""
-    assert hints.option("default") == " --cluster default"
+    assert meant.option("prod") == ""
+    assert meant.option("default") == " --cluster default"
     monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "No Name")
-    assert hints.option("default") == " --cluster default"
+    assert meant.option("default") == " --cluster default"
 
 
 def test_down_finds_no_other_cluster_than_was_meant(capsys: Captured) -> None:
@@ -205,7 +205,7 @@ def test_the_dashboard_asks_which_of_several(monkeypatch: pytest.MonkeyPatch) ->
             assert screen.process.returncode == 0
 
 
-# What errors say to try means the cluster of the command (`llumctl.hints`)
+# What errors say to try means the cluster of the command (`llumctl.meant`)
 
 
 def tried(arguments: str, capsys: Captured) -> str:

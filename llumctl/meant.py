@@ -1,4 +1,4 @@
-"""Which cluster and which config file this command is about: what the commands that its messages
+"""Which cluster and which config file this command means: what the commands that its messages
 name must say, too (`controller.api.text.hints`).
 
 `output.say` passes every message through `aimed`, so no message needs to think of it. What goes to
