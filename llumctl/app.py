@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from controller.api.errors import UsageError
-from controller.api.state import user_folders
+from controller.api.state import user_files
 from controller.api.version import own_version
 from llumctl import errors, meant
 from llumctl.commands import (
@@ -96,7 +96,7 @@ def _invoke(arguments: Sequence[str]) -> int:
         except UnicodeEncodeError:
             raise UsageError(f"{argument[:60]!r} is not UTF-8, as all arguments must be") from None
     if "--install-completion" in arguments:
-        user_folders.home()  # the parser writes there, and ends in a traceback without one
+        user_files.home()  # the parser writes there, and ends in a traceback without one
     result = _command()(args=list(arguments), prog_name="llumctl", standalone_mode=False)
     return result if isinstance(result, int) else 0
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from controller.core.load.latency_window import ServedLately
+from controller.core.load.windows import ServedLately
 from controller.core.operations.engine_change import EngineChange
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox

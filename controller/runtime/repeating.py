@@ -1,6 +1,8 @@
 """What a process does again and again: a turn that fails is logged and tried again, and ends
 neither its loop nor the turns of others. A full disk, a Ray that is away or a defect in one watch
 would else end the process, or a loop that nobody awaits, without a word.
+
+A small module: each kind of process uses it, and none may import what another one is made of.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from typing import Any
 from controller.api.errors import UsageError
 from controller.api.state import plain_file
 from controller.api.state.run_state import CLUSTER_NAME
-from controller.api.state.user_folders import user_folder
+from controller.api.state.user_files import user_folder
 from llumctl.config import toml_lines
 
 MAX_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import PriorityTable, Settings
-from controller.api.state import plain_file, private_file
+from controller.api.state import plain_file, user_files
 from llumctl.config import config_file, settings, toml_edit
 from llumctl.config.config_file import ConfigFile
 
@@ -84,7 +84,7 @@ class Saving:
             raw, status = plain_file.read_with_status(self.path, config_file.MAX_BYTES)
             if raw != self.before:
                 raise OSError(0, "somebody else has changed it meanwhile")
-            private_file.replace(self.path, self.after.decode(), stat.S_IMODE(status.st_mode))
+            user_files.replace(self.path, self.after.decode(), stat.S_IMODE(status.st_mode))
         except OSError as error:
             raise LlumctlError(
                 f"{self.path} was not written: {error.strerror}", "llumctl get --toml"

@@ -112,10 +112,10 @@ def test_an_unknown_policy_names_the_nearest() -> None:
 def test_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_folder(tmp_path)
     found = (str(tmp_path), tmp_path / "config.json")
-    assert preflight.resolve_model(str(tmp_path), tmp_path) == found
+    assert preflight.resolve_model(str(tmp_path)) == found
     monkeypatch.chdir(tmp_path.parent)
-    assert preflight.resolve_model(f"./{tmp_path.name}", tmp_path) == found
-    assert preflight.resolve_model(tmp_path.name, tmp_path) == found, "exists here"
+    assert preflight.resolve_model(f"./{tmp_path.name}") == found
+    assert preflight.resolve_model(tmp_path.name) == found, "exists here"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_model_folder_that_is_none(tmp_path: Path, model: str, why: str) -> No
     (tmp_path / "file").touch()
     model = model.format(tmp=tmp_path)
     with pytest.raises(UsageError) as caught:
-        preflight.resolve_model(model, tmp_path)
+        preflight.resolve_model(model)
     assert why in caught.value.message
     assert model in caught.value.message
 
@@ -165,12 +165,10 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], None
         (401, "the hub answers 401 Unauthorized"),
     ],
 )
-def test_a_hub_model_that_cannot_be_had(
-    tmp_path: Path, hub: Callable[[Any], None], answer: Any, why: str
-) -> None:
+def test_a_hub_model_that_cannot_be_had(hub: Callable[[Any], None], answer: Any, why: str) -> None:
     hub(answer)
     with pytest.raises(LlumctlError) as caught:
-        preflight.resolve_model("some/model", tmp_path)
+        preflight.resolve_model("some/model")
     assert caught.value.message == f"model some/model cannot be had: {why}"
     assert "HF_TOKEN" in caught.value.hint
 
@@ -184,12 +182,12 @@ def test_a_hub_model(
     hub(200)
     config_file = tmp_path / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(config_file))
-    assert preflight.resolve_model("some/model", tmp_path) == ("some/model", config_file)
+    assert preflight.resolve_model("some/model") == ("some/model", config_file)
     with pytest.raises(LlumctlError, match="cannot be had"):
-        preflight.resolve_model("not a/model/name", tmp_path)
+        preflight.resolve_model("not a/model/name")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(LlumctlError, match="HF_HUB_OFFLINE is set"):
-        preflight.resolve_model("some/model", tmp_path)
+        preflight.resolve_model("some/model")
 
 
 # -- memory -------------------------------------------------------------------------------
@@ -602,10 +600,13 @@ def test_a_limit_of_processes_that_ray_would_reach(monkeypatch: pytest.MonkeyPat
         preflight.check_threads(2, 1)
 
 
-def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(LlumctlError, match="embedded model cannot be made in") as caught:
-        preflight.resolve_model("embedded", tmp_path / "file" / "llumctl")
+        preflight.resolve_model("embedded")
     assert caught.value.hint == "XDG_CACHE_HOME=<a folder of yours> llumctl up"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.api.errors import LlumctlError
-from controller.api.state import plain_file, private_file
+from controller.api.state import plain_file, user_files
 from controller.core.operations.cluster_spec import ClusterSpec
 
 FILE = "spec.json"
@@ -57,7 +57,7 @@ class SpecFile:
         most, in 50 tries on the local disk of a busy machine."""
         kept = _Kept(nonce=self._nonce, spec=spec)
         try:
-            private_file.replace(self.path, kept.model_dump_json(indent=2) + "\n")
+            user_files.replace(self.path, kept.model_dump_json(indent=2) + "\n")
         except OSError as error:
             raise LlumctlError(
                 f"cannot write {self.path}: {error.strerror}", "llumctl doctor"

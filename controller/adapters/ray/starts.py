@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from controller.adapters.ray.end_notice import EndNotice
-from controller.api.state import private_file
+from controller.api.state import user_files
 from controller.core.restarts import MAX_FAILED_STARTS, delay_s, is_given_up
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def _read(path: Path, run: str) -> Starts | None:
 def _write(path: Path, starts: Starts) -> None:
     """Logs a failure and goes on: a full disk keeps no member from serving."""
     try:
-        private_file.replace(path, json.dumps(asdict(starts)))
+        user_files.replace(path, json.dumps(asdict(starts)))
     except OSError as error:
         log.warning("cannot note the start in %s: %s", path, error.strerror)
 

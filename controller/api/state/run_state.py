@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self, get_origin
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.api.state import plain_file, private_file
-from controller.api.state.user_folders import user_folder
+from controller.api.state import plain_file, user_files
+from controller.api.state.user_files import user_folder
 from controller.api.version import upgrade_command
 
 SCHEMA_VERSION = 1
@@ -133,7 +133,7 @@ def save(state: RunState) -> Path:
     """Replaces the cluster's run state in one step; a reader sees the old or the new one."""
     target = state_dir(state.cluster) / _FILE
     try:
-        private_file.replace(target, json.dumps(asdict(state), indent=2) + "\n")
+        user_files.replace(target, json.dumps(asdict(state), indent=2) + "\n")
     except OSError as error:
         raise LlumctlError(
             f"cannot write the run state {target}: {error.strerror}", "llumctl doctor"

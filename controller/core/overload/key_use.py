@@ -7,7 +7,7 @@ its prompt is taken back.
 
 from dataclasses import dataclass, replace
 
-from controller.core.load.count_window import CountWindow
+from controller.core.load.windows import CountWindow
 from controller.core.scheduler_events import DispatchRequested, KeyUsed
 
 

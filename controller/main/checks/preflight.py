@@ -25,6 +25,7 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.api.state import plain_file
+from controller.api.state.user_files import user_folder
 from controller.core.dispatch.policies import POLICIES, find_policy
 from controller.core.load.snapshot import blocks_for
 from controller.main.checks.model_weights import weights_of
@@ -231,12 +232,17 @@ def check_policy(name: str) -> None:
         ) from error
 
 
-def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
+def cache_dir() -> Path:
+    """The folder of the embedded model."""
+    return user_folder("XDG_CACHE_HOME", ".cache") / "llumctl" / "models"
+
+
+def resolve_model(model: str) -> tuple[str, Path]:
     """A folder or a Hugging Face id that vLLM will find, and the model's config.json. The
     embedded model is made first."""
     if model == EMBEDDED_MODEL:
-        folder = _embedded_model(cache_dir)
-        return str(folder), folder / "config.json"
+        made = _embedded_model()
+        return str(made), made / "config.json"
     path = local_folder(model)
     if path is not None:
         if not (path / "config.json").is_file():
@@ -249,12 +255,13 @@ def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
     return model, _config_from_hub(model)
 
 
-def _embedded_model(cache_dir: Path) -> Path:
+def _embedded_model() -> Path:
+    folder = cache_dir()
     try:
-        return ensure(cache_dir)
+        return ensure(folder)
     except OSError as error:
         raise LlumctlError(
-            f"the embedded model cannot be made in {cache_dir}: {error.strerror or error}",
+            f"the embedded model cannot be made in {folder}: {error.strerror or error}",
             "XDG_CACHE_HOME=<a folder of yours> llumctl up",
         ) from error
 

@@ -25,7 +25,6 @@ from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version, installed
 from controller.main.doctor.resources import memory_check, port_checks, shm_check
 from controller.main.machine import temp_folder
-from controller.main.machine.cache import cache_dir
 from controller.main.start import emulation
 
 PYTHON_OLDEST = (3, 11)
@@ -176,7 +175,7 @@ def temp_dir_check() -> Check:
 
 
 def cache_dir_check(settings: Settings) -> Check:
-    name, path = "model cache", cache_dir()
+    name, path = "model cache", preflight.cache_dir()
     if settings.cluster.model != EMBEDDED_MODEL:
         return _check(name, OK, "not needed: only the embedded model is made here")
     if embedded_folder(path).is_dir():

@@ -26,7 +26,6 @@ from controller.api.version import own_version
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
-from controller.main.machine.cache import cache_dir
 from controller.main.machine.interrupts import no_interrupts, stops_interrupt
 from controller.main.machine.processes import Session, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
@@ -164,7 +163,7 @@ def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iter
 def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
     """vLLM's arguments and the threads of one instance as `up` would start it."""
     planned = preflight.planned(settings)
-    model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
+    model, config_file = preflight.resolve_model(settings.cluster.model)
     args = planned.engine_args | {"model": model}
     if not planned.num_gpus:
         preflight.check_kv_cache(args, config_file)

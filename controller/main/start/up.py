@@ -33,7 +33,6 @@ from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
 from controller.main.down import note, present_grace_s, session_of, tear_down
 from controller.main.machine import previous_logs, temp_folder
-from controller.main.machine.cache import cache_dir
 from controller.main.machine.interrupts import no_interrupts, stops_interrupt
 from controller.main.machine.memory import available_bytes
 from controller.main.machine.processes import processes_of, same_process
@@ -146,7 +145,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
 def _vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
     """Fields of the plan that depend on the engine."""
     planned = preflight.planned(settings)
-    model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
+    model, config_file = preflight.resolve_model(settings.cluster.model)
     args = planned.engine_args | {"model": model}
     num_instances, num_gpus = planned.num_instances, planned.num_gpus
     if num_gpus:
@@ -169,7 +168,7 @@ def _emulated_engines(settings: Settings) -> dict[str, Any]:
     num_instances = preflight.planned(settings).num_instances
     num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
     emulation.check_memory(num_instances, num_frontends)
-    model, _ = preflight.resolve_model(settings.cluster.model, cache_dir())
+    model, _ = preflight.resolve_model(settings.cluster.model)
     return {
         "engine_args": emulation.engine_args(settings, profile, model),
         "num_instances": num_instances,

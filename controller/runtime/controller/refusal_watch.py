@@ -5,7 +5,7 @@ are refused, and their events would push all others out of the log.
 
 from dataclasses import dataclass, field
 
-from controller.core.load.count_window import CountWindow
+from controller.core.load.windows import CountWindow
 from controller.core.scheduler_events import Reject, RejectCode
 from controller.runtime.controller.journal import Journal
 

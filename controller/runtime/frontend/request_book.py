@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from controller.core.load.latency_window import (
+from controller.core.load.windows import (
     LatencyWindow,
     LatencyWindows,
     Percentiles,

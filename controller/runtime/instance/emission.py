@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.load.latency_window import LatencyWindows, Percentiles
+from controller.core.load.windows import LatencyWindows, Percentiles
 from controller.ports.engine import Engine, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.mailbox import Mailbox

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.load.count_window import CountWindow
+from controller.core.load.windows import CountWindow
 from controller.core.overload.key_limits import KeyLimits, refusal
 from controller.core.overload.key_table import KeyTable
 from controller.core.overload.key_use import KeyUse

@@ -5,6 +5,8 @@
 
 Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
 entrypoints/launchers/api_server/app_state.py `openai_serving_models`, where the app keeps it.
+
+A small module: it is tried without vLLM, which `openai_app` imports.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,6 @@ from controller.main.doctor.nodes import gather, probe
 from controller.main.doctor.nodes.checks import Wanted, node_checks
 from controller.main.doctor.nodes.facts import Questions, RayFacts, Versions
 from controller.main.doctor.resources import instance_memory
-from controller.main.machine.cache import cache_dir
 from controller.main.machine.ray_environment import own_environment
 from controller.main.start import emulation
 
@@ -60,7 +59,7 @@ def _questions(settings: Settings) -> Questions:
     if emulated:  # frontends read the model, and they run on this machine
         return Questions(log_dir=log_dir)
     if model == EMBEDDED_MODEL:
-        return Questions(model_folder=str(folder_of(cache_dir())), log_dir=log_dir)
+        return Questions(model_folder=str(folder_of(preflight.cache_dir())), log_dir=log_dir)
     if (path := preflight.local_folder(model)) is not None:
         return Questions(model_folder=str(path.resolve()), log_dir=log_dir)
     return Questions(hub_model=model, log_dir=log_dir)

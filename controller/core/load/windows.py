@@ -1,4 +1,4 @@
-"""A percentile of recent samples: of all of them, and of each kind; and how many there were."""
+"""What came within a while: how many, and a percentile of samples, of all and of each kind."""
 
 import math
 from collections import deque
@@ -6,9 +6,43 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from controller.core.load.count_window import CountWindow
-
 Kind = TypeVar("Kind", bound=Hashable)
+MINUTE_S = 60.0
+SLOT_S = 1.0
+
+
+class CountWindow:
+    """How many came, in slots of a second: a count that no limit on samples cuts short. Times only
+    go up, but for `take_back`'s."""
+
+    def __init__(self, window_s: float = MINUTE_S) -> None:
+        self._window_s = window_s
+        self._slots: deque[list[int]] = deque()
+        """[the slot's number, how many]"""
+        self._total = 0
+
+    def add(self, number: int, now_s: float) -> None:
+        slot = int(now_s // SLOT_S)
+        if self._slots and self._slots[-1][0] == slot:
+            self._slots[-1][1] += number
+        else:
+            self._slots.append([slot, number])
+        self._total += number
+
+    def take_back(self, number: int, added_s: float) -> None:
+        """Undoes an `add` at `added_s`."""
+        slot = int(added_s // SLOT_S)
+        for found in reversed(self._slots):
+            if found[0] == slot:
+                found[1] -= number
+                self._total -= number
+                return
+
+    def total(self, now_s: float) -> int:
+        """Those of the last `window_s` and up to SLOT_S more."""
+        while self._slots and (self._slots[0][0] + 1) * SLOT_S <= now_s - self._window_s:
+            self._total -= self._slots.popleft()[1]
+        return self._total
 
 
 class LatencyWindow:
@@ -16,7 +50,7 @@ class LatencyWindow:
     number of samples here: 4,096 is less than a minute's first tokens from 70 a second on. Times
     only go up."""
 
-    def __init__(self, window_s: float = 60.0, max_samples: int = 4096) -> None:
+    def __init__(self, window_s: float = MINUTE_S, max_samples: int = 4096) -> None:
         self._window_s = window_s
         self._samples: deque[tuple[float, float]] = deque(maxlen=max_samples)
 
@@ -45,7 +79,7 @@ class Percentiles(Generic[Kind]):
 class LatencyWindows(Generic[Kind]):
     """A window for all samples, and one for each kind of them."""
 
-    def __init__(self, window_s: float = 60.0, max_samples: int = 4096) -> None:
+    def __init__(self, window_s: float = MINUTE_S, max_samples: int = 4096) -> None:
         self._window_s, self._max_samples = window_s, max_samples
         self._all = LatencyWindow(window_s, max_samples)
         self._count = CountWindow(window_s)
