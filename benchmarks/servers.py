@@ -276,7 +276,7 @@ class RoutedVllmServers(Server):
         self, plan: EnginePlan, router: Path, policy: str, arguments: Sequence[str] = ()
     ) -> None:
         super().__init__(f"vllm-router {policy}", plan, free_port())
-        self._router, self._policy = router, policy
+        self._router, self._policy = router.resolve(), policy
         one = replace(plan, num_engines=1)
         self.servers = [
             VllmServer(one, f"vllm behind {policy} {number}", arguments)

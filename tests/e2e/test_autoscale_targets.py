@@ -71,6 +71,7 @@ def wait_serving(client: ControlClient, number: int) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_ttft_target_calls_for_an_instance_before_f_scale_does(
     cluster: Cluster, client: ControlClient
 ) -> None:

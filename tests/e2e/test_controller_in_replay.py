@@ -97,6 +97,7 @@ def check_replayed(
     assert [(each.way, each.num_saved) for each in replays.saved] == [("replayed", len(lost))]
 
 
+@pytest.mark.full
 def test_replays_that_wait_for_room_outlive_their_controller(cluster: Cluster) -> None:
     """The instance that comes back is drained, and takes none before the next controller is there;
     the other one has no room for a while."""
@@ -116,6 +117,7 @@ def test_replays_that_wait_for_room_outlive_their_controller(cluster: Cluster) -
     check_replayed(cluster, before, lost, num_ended=4)
 
 
+@pytest.mark.full
 def test_replays_that_wait_for_an_instance_outlive_their_controller(cluster: Cluster) -> None:
     """Without late binding. Neither the controller nor the frontend alone has one to send them
     to, until the instance that died is back."""

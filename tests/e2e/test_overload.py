@@ -194,6 +194,7 @@ async def test_a_key_has_its_live_requests_over_all_frontends(
         change(client, {"limits.live_requests": 0})
 
 
+@pytest.mark.full
 async def test_a_key_has_its_tokens_in_a_minute_over_all_frontends(
     cluster: Cluster, client: ControlClient
 ) -> None:

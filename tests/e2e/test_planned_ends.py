@@ -77,6 +77,7 @@ def test_all_are_restarted_under_load_and_no_token_is_lost(
     assert ended.numbers["num_restarted"] == 4
 
 
+@pytest.mark.full
 def test_one_is_restarted_at_once_and_its_requests_go_on_elsewhere(
     cluster: Cluster, client: ControlClient
 ) -> None:
@@ -110,6 +111,7 @@ def test_one_is_evacuated_within_ten_seconds_and_does_not_come_back(
     assert story.events("drain_ended")[-1].reason == "evacuated in time"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("within", "bytes_per_s"), [("500ms", 0.0), ("4s", 4e7)])
 def test_what_cannot_leave_in_time_goes_on_elsewhere(
     cluster: Cluster, client: ControlClient, within: str, bytes_per_s: float

@@ -113,6 +113,7 @@ def test_a_process_that_dies_and_one_that_is_added_have_the_new_arguments(
     )
 
 
+@pytest.mark.full
 def test_the_controllers_death_in_the_middle_changes_nothing(
     cluster: Cluster, client: ControlClient
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_controllers_death_in_the_middle_changes_nothing(
     assert set(generations(client).values()) == {2}
 
 
+@pytest.mark.full
 def test_null_takes_a_change_back(cluster: Cluster, client: ControlClient) -> None:
     arguments = ("--engine-arg", "num_blocks=null", "--engine-arg", "prefix_caching=null")
     done(cluster, "restart", "--rolling", "-y", "--at-once", "max", *arguments)

@@ -371,6 +371,7 @@ def test_the_example_of_maintenance(cluster: Cluster, client: ControlClient) -> 
     check(neighbours)
 
 
+@pytest.mark.full
 def test_the_example_of_the_night(cluster: Cluster, client: ControlClient) -> None:
     ids = ids_of(client)
     some, count = ids[1], len(ids)
