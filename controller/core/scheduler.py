@@ -25,7 +25,6 @@ from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.pool_config import PoolConfig
 from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
-from controller.core.holding.demand import demand_with_output
 from controller.core.holding.first_token import best_fitting
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
@@ -273,19 +272,8 @@ class GlobalScheduler:
 
     def _demand(self, request: DispatchRequested) -> int:
         """What a request needs in order to start; 0 while no instance has told its block size."""
-        holding = self._config.holding
         block_size = next((r.snapshot.block_size for r in self.instances.values() if r.snapshot), 0)
-        share = holding.expected_output_share if holding is not None else 0.0
-        if not block_size:
-            return 0
-        if not share:
-            return blocks_for(request.num_prompt_tokens, block_size)
-        return demand_with_output(
-            request.num_prompt_tokens,
-            int(share * request.expected_output_tokens),
-            block_size,
-            max((room.capacity_blocks for room in self._pool.rooms.values()), default=0),
-        )
+        return blocks_for(request.num_prompt_tokens, block_size) if block_size else 0
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
         """Those of which `placement` does not know yet, the last first."""

@@ -71,8 +71,6 @@ class DispatchRequested:
     session: str = ""
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
-    expected_output_tokens: int = 0
-    """How many it is expected to put out; 0: not known."""
     replayed: bool = False
     """It ran on an instance that died: no limit of what may be held, or of its key, applies."""
     api_key: str = ""

@@ -10,7 +10,6 @@ from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.room import MAX_QUEUED
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
-from controller.core.prediction.length_predictor import LengthPredictor, LengthPredictorConfig
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
@@ -58,9 +57,6 @@ class SimCluster:
         """Requests that have arrived and not ended, by id."""
         self._num_to_come = 0
         self._hash_tokens = 0
-        self._predictor: LengthPredictor | None = None
-        if policy.holding is not None and policy.holding.expected_output_share > 0:
-            self._predictor = LengthPredictor(LengthPredictorConfig())
         self._scheduler = GlobalScheduler(
             SchedulerConfig(
                 policy.levels,
@@ -142,15 +138,9 @@ class SimCluster:
             # As live: where engines keep nothing, prompts that begin alike share nothing.
             traced.prefix_hashes if self._config.prefix_caching else (),
             self._hash_tokens,
-            self._expected_output_tokens(traced),
         )
         self._report_for(requested)
         self._follow(self._scheduler.handle(requested, self.events.now_s))
-
-    def _expected_output_tokens(self, traced: TraceRequest) -> int:
-        if self._predictor is None:
-            return 0
-        return self._predictor.predict(traced.session or None) or 0
 
     def _report_for(self, requested: DispatchRequested) -> None:
         """Tells the scheduler what the dispatch of this request depends on. That is much less than
@@ -215,8 +205,6 @@ class SimCluster:
 
     def _finish(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
-        if self._predictor is not None:
-            self._predictor.observe(run.traced.session or None, run.traced.num_output_tokens)
         self.outcome.rows.add(run)
         self.outcome.downtimes_s += run.downtimes_s
 

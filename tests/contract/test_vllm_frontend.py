@@ -30,7 +30,6 @@ from controller.core.replay.refusals import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
-from controller.runtime.frontend.expected_lengths import ExpectedLengths
 from controller.runtime.frontend.prompt_prefixes import HASH_TOKENS, PromptPrefixes
 from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import EngineInfo
@@ -238,7 +237,6 @@ class PlayedRouter:
     holding: asyncio.Event | None = None
     """No request is dispatched before it is set."""
     inbox: Inbox = field(default_factory=lambda: Inbox({}))
-    expected_lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
     prompt_prefixes: PromptPrefixes = field(default_factory=PromptPrefixes)
     prefixes: list[tuple[int, ...]] = field(default_factory=list)
     holds_after: int | None = None

@@ -52,7 +52,6 @@ def test_every_setting_of_late_binding_reaches_it() -> None:
     values: dict[str, SettingValue] = {
         "holding.max_held_reqs": 5,
         "holding.room_to_grow_tokens": 6,
-        "holding.expected_output_share": 0.7,
         "holding.relief_below_steps": 7.5,
         "holding.by_prefill": False,
         "holding.by_prefix": False,

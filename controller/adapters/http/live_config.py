@@ -48,7 +48,6 @@ def live_config(settings: Settings) -> LiveConfig:
             endpoint.max_live_requests,
             endpoint.request_timeout_s,
             endpoint.write_timeout_s,
-            predict_lengths=late_binding and holding.expected_output_share > 0,
             hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
             key_limits=key_limits,
             replay=ReplayConfig(

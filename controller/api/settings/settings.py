@@ -123,9 +123,6 @@ class HoldingTable(Table):
     429."""
     room_to_grow_tokens: Annotated[int, Field(ge=0)] = 320
     """What an admission leaves free on an instance where others run: they grow."""
-    expected_output_share: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """An admission also leaves room for so much of the request's own output, as the frontends
-    expect it by what its session did before; 0: they expect nothing."""
     relief_below_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0
     """An instance whose batch can run fewer steps than these is relieved before it evicts; 0: it is
     not."""

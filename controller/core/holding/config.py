@@ -11,9 +11,6 @@ class HoldingConfig:
     """Of one more the lowest rank's newest is refused as overloaded."""
     room_to_grow_tokens: int = 320
     """What an admission leaves free on an instance where others run: they grow."""
-    expected_output_share: float = 0.0
-    """An admission also leaves room for so much of the request's own expected output; 0: for none,
-    and nobody predicts it."""
     relief_below_steps: float = 12.0
     """An instance whose batch can run no more steps than these has requests moved away before it
     must evict one; 0: it has not."""
@@ -43,7 +40,6 @@ class HoldingConfig:
         for name in (
             "max_held_reqs",
             "room_to_grow_tokens",
-            "expected_output_share",
             "prefill_slack_tokens",
             "relief_below_steps",
             "reserve_after_s",

@@ -225,12 +225,10 @@ class Replays:
     def _as_of_now(self, request_id: str, kept: _Kept) -> DispatchRequested:
         """The request as the controller places it: in its old order, and with all its tokens."""
         record, first = self._book.find(request_id), kept.request
-        num_outputs = len(kept.outputs)
         return replace(
             first,
             rank=first.rank if record is None else record.rank,
-            num_prompt_tokens=first.num_prompt_tokens + num_outputs,
-            expected_output_tokens=max(0, first.expected_output_tokens - num_outputs),
+            num_prompt_tokens=first.num_prompt_tokens + len(kept.outputs),
             replayed=True,
         )
 

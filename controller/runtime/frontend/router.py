@@ -17,7 +17,6 @@ from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
-from controller.runtime.frontend.expected_lengths import ExpectedLengths
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
@@ -123,7 +122,6 @@ class Router:
             lambda: member.incarnation,
             lambda told: mailbox.send(member.controller_address, encode(told), droppable=True),
         )
-        self.expected_lengths = ExpectedLengths()
         self.prompt_prefixes = PromptPrefixes()
         book.on_ended = self._ended
         self.inbox = Inbox(
@@ -303,12 +301,10 @@ class Router:
     def _ended(self, record: RequestRecord) -> None:
         self.traffic.ended(record)
         self.keys.ended(record)
-        self.expected_lengths.ended(record)
         self.replays.forget(record.request_id)
 
     def _limit(self, limits: FrontendLimits) -> None:
         self.replays.config = limits.replay
-        self.expected_lengths.switch(limits.predict_lengths)
         self.prompt_prefixes.switch(limits.hash_prefixes)
         self.keys.limits = limits.key_limits
         self._events.on_limits(limits)

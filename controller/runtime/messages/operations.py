@@ -133,13 +133,11 @@ class StatusPushSet(Message, frozen=True):
 
 class FrontendLimits(Message, frozen=True):
     """Controller to each frontend: how many requests it may have, and how long each may take.
-    None: no limit. `predict_lengths` and `hash_prefixes`: whether the controller goes by
-    expected outputs, and by which prompts begin alike."""
+    None: no limit. `hash_prefixes`: whether the controller goes by which prompts begin alike."""
 
     max_live_requests: int = 4096
     request_timeout_s: float | None = None
     write_timeout_s: float = 60.0
-    predict_lengths: bool = False
     hash_prefixes: bool = False
     key_limits: KeyLimits = KeyLimits()
     """Of each API key, in the whole cluster: a frontend goes by its part while the controller is

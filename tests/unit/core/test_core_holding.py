@@ -624,29 +624,6 @@ def test_what_is_larger_than_any_instance_is_sent_at_once_for_the_engine_to_refu
     assert to.num_held == 2
 
 
-def test_an_admission_leaves_room_for_the_share_of_the_expected_output() -> None:
-    to = scheduler(expected_output_share=0.5)
-    report(to, "a", running("x", 70))
-    asked = request("r", tokens=16 * 20)
-    expecting = replace(asked, expected_output_tokens=16 * 30)  # half of it makes 35 blocks
-    assert to.choice(asked, 0.0) == "a"
-    assert to.choice(expecting, 0.0) is None
-    assert to.handle(expecting, 0.0) == []
-    assert report(to, "a", running("x", 66)) == []
-    assert report(to, "a", running("x", 65)) == [("r", "a")]
-    without = scheduler()
-    report(without, "a", running("x", 70))
-    assert len(without.handle(expecting, 0.0)) == 1
-
-
-def test_an_expected_output_larger_than_any_instance_keeps_nobody_out() -> None:
-    to = scheduler(expected_output_share=1.0)
-    report(to, "a", running("x", 1))
-    expecting = replace(request("r", tokens=320), expected_output_tokens=1_000_000)
-    assert to.handle(expecting, 0.0) == []
-    assert report(to, "a") == [("r", "a")]
-
-
 def test_an_idle_instance_takes_a_request_that_needs_its_watermark_too() -> None:
     to = scheduler()
     busy = replace(snapshot("a", 99), watermark_blocks=4)

@@ -153,19 +153,15 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
                 return
             token_ids = request.prompt_token_ids or ()
-            session = ASKED_SESSION.get()
             asked = DispatchRequested(
                 request.request_id,
                 self._router.frontend_id,
                 len(token_ids),
                 rank,
                 request.arrival_time,
-                session,
+                ASKED_SESSION.get(),
                 self._prefix_hashes(request),
                 HASH_TOKENS,
-                expected_output_tokens=self._router.expected_lengths.expect(
-                    request.request_id, session, _max_output_tokens(request)
-                ),
                 api_key=ASKED_KEY.get(),
             )
             client_request_id = request.external_req_id or request.request_id
@@ -277,11 +273,6 @@ _COUNTS = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
 def _gauges(stats: SchedulerStats) -> SchedulerStats:
     counts = {name: getattr(stats, name) for name in _COUNTS}
     return SchedulerStats(**counts, kv_cache_usage=stats.kv_cache_usage)
-
-
-def _max_output_tokens(request: EngineCoreRequest) -> int | None:
-    params = request.sampling_params
-    return None if params is None else params.max_tokens
 
 
 def _not_replayable(request: EngineCoreRequest) -> ReplayRefusal | None:
