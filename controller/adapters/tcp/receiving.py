@@ -6,14 +6,8 @@ from typing import Any
 from controller.adapters.tcp.connection import Connection
 from controller.adapters.tcp.expected import ExpectedStages
 from controller.adapters.tcp.link import OPEN_TIMEOUT_S, STALL_TIMEOUT_S, Answer, Link
-from controller.adapters.tcp.proof import LinkKey, Seals, link_id
-from controller.adapters.tcp.wire import (
-    SEALED_HEADER_BYTES,
-    TAKEN,
-    NotALinkError,
-    SliceHeader,
-    decode,
-)
+from controller.adapters.tcp.proof import LinkKey, link_id
+from controller.adapters.tcp.wire import HEADER_BYTES, TAKEN, NotALinkError, SliceHeader, decode
 
 
 class ReceivingLink(Link):
@@ -44,24 +38,20 @@ class ReceivingLink(Link):
         return connection
 
     def _work(self, connection: Connection) -> None:
-        seals = Seals(self._key)
         buffer = self._ends.blocks.buffer(self._ends.slice_blocks)
         room = self._ends.blocks.writable(buffer, self._ends.slice_blocks)
-        sealed = bytearray(SEALED_HEADER_BYTES)
+        raw = bytearray(HEADER_BYTES)
         while True:
             connection.wait()
             connection.set_patience(STALL_TIMEOUT_S)
-            connection.receive(sealed)
-            header = self._checked(seals.opened(bytes(sealed)))
+            connection.receive(raw)
+            header = self._checked(decode(raw))
             if header.num_bytes:
                 connection.receive(room[: header.num_bytes])
             self._expected.take(header, buffer)
             connection.send(TAKEN)
 
-    def _checked(self, opened: bytes | None) -> SliceHeader:
-        if opened is None:
-            raise NotALinkError("a slice without its seal")
-        header = decode(opened)
+    def _checked(self, header: SliceHeader) -> SliceHeader:
         num_bytes = header.num_blocks * self._ends.blocks.block_bytes
         if header.num_blocks > self._ends.slice_blocks or header.num_bytes != num_bytes:
             raise NotALinkError(f"{header.num_blocks} blocks in {header.num_bytes} bytes")

@@ -11,7 +11,7 @@ from typing import Any
 from controller.adapters.tcp.connection import Connection
 from controller.adapters.tcp.copy_job import CopyJob
 from controller.adapters.tcp.link import DEPTH, OPEN_TIMEOUT_S, STALL_TIMEOUT_S, Answer, Link
-from controller.adapters.tcp.proof import PROOF_BYTES, LinkKey, Seals, link_id
+from controller.adapters.tcp.proof import PROOF_BYTES, LinkKey, link_id
 from controller.adapters.tcp.wire import Kind, NotALinkError, SliceHeader
 from controller.core.rate_limit import RateLimit
 
@@ -50,7 +50,6 @@ class SendingLink(Link):
         assert isinstance(answer, Answer)
         key = LinkKey(self.name, self.secret, answer.secret)
         connection = self._keep(Connection.to(answer.address, OPEN_TIMEOUT_S))
-        self._seals = Seals(key)
         try:
             connection.send(link_id(self.name) + key.proof_of_source())
             proof = bytearray(PROOF_BYTES)
@@ -111,7 +110,7 @@ class SendingLink(Link):
         self, connection: Connection, header: SliceHeader, data: memoryview | None = None
     ) -> None:
         with self._waiting():
-            connection.send(self._seals.sealed(header.encode()))
+            connection.send(header.encode())
             if data is not None:
                 connection.send(data)
         self._num_on_their_way += 1

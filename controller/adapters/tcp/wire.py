@@ -1,4 +1,4 @@
-"""The stream of a link: slices, each a sealed header and the bytes of its blocks.
+"""The stream of a link: slices, each a header and the bytes of its blocks.
 
 Source and destination never lose step, whatever is cancelled: a destination reads and drops slices
 that it does not expect, and a source whose stage was cancelled says so in place of the next slice.
@@ -10,10 +10,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from controller.adapters.tcp.proof import SEAL_BYTES
-
 _FORMAT = struct.Struct("<16sIIQB")
-SEALED_HEADER_BYTES = _FORMAT.size + SEAL_BYTES
+HEADER_BYTES = _FORMAT.size
 TAKEN = b"\x06"
 
 
@@ -41,8 +39,8 @@ class SliceHeader:
         return _FORMAT.pack(self.stage, self.first, self.num_blocks, self.num_bytes, self.kind)
 
 
-def decode(header: bytes) -> SliceHeader:
-    """Decodes a header whose seal was good. Raises NotALinkError."""
+def decode(header: bytes | bytearray) -> SliceHeader:
+    """Raises NotALinkError."""
     stage, first, num_blocks, num_bytes, kind = _FORMAT.unpack(header)
     if kind > max(Kind):
         raise NotALinkError(f"a slice of kind {kind}")

@@ -9,7 +9,7 @@ from controller.adapters.tcp import receiving, sending
 from controller.adapters.tcp.link import DEPTH, Link
 from controller.adapters.tcp.sending import SendingLink
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.adapters.tcp.wire import SEALED_HEADER_BYTES, Kind, SliceHeader, stage_key
+from controller.adapters.tcp.wire import HEADER_BYTES, Kind, SliceHeader, stage_key
 from controller.ports.kv_transfer import Peer, TransferError
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
@@ -37,8 +37,7 @@ def only_link(links: dict[tuple[str, int], L]) -> L:
 def say(link: SendingLink, header: SliceHeader | bytes, data: bytes = b"") -> None:
     """In the source's place."""
     assert link._connection is not None
-    sealed = header if isinstance(header, bytes) else link._seals.sealed(header.encode())
-    link._connection.send(sealed + data)
+    link._connection.send((header if isinstance(header, bytes) else header.encode()) + data)
 
 
 def num_opened(source: Instance) -> int:
@@ -231,8 +230,7 @@ async def test_slices_out_of_step(source: Instance, destination: Instance) -> No
 
 
 BAD_HEADERS = {
-    "noise": b"x" * SEALED_HEADER_BYTES,
-    "no seal": SliceHeader(Kind.LAST, stage_key("m/1"), 0, 1, BLOCK_BYTES).encode() + bytes(16),
+    "noise": b"x" * HEADER_BYTES,
     "too many blocks": SliceHeader(Kind.LAST, bytes(16), 0, SLICE + 1, (SLICE + 1) * BLOCK_BYTES),
     "blocks of another size": SliceHeader(Kind.LAST, bytes(16), 0, 1, BLOCK_BYTES - 1),
 }
