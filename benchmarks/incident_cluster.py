@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -183,7 +184,11 @@ class Cluster:
             endpoint_url="http://10.0.0.5:8000",
             time_s=BEGUN_S + self.now_s,
             uptime_s=7200.0 + self.now_s,
+            cluster_uptime_s=7200.0 + self.now_s,
             num_held_reqs=0,
+            autoscale=AutoscaleStatus(
+                mode="off", min_instances=1, max_instances=16, num_instances=len(found)
+            ),
             levels=tuple(
                 LevelStatus(
                     name=each.name,

@@ -19,8 +19,7 @@ from controller.api.wire.base import WireModel
 from controller.api.wire.models import Event
 from controller.api.wire.stream import EventFrame, Frame
 
-RECORDING_VERSION = 2
-"""1: without the instances' requests."""
+RECORDING_VERSION = 1
 MAX_LINE_BYTES = 16 << 20
 """Above the status of 1,000 instances; keeps a file that is no recording out of memory."""
 _BEGINNING = re.compile(

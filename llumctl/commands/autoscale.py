@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
+from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_INSTANCES
 from llumctl import connect, durations
 from llumctl.commands.options import (
@@ -127,8 +127,6 @@ def _shown(status: "ClusterStatus", output_format: Format) -> str:
     from llumctl.text import autoscale as autoscale_text
 
     found = status.autoscale
-    if found is None:
-        raise LlumctlError("this controller is older and knows no auto-scaling", "llumctl status")
     if output_format is Format.NAME:
         return found.mode
     if output_format in (Format.TABLE, Format.WIDE):

@@ -91,14 +91,14 @@ def _summary(status: ClusterStatus) -> str:
 
 def _levels(status: ClusterStatus) -> list[str]:
     """`level high  run 6  wait 2  ttft99 1.9s  kept 743` for each level of several, in a line."""
-    known = [level for level in ranked(status.levels) if level.num_running_reqs is not None]
-    if len(known) < 2:
+    levels = ranked(status.levels)
+    if len(levels) < 2:
         return []
     figures = (
         f"level {level.name}: run {level.num_running_reqs} wait {level.num_waiting_reqs}"
         f" ttft99 {latency(level.ttft_p99_s)}"
         + (f" kept {level.headroom_blocks}" if level.headroom_blocks else "")
-        for level in known
+        for level in levels
     )
     return [printable("  ".join(figures))]
 
@@ -119,7 +119,7 @@ def _held(status: ClusterStatus) -> list[str]:
 def _autoscale(status: ClusterStatus) -> list[str]:
     """Of a cluster that scales itself, or would."""
     found = status.autoscale
-    if found is None or found.mode == "off":
+    if found.mode == "off":
         return []
     return [meant.aimed(printable(autoscale_words.summary(found, status.time_s)))]
 

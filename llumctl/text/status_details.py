@@ -43,10 +43,10 @@ def _levels(status: ClusterStatus) -> Rows:
         (
             level.name,
             str(level.rank),
-            _number(level.num_running_reqs),
-            _number(level.num_waiting_reqs),
+            str(level.num_running_reqs),
+            str(level.num_waiting_reqs),
             latency(level.ttft_p99_s),
-            _number(level.headroom_blocks),
+            str(level.headroom_blocks),
         )
         for level in ranked(status.levels)
     ]

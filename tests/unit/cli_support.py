@@ -10,6 +10,7 @@ from typing import Any
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog
 from controller.api.state.run_state import RunState
+from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -65,6 +66,7 @@ def cluster(
         uptime_s=185,
         cluster_uptime_s=7385,
         num_held_reqs=0,
+        autoscale=AutoscaleStatus(mode="off", min_instances=1, max_instances=16, num_instances=1),
         instances=instances or (instance(),),
         frontends=(frontend,),
     )

@@ -207,7 +207,7 @@ def test_an_evicted_head_waits_since_its_eviction() -> None:
     [
         ({"instances": (synthetic.instance("i-0", num_waiting_reqs=16),)}, "alarm_waiting_reqs"),
         ({"instances": (synthetic.instance("i-0", ttft_p99_s=8.0),)}, "alarm_ttft_p99_s"),
-        ({"num_held_reqs": 16}, "alarm_waiting_reqs"),
+        ({"num_held_reqs": 16, "held": held(0.5)}, "alarm_waiting_reqs"),
         (
             {"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29},
             "alarm_failed_moves",
@@ -251,8 +251,10 @@ def test_held_requests_and_moves_that_fail_are_the_clusters() -> None:
         for place in range(4)
     )
     counts = {"num_failed_moves_last_minute": 43, "num_migrated_last_minute": 12}
-    assert texts(synthetic.instance(), num_held_reqs=61, ended_moves=moves, **counts) == [
-        "cluster: 61 requests are held, as no instance takes any",
+    nowhere = held(why="no-instance", instance_id=None, demand_blocks=None, lacking_blocks=None)
+    queue = {"num_held_reqs": 61, "held": nowhere}
+    assert texts(synthetic.instance(), ended_moves=moves, **queue, **counts) == [
+        "cluster: 61 held, head for 45s; no instance takes requests",
         "cluster: 43 of 55 moves came to nothing, mostly i-3>i-1 the link broke",
     ]
     assert not texts(synthetic.instance(), **(counts | {"num_migrated_last_minute": 43}))

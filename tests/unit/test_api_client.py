@@ -33,7 +33,9 @@ STATUS = {
     "policy": "llumnix",
     "endpoint_url": "http://127.0.0.1:8000",
     "uptime_s": 1.0,
+    "cluster_uptime_s": 1.0,
     "num_held_reqs": 0,
+    "autoscale": {"mode": "off", "min_instances": 1, "max_instances": 16, "num_instances": 0},
     "instances": [],
     "frontends": [],
 }

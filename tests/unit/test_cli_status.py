@@ -372,7 +372,7 @@ def test_wide_has_what_the_dashboard_s_panes_have(capsys: Captured) -> None:
     levels, drains, heads, moves = (table.splitlines() for table in tables)
     assert [line.split() for line in levels[1:]] == [
         ["high", "1", "6", "2", "1.9s", "743"],
-        ["normal", "0", "52", "60", "-", "-"],
+        ["normal", "0", "52", "60", "-", "0"],
     ]
     assert drains[1].split() == ["i-1", "12", "3", "in", "30s", "removed"]
     assert [line.split()[0] for line in heads[1:]] == ["r7", "r1"], "the longest waiting first"

@@ -226,18 +226,3 @@ def test_why_a_held_request_waited_is_told_again() -> None:
     found = explained(recorded(*QUEUE), "r-high", (went,), 105.2, held_status())
     assert found is not None
     assert (found.waiting, found.request.instance_id) == (None, "i-9")
-
-
-def test_recordings_without_a_queue_are_read_as_before() -> None:
-    """Older versions told neither of the queue nor of the instances that are kept."""
-    status = held_status().model_copy(update={"held": None})
-    raw = {name: value for name, value in status.model_dump().items() if name != "held"}
-    for item in raw["instances"]:
-        del item["kept_for"]
-    old = ClusterStatus.model_validate(raw)
-    assert (old.held, old.instances[9].kept_for) == (None, None)
-    for moment in (old, None):
-        found = of_instance(recorded(*QUEUE), "", moment)
-        assert [item.held for item in found.requests] == [None] * 4
-        assert found.requests[0].id == "r-runs"
-    assert explained(recorded(*QUEUE), "r-first", (), 105.0, old) is not None

@@ -140,7 +140,7 @@ def test_what_is_no_recording(tmp_path: Path, text: str) -> None:
 
 
 def test_a_newer_recording_asks_for_an_upgrade(tmp_path: Path) -> None:
-    newer = HEADER.model_copy(update={"schema_version": 3})
+    newer = HEADER.model_copy(update={"schema_version": 2})
     (tmp_path / "x").write_text(newer.model_dump_json() + "\n")
     with pytest.raises(LlumctlError, match="newer llumctl") as caught:
         RecordingReader(tmp_path / "x")
@@ -165,7 +165,7 @@ def test_a_file_of_one_endless_line_stays_out_of_memory(
 
 def test_headers_carry_the_version() -> None:
     header = new_header("c1", 5.0, 1.0)
-    assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 2)
+    assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
     assert header.llumctl_version
 
 
@@ -183,11 +183,3 @@ def test_marks_tell_where_frames_are_without_parsing_them(path: Path) -> None:
     assert [(mark.type, mark.time_s) for mark in marks] == [(f.type, f.time_s) for f in frames]
     assert [mark.kind for mark in marks] == ["", "", "", "instance_died", ""]
     assert marks[-1].time_s == 9.5
-
-
-def test_a_recording_without_requests_is_still_read(path: Path) -> None:
-    text = path.read_text().replace('"schema_version":2', '"schema_version":1', 1)
-    path.write_text(text)
-    with RecordingReader(path) as reader:
-        assert reader.header.schema_version == 1
-        assert list(reader) == FRAMES

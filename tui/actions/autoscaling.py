@@ -59,20 +59,18 @@ class Autoscale(SpecOrder):
         return Outcome(", ".join(facts) or "it was so already", can_undo=bool(report.changes))
 
 
-def modes(status: AutoscaleStatus | None, revision: int) -> Choices:
+def modes(status: AutoscaleStatus, revision: int) -> Choices:
     """The present mode is named. `revision`: the cluster's that is on the screen."""
-    held = status is not None and status.held is not None
-    now = None if status is None else status.mode
     return Choices(
         "Auto-scaling?",
         tuple(
-            Choice(mode, text + _beside(mode, now, held=held), Autoscale.to(mode).at(revision))
+            Choice(mode, text + _beside(mode, status), Autoscale.to(mode).at(revision))
             for mode, text in _MODES.items()
         ),
     )
 
 
-def _beside(mode: str, now: str | None, *, held: bool) -> str:
-    if mode != now:
+def _beside(mode: str, status: AutoscaleStatus) -> str:
+    if mode != status.mode:
         return ""
-    return "; now, and held by an operator's scale" if held else "; now"
+    return "; now" if status.held is None else "; now, and held by an operator's scale"

@@ -57,9 +57,9 @@ def level_of_instance(item: InstanceStatus, name: str) -> str:
 
 def levels_of_cluster(status: ClusterStatus) -> list[tuple[str, str]]:
     """(level, `6+2 1.9s`): running and waiting requests, and P99 TTFT; none where there is one
-    level only, or the controller does not tell."""
+    level only."""
     levels = ranked(status.levels)
-    if len(levels) < 2 or any(level.num_running_reqs is None for level in levels):
+    if len(levels) < 2:
         return []
     return [
         (

@@ -9,9 +9,9 @@ from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
 def line(status: ClusterStatus | None, now_s: float, width: int, glyphs: Glyphs) -> Line:
     """Its state, how many instances it wants, its last decision and why; nothing while it is off.
     `now_s`: by the controller's clock."""
-    found = status.autoscale if status is not None else None
-    if found is None or found.mode == "off":
+    if status is None or status.autoscale.mode == "off":
         return ()
+    found = status.autoscale
     last = found.last
     is_blocked = last is not None and last.outcome == "blocked"
     text = fitted(printable(words.summary(found, now_s)), max(1, width), glyphs)

@@ -26,20 +26,19 @@ def autoscale_metrics(status: ClusterStatus) -> Iterator[Metric]:
     steps = GaugeMetricFamily(
         "llumctl_autoscale_freeness_steps", "F_scale of the instances that serve, at the last look"
     )
-    if found is not None:
-        if found.last is not None and math.isfinite(found.last.freeness_steps):
-            steps.add_metric([], found.last.freeness_steps)
-        present = found.mode if found.held is None else HELD
-        for each in (*get_args(AutoscaleMode), HELD):
-            state.add_metric([each], present == each)
-        for reason in ScaleReason:
-            checks.add_metric([reason], found.num_checks_by_reason.get(reason, 0))
-        wanted = found.num_instances if found.num_wanted is None else found.num_wanted
-        for name, text, value in (
-            ("wanted_instances", "Instances that auto-scaling wants", wanted),
-            ("planned_instances", "Instances that are there or start", found.num_instances),
-        ):
-            yield GaugeMetricFamily(f"llumctl_autoscale_{name}", text, value)
+    if found.last is not None and math.isfinite(found.last.freeness_steps):
+        steps.add_metric([], found.last.freeness_steps)
+    present = found.mode if found.held is None else HELD
+    for each in (*get_args(AutoscaleMode), HELD):
+        state.add_metric([each], present == each)
+    for reason in ScaleReason:
+        checks.add_metric([reason], found.num_checks_by_reason.get(reason, 0))
+    wanted = found.num_instances if found.num_wanted is None else found.num_wanted
+    for name, text, value in (
+        ("wanted_instances", "Instances that auto-scaling wants", wanted),
+        ("planned_instances", "Instances that are there or start", found.num_instances),
+    ):
+        yield GaugeMetricFamily(f"llumctl_autoscale_{name}", text, value)
     yield steps
     yield state
     yield checks

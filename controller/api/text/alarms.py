@@ -149,23 +149,22 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
 
 
 def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
-    """The queue at the controller, by whoever has waited longest there. A recording of an older
-    version does not tell that; without late binding requests are held as no instance takes any."""
+    """The queue at the controller, by the request that has waited longest there."""
     held = status.held
+    if held is None:
+        return Alarm(CLUSTER, (), (_LOAD, 0.0))
     overs = {
         name: limits.over(CLUSTER, name, value)
         for name, value in (
-            ("alarm_head_waited_s", held.oldest_wait_s if held is not None else 0.0),
+            ("alarm_head_waited_s", held.oldest_wait_s),
             ("alarm_waiting_reqs", status.num_held_reqs),
         )
     }
     if not any(overs.values()):
         return Alarm(CLUSTER, (), (_LOAD, 0.0))
-    words = [f"{status.num_held_reqs} requests are held, as no instance takes any"]
-    if held is not None:
-        longest = held.oldest or held.head
-        words = [f"{status.num_held_reqs} held, {alarm_causes.held_head(longest, status)}"]
-        words += alarm_causes.of_held(longest, status)
+    longest = held.oldest or held.head
+    words = [f"{status.num_held_reqs} held, {alarm_causes.held_head(longest, status)}"]
+    words += alarm_causes.of_held(longest, status)
     passed = tuple(name for name in overs if overs[name])
     return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), passed)
 

@@ -14,13 +14,11 @@ def ranked(levels: "Iterable[LevelStatus]") -> "list[LevelStatus]":
 
 
 def run_and_wait(item: "InstanceStatus", level: str) -> str:
-    """`6+2`: running and waiting requests of the level; `6+-` in a recording of an older version,
-    which does not tell by level what waits."""
+    """`6+2`: running and waiting requests of the level."""
     if item.num_running_reqs is None:
         return "-"
     waiting = item.num_waiting_by_level.get(level, 0)
-    unknown = item.num_waiting_reqs and not item.num_waiting_by_level
-    return f"{item.num_running_by_level.get(level, 0)}+{'-' if unknown else waiting}"
+    return f"{item.num_running_by_level.get(level, 0)}+{waiting}"
 
 
 def priority_effect(effect: "PriorityEffect") -> list[tuple[str, str]]:

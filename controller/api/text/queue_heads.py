@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 def head_wait_s(head: "QueueHeadStatus") -> float | None:
     """How long a queue head has waited: since it arrived or, if it has run before, since it was
-    evicted; None in a recording of an older version, which does not tell the latter."""
+    evicted; None for an evicted one that ended a moment ago."""
     return head.evicted_for_s if head.evicted else head.waited_s
 
 

@@ -47,7 +47,7 @@ class QueueHeadStatus(WireModel):
     """Since it arrived at its frontend."""
     evicted: bool
     evicted_for_s: float | None = None
-    """Since it lost its blocks, if it did; null in recordings of older versions."""
+    """Since it lost its blocks, if it did; null too for one that ended a moment ago."""
     why: str = ""
 
 
@@ -182,10 +182,9 @@ class LevelStatus(WireModel):
     name: str
     rank: int
     target_load_tokens: int | None = None
-    num_running_reqs: int | None = None
-    """Null in recordings of older versions."""
-    num_waiting_reqs: int | None = None
-    headroom_blocks: int | None = None
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    headroom_blocks: int = 0
     ttft_p99_s: float | None = None
     """Of the worst frontend."""
 
@@ -204,13 +203,12 @@ class ClusterStatus(AnswerModel):
     """When the controller made this status: seconds since the epoch."""
     uptime_s: float
     """Since this controller started."""
-    cluster_uptime_s: float | None = None
-    """Since `up` began; null in recordings of older versions."""
+    cluster_uptime_s: float
+    """Since `up` began."""
     num_held_reqs: int
     held: HeldStatus | None = None
-    """Null if nothing is held, and in recordings of older versions."""
-    autoscale: AutoscaleStatus | None = None
-    """Null in recordings of older versions."""
+    """Null if nothing is held."""
+    autoscale: AutoscaleStatus
     refused: tuple[RefusedStatus, ...] = ()
     """By reason and level; none of those that did not happen."""
     keys: tuple[KeyStatus, ...] = ()
@@ -225,8 +223,7 @@ class ClusterStatus(AnswerModel):
     ended_moves: tuple[EndedMoveStatus, ...] = ()
     """The last moves that ended, the newest first."""
     replays: ReplaysStatus = ReplaysStatus()
-    """Requests that were lost with an instance, and how requests were saved; empty in recordings of
-    older versions."""
+    """Requests that were lost with an instance, and how requests were saved."""
     engine_changes: tuple[EngineChangeStatus, ...] = ()
     """Engine arguments that a rolling restart has changed, and which instances have them."""
     rolling: RollingReport | None = None

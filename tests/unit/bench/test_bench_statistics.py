@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -65,7 +66,9 @@ def status(*instances: InstanceStatus) -> ClusterStatus:
         policy="llumnix",
         endpoint_url="http://h",
         uptime_s=1,
+        cluster_uptime_s=1,
         num_held_reqs=0,
+        autoscale=AutoscaleStatus(mode="off", min_instances=1, max_instances=16, num_instances=1),
         instances=instances,
         frontends=(),
     )

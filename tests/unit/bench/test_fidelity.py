@@ -11,6 +11,7 @@ from benchmarks.core_waits import CoreWaits, step_on_a_core_s
 from benchmarks.fidelity_parts import emulated
 from benchmarks.fidelity_rows import rows, slowdown
 from benchmarks.same_trace import as_sent, delayed, live_steps, simulated
+from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState, InstanceStatus
 from controller.sim.workload.request import Trace, TraceRequest
 
@@ -79,7 +80,9 @@ def _status(*members: tuple[int, float, int]) -> ClusterStatus:
         policy="llumnix",
         endpoint_url="",
         uptime_s=1.0,
+        cluster_uptime_s=1.0,
         num_held_reqs=0,
+        autoscale=AutoscaleStatus(mode="off", min_instances=1, max_instances=16, num_instances=1),
         instances=instances,
         frontends=(),
     )

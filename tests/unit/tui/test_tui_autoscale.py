@@ -50,7 +50,7 @@ def scaling(**fields: Any) -> AutoscaleStatus:
     return AutoscaleStatus(**(known | fields))
 
 
-def status_with(found: AutoscaleStatus | None) -> StatusFrame:
+def status_with(found: AutoscaleStatus) -> StatusFrame:
     frame = list(synthetic.frames(1, num_instances=12))[-1]
     assert isinstance(frame, StatusFrame)
     return frame.model_copy(
@@ -58,7 +58,7 @@ def status_with(found: AutoscaleStatus | None) -> StatusFrame:
     )
 
 
-async def shows(bed: Bed, found: AutoscaleStatus | None) -> list[str]:
+async def shows(bed: Bed, found: AutoscaleStatus) -> list[str]:
     bed.source.feed([status_with(found)])
     await settle(bed.app, bed.pilot)
     return (await drawn(bed.pilot)).splitlines()
@@ -73,7 +73,6 @@ async def test_the_main_screen_has_its_state_target_and_last_decision() -> None:
             " the cluster has 85 steps, fewer than 160"
         )
         assert not any("autoscale" in each for each in await shows(bed, scaling(mode="off")))
-        assert not any("autoscale" in each for each in await shows(bed, None)), "an old recording"
         height = len(lines)
     async with acting(size=(80, 9)) as small:
         assert not any("autoscale" in each for each in await shows(small, scaling()))

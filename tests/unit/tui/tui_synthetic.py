@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
@@ -318,7 +319,9 @@ def cluster(
         endpoint_url="http://10.0.0.5:8000",
         time_s=now_s,
         uptime_s=7200.0 + second,
+        cluster_uptime_s=7200.0 + second,
         num_held_reqs=0,
+        autoscale=AutoscaleStatus(mode="off", min_instances=1, max_instances=16, num_instances=1),
         levels=(
             _level(LevelStatus(name="normal", rank=0, ttft_p99_s=1.9), instances),
             _level(
