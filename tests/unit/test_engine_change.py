@@ -10,8 +10,8 @@ from controller.api.errors import UsageError
 from controller.api.settings.engine_changes import CHANGEABLE, EMULATED, WHY_NOT
 from controller.api.settings.refused_options import why_refused
 from controller.api.settings.settings import EmulatedTable, Settings
-from controller.main.checks.engine_args import known_engine_args
 from controller.main.checks.engine_change import check_engine_change
+from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.plan import ClusterPlan
 from controller.main.start import emulation
 
@@ -122,7 +122,7 @@ def test_a_gpus_memory_is_left_to_vllm(tmp_path: Path) -> None:
 
 
 def test_the_lists_name_arguments_of_vllms() -> None:
-    known = known_engine_args()
+    known = ARGUMENTS.keys()
     assert known >= CHANGEABLE
     assert not {name for name in CHANGEABLE if why_refused(name)}
     assert not CHANGEABLE & set(WHY_NOT)

@@ -28,7 +28,8 @@ from controller.api.settings.refused_options import REFUSED
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.main import down
-from controller.main.checks.engine_args import check_engine_args, known_engine_args
+from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.machine.ray_environment import make_token, ray_authentication
 from controller.main.plan import ClusterPlan
 from controller.main.start import up
@@ -108,7 +109,7 @@ def test_no_engine_argument_takes_a_secret() -> None:
     for name in ("api_key", "hf_token"):
         with pytest.raises(UsageError, match=f"{name} is refused"):
             check_engine_args({name: "x"})
-    assert {name for name in known_engine_args() if is_secret(name)} <= set(REFUSED)
+    assert {name for name in ARGUMENTS if is_secret(name)} <= set(REFUSED)
     assert not any(map(is_secret, EndpointOptions.model_fields))
 
 

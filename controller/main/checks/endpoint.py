@@ -1,22 +1,17 @@
-"""Checks of the endpoint's options before anything starts.
-
-Touch points of vLLM: the tables of the parsers' names, tool_parsers/__init__.py
-`_TOOL_PARSERS_TO_REGISTER` and reasoning/__init__.py `_REASONING_PARSERS_TO_REGISTER`.
-"""
+"""Checks of the endpoint's options before anything starts."""
 
 import difflib
 import re
 import stat
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from controller.api.settings.endpoint_options import EndpointOptions
 from controller.api.state import plain_file
-from controller.main.checks import vllm_declarations
 from controller.main.checks.endpoint_files import read, wrong
 from controller.main.checks.endpoint_tls import check_tls
+from controller.main.checks.vllm_arguments import REASONING_PARSERS, TOOL_PARSERS
 
-TOOL_PARSERS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
-REASONING_PARSERS = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
 # Templates of models have up to 30 kB.
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PLUGIN_BYTES = 1 << 20
@@ -37,12 +32,6 @@ def check_endpoint(options: EndpointOptions) -> None:
         raise wrong("fingerprint_mode", "custom needs endpoint.fingerprint_value")
 
 
-def parser_names(place: tuple[str, str]) -> frozenset[str]:
-    """Names of the parsers in a table of vLLM's source."""
-    module, table = place
-    return vllm_declarations.installed().need(module).keys(table)
-
-
 def _check_parsers(options: EndpointOptions) -> None:
     _check_parser(
         "tool_call_parser", options.tool_call_parser, TOOL_PARSERS, options.tool_parser_plugin
@@ -61,13 +50,10 @@ def _check_parsers(options: EndpointOptions) -> None:
         )
 
 
-def _check_parser(key: str, name: str | None, place: tuple[str, str], plugin: str | None) -> None:
+def _check_parser(key: str, name: str | None, known: Collection[str], plugin: str | None) -> None:
     """Refuses unknown names if there is no plugin: a plugin may bring any name, which only its
     import would tell."""
-    if name is None or plugin is not None:
-        return
-    known = parser_names(place)
-    if name in known:
+    if name is None or plugin is not None or name in known:
         return
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""

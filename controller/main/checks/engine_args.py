@@ -3,28 +3,24 @@
 import difflib
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.api.errors import WrongSettingError
 from controller.api.settings.complaints import complaint, shown, wanted
 from controller.api.settings.endpoint_options import EndpointOptions
 from controller.api.settings.refused_options import why_refused
-from controller.main.checks import vllm_declarations
-from controller.main.checks.vllm_declarations import Declared
+from controller.main.checks.vllm_arguments import ARGUMENTS
 
 STRUCTURED_OUTPUTS = "structured_outputs_config"
 GRAMMAR_BACKENDS = ("auto", "xgrammar")
-MODULE, CLASS = "vllm.engine.arg_utils", "AsyncEngineArgs"
 
 
 def check_engine_args(args: Mapping[str, Any]) -> None:
     """Raises WrongSettingError for the first argument that llumctl refuses or vLLM lacks, or whose
     value vLLM does not take."""
-    known = known_engine_args()
     for name, value in args.items():
         key = ("engine", name)
         if name in EndpointOptions.model_fields:
@@ -33,15 +29,15 @@ def check_engine_args(args: Mapping[str, Any]) -> None:
             )
         if why := why_refused(name):
             raise WrongSettingError(key, f"is refused: {why}", "llumctl up --help")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in ARGUMENTS:
+            near = difflib.get_close_matches(name, ARGUMENTS, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise WrongSettingError(
                 key,
                 f"is no engine argument of vLLM's{meant}",
                 f"llumctl up --engine-arg {near[0] if near else 'max_model_len'}=...",
             )
-        check_value(key, argument_kind(name), value)
+        check_value(key, ARGUMENTS[name], value)
     check_grammar_backend(args.get(STRUCTURED_OUTPUTS) or {})
 
 
@@ -51,7 +47,7 @@ def check_value(key: tuple[str, ...], kind: Any, value: Any) -> None:
     except TypeError as error:
         raise WrongSettingError(key, f"must be what JSON can write: {error}") from None
     try:
-        TypeAdapter(kind, config=_config(kind)).validate_json(text, strict=True)
+        TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
         where = _place(found[0], value)
@@ -71,28 +67,6 @@ def check_grammar_backend(config: Mapping[str, Any]) -> None:
             "before an engine gets it",
             "leave backend out",
         )
-
-
-@cache
-def known_engine_args() -> frozenset[str]:
-    """Names of all engine arguments, from vLLM's source."""
-    return frozenset(_declared())
-
-
-@cache
-def argument_kind(name: str) -> Any:
-    """The type that an argument's value must have; see vllm_declarations.py."""
-    module = vllm_declarations.installed().need(MODULE)
-    return vllm_declarations.argument_kind(module, _declared()[name])
-
-
-def _declared() -> dict[str, Declared]:
-    return vllm_declarations.installed().need(MODULE).fields(CLASS)
-
-
-def _config(kind: Any) -> ConfigDict | None:
-    """None for a model, which brings its own configuration."""
-    return None if isinstance(kind, type) and hasattr(kind, "model_fields") else ConfigDict()
 
 
 def _place(details: ErrorDetails, value: Any) -> list[str | int]:

@@ -18,8 +18,9 @@ from controller.api.settings.engine_changes import CHANGEABLE, EMULATED, why_not
 from controller.api.settings.refused_options import why_refused
 from controller.api.settings.settings import EmulatedTable
 from controller.main.checks import preflight
-from controller.main.checks.engine_args import check_engine_args, known_engine_args
+from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.model_weights import cached_config
+from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.machine.memory import available_bytes
 from controller.main.plan import ClusterPlan
 from controller.main.start import emulation
@@ -32,11 +33,11 @@ def check_engine_change(
     plan: ClusterPlan, given: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
     """`given`: what the operator gave; None takes a change back. `before`, `after`: all that
-    differs from the plan's arguments. Raises UsageError. The first call takes half a second."""
+    differs from the plan's arguments. Raises UsageError."""
     if plan.profile is not None:
         _check_emulated(plan, given, after)
         return
-    _check_names(given, CHANGEABLE, known_engine_args(), "engine", "engine argument of vLLM's")
+    _check_names(given, CHANGEABLE, ARGUMENTS, "engine", "engine argument of vLLM's")
     if code := code_in(after):
         raise WrongSettingError(
             ("engine", code[0]),

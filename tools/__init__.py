@@ -1,0 +1,1 @@
+"""Programs for the work on llumctl; nothing that runs in a cluster imports them."""
