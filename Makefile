@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths vllm-arguments fuzz attack chaos clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths vllm-arguments wire-schema fuzz attack chaos clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make vllm-arguments  write anew what the installed vLLM declares of its engine arguments and parsers"
+	@echo "make wire-schema     write anew what the control API reads and answers, for the test that compares it"
 	@echo "make fuzz            the control API by its description (5 minutes), then changed input against a real"
 	@echo "                     engine beside a canary (an hour; exit 1: findings)"
 	@echo "make chaos           faults at random in a cluster under load, on two hosts of its own (half an hour)"
@@ -205,6 +206,10 @@ paths: $(STAMP)
 
 vllm-arguments: $(STAMP)
 	$(BIN)/python -m tools.vllm_arguments
+
+# The change belongs in CHANGELOG.md: scripts and recordings depend on what this file has.
+wire-schema: $(STAMP)
+	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest tests/unit/test_wire_schema.py $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.control_api

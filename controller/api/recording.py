@@ -1,7 +1,8 @@
 """Recordings of the watch stream: a header line, then the frames as they came, in JSON lines.
 
-Within one `schema_version` lines only gain fields; readers skip frames that they do not know.
-A recording names requests and machines, so its file is private (0600).
+The frames are models of `controller.api.wire`, whose `base` has the rules of compatibility; readers
+skip frames that they do not know. A recording names requests and machines, so its file is private
+(0600).
 """
 
 import os

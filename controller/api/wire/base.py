@@ -1,8 +1,12 @@
 """What all wire models of the control API have in common.
 
 Compatibility: within one `schema_version` fields are only added, never renamed, retyped or
-removed; readers ignore fields that they do not know. Units are in the names. JSON has no
-infinity: a draining instance's freeness is null beside its state.
+removed; readers ignore fields that they do not know. This holds for the control API, for what
+`-o json` prints of its models, and for recordings, whose frames are these models. A unit test
+compares all of them with `tests/unit/wire_schema.json`, and CHANGELOG.md tells what changes there.
+
+Units are in the names. JSON has no infinity: a draining instance's freeness is null beside its
+state.
 """
 
 from typing import Annotated
