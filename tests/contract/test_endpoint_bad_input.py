@@ -331,6 +331,13 @@ ROUTES = [
     *other(400, "at most 128", "POST", TEXT, b"{}", **{"x-request-id": "x" * 200}),
     *other(400, "nested deeper", "POST", "/invocations", f'{{"x": {DEEP}}}'.encode()),
     *other(400, "required", "POST", "/v1/responses"),
+    *other(
+        404,
+        "Response with id 'resp_x' not found",
+        "POST",
+        "/v1/responses",
+        json.dumps({"input": "hi", "previous_response_id": "resp_x"}).encode(),
+    ),
     *[
         Case(f"{path} {fields}", 400, says, json.dumps(fields).encode(), path)
         for path in ("/v1/responses", "/v1/chat/completions/batch", "/invocations")

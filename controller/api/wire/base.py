@@ -33,6 +33,7 @@ class AnswerModel(WireModel):
 
 
 class OrderModel(WireModel):
-    """Refuses unknown fields, so that a typing error does not silently become a default."""
+    """The body of an order. Refuses unknown fields, so that a typing error does not silently become
+    a default, and values of another type: `"3"` is no number, `1` is not true."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
 from controller.api.wire.replays import ReplaysStatus
@@ -351,11 +351,11 @@ class MemberLog(AnswerModel):
     lines: tuple[str, ...]
 
 
-class StopRequest(WireModel):
+class StopRequest(OrderModel):
     """Stops the cluster. With `drain`, live requests may finish within `grace_s`."""
 
     drain: bool = True
-    grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    grace_s: float = Field(default=30.0, ge=0)
 
 
 class StopProgress(AnswerModel):

@@ -2,17 +2,14 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, Reason, WireModel
 
 
-class MigrateRequest(WireModel):
+class MigrateRequest(OrderModel):
     """Moves a live request. Without `to` the controller chooses the destination, and tries another
     if the first fails. With `dry_run` nothing moves."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     to: str | None = Field(default=None, min_length=1, max_length=64)
     dry_run: bool = False
@@ -20,8 +17,8 @@ class MigrateRequest(WireModel):
     """Compares a digest of the KV blocks on both sides before the destination takes over."""
     max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
     """1: a stop-and-copy. None: as many as needed, 12 at most."""
-    reason: str = Field(default="", max_length=MAX_REASON_CHARS)
-    timeout_s: float = Field(default=60.0, gt=0, le=600, allow_inf_nan=False)
+    reason: Reason = ""
+    timeout_s: float = Field(default=60.0, gt=0, le=600)
     """How long the call waits for the move's end. A move that is not over by then goes on."""
 
 

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
 
 SettingValue = int | float | str | bool | None
 """None: the setting has no value, such as a time limit that is not set."""
@@ -35,17 +34,18 @@ class SettingList(AnswerModel):
     revision: int = 0
 
 
-class SettingsPatch(WireModel):
+class SettingsPatch(OrderModel):
     """Makes all of `changes` or, if one is wrong, none. With `if_revision`, it fails if the spec
     has another revision by now. `autoscale.mode` among them, even with the value that it has,
     releases auto-scaling from an operator's scale."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Each setting has its own bounds, whose refusal names it.
+    model_config = ConfigDict(allow_inf_nan=True)
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
     dry_run: bool = False
-    reason: str = Field(default="", max_length=MAX_REASON_CHARS)
-    if_revision: int | None = Field(default=None, ge=0)
+    reason: Reason = ""
+    if_revision: Revision = None
 
 
 class SettingChange(WireModel):

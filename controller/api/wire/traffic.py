@@ -3,19 +3,17 @@
 The compatibility rules are those of `base`.
 """
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, WireModel
 from controller.api.wire.models import RequestState
 
 PREFIX_HASH_DIGITS = 16
 """Hexadecimal digits of each hash."""
 
 
-class TrafficRequest(WireModel):
+class TrafficRequest(OrderModel):
     """Asks for the traffic from now on. The same recording goes on with the same key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     """Sessions and beginnings of prompts are hashed with it."""
