@@ -6,7 +6,7 @@ The compatibility rules are those of `base`.
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.base import AnswerModel, OrderModel, WireModel
@@ -352,7 +352,10 @@ class MemberLog(AnswerModel):
 
 
 class StopRequest(OrderModel):
-    """Stops the cluster. With `drain`, live requests may finish within `grace_s`."""
+    """Stops the cluster. With `drain`, live requests may finish within `grace_s`. Unlike those of
+    other orders, unknown fields are ignored: a later `llumctl down` must stop this cluster, too."""
+
+    model_config = ConfigDict(extra="ignore")
 
     drain: bool = True
     grace_s: float = Field(default=30.0, ge=0)
