@@ -21,7 +21,6 @@ and the first statuses restore loads and sequence numbers; frontends ask again.
 from collections.abc import Callable, Iterator
 
 from controller.core.dispatch.instance_pool import InstancePool
-from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.pool_config import PoolConfig
 from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
@@ -52,8 +51,6 @@ UNAVAILABLE_RETRY_S = 1
 
 
 class GlobalScheduler:
-    """Raises ValueError if the configuration names an unknown policy."""
-
     def __init__(self, config: SchedulerConfig, own_limits: OwnLimits = NO_KEYS) -> None:
         """`own_limits`: of API keys, where they differ from `config.key_limits`."""
         self._config = config
@@ -76,10 +73,7 @@ class GlobalScheduler:
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
         """Goes by another configuration from now on; returns what to do now, as `handle`. Held
-        requests stay held, even beyond a limit that is smaller now.
-
-        Raises ValueError if it names an unknown policy; nothing changed then.
-        """
+        requests stay held, even beyond a limit that is smaller now."""
         self._pool.configure(_pool_config(config))
         self._config = config
         self._first_expires_s = float("-inf")
@@ -314,9 +308,8 @@ class GlobalScheduler:
 
 
 def _pool_config(config: SchedulerConfig) -> PoolConfig:
-    """Raises ValueError if the policy is unknown."""
     return PoolConfig(
-        find_policy(config.policy),
+        config.policy,
         config.levels,
         config.stall_timeout_s,
         config.holding.room_to_grow_tokens if config.holding else None,

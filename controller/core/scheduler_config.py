@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from controller.core.dispatch.policies import POLICIES, Policy
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.overload.key_limits import KeyLimits
@@ -10,8 +11,7 @@ from controller.core.overload.key_limits import KeyLimits
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     levels: tuple[Level, ...] = DEFAULT_LEVELS
-    policy: str = "llumnix"
-    """A name in `dispatch.POLICIES`."""
+    policy: Policy = POLICIES["llumnix"]
     max_held_reqs: int = 1024
     hold_timeout_s: float = 30.0
     stall_timeout_s: float = 10.0

@@ -27,6 +27,7 @@ from controller.core.scheduler_events import (
 )
 from controller.model.config import ModelConfig
 from controller.sim.autoscaler import SimAutoscaler
+from controller.sim.dispatch_baselines import DISPATCH
 from controller.sim.event_queue import EventQueue
 from controller.sim.fragmentation import fragmented_blocks
 from controller.sim.incoming import model_request, schedule_arrivals
@@ -60,7 +61,7 @@ class SimCluster:
         self._scheduler = GlobalScheduler(
             SchedulerConfig(
                 policy.levels,
-                policy.dispatch,
+                DISPATCH[policy.dispatch],
                 stall_timeout_s=NEVER_S,
                 holding=policy.holding,
                 names_candidates=False,

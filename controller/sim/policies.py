@@ -38,9 +38,9 @@ def _without_priorities(
 _POLICIES = (
     SimPolicy("llumnix", "llumnix", _MOVE),
     SimPolicy("llumnix+", "llumnix+", _MOVE, holding=HoldingConfig()),
-    _without_priorities("llumnix-base", "remaining-steps", _MOVE),
+    _without_priorities("llumnix-base", "infaas++", _MOVE),
     SimPolicy("dispatch-only", "llumnix", _STAY),
-    _without_priorities("infaas++", "remaining-steps"),
+    _without_priorities("infaas++", "infaas++"),
     _without_priorities("round-robin", "round-robin"),
     _without_priorities("vllm-dp", "vllm-dp", status_age_s=VLLM_DP_STATUS_AGE_S),
     _without_priorities("power-of-two", "power-of-two"),

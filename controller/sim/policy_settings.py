@@ -16,6 +16,7 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
+from controller.sim.dispatch_baselines import DISPATCH
 from controller.sim.setup import SimPolicy
 
 Value = bool | int | float | str | None
@@ -97,7 +98,7 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
     if key == "migration.max_moves":
         return replace(policy, max_moves=_whole(key, value))
     if key == "scheduler.policy":
-        found = find_policy(str(value))
+        found = find_policy(str(value), DISPATCH)
         holding = (policy.holding or HoldingConfig()) if found.late_binding else None
         return replace(policy, dispatch=found.name, holding=holding)
     if key == "scheduler.status_interval_s":

@@ -12,7 +12,7 @@ from controller.model.profile import LatencyProfile
 
 @dataclass(frozen=True, slots=True)
 class SimPolicy:
-    """`dispatch`: a name in `core.dispatch.policies.POLICIES`. `status_age_s`: the statuses that
+    """`dispatch`: a name in `dispatch_baselines.DISPATCH`. `status_age_s`: the statuses that
     dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
     0. `max_moves`: of one instance at a time, both directions together. `holding`: late binding.
     `autoscale`: the number of instances follows the load."""

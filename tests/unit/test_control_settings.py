@@ -186,7 +186,7 @@ async def test_all_or_none(both: Both) -> None:
         both, {"migration.max_moves": 2, "scheduler.policy": "best"}
     )
     assert (status, code) == (400, "bad_setting")
-    assert message.startswith("unknown dispatch policy 'best'")
+    assert message.startswith("scheduler.policy: unknown dispatch policy 'best'")
     status, code, message = await refused(
         both, {"migration.max_moves": 2, "cluster.model": "other"}
     )
@@ -296,7 +296,7 @@ async def test_a_body_of_another_form(both: Both, body: dict[str, Any]) -> None:
 async def test_requests_are_dispatched_on_while_settings_change(both: Both) -> None:
     """400 requests and a change at every tenth, of each setting that dispatch goes by."""
     cluster = both[0].cluster
-    policies = ("llumnix", "round-robin", "vllm-dp", "kv-ratio", "num-requests")
+    policies = ("llumnix", "round-robin", "vllm-dp", "infaas++", "prefix-aware")
     for number in range(400):
         if number % 10 == 0:
             changes = {

@@ -10,6 +10,7 @@ from controller.api.settings.live_settings import LIVE, SettingError, changed, l
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.wire.settings import SettingValue
 from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.replay.config import ReplayConfig
@@ -44,7 +45,7 @@ def test_what_is_listed_is_the_tables() -> None:
 def test_the_defaults_are_those_of_what_goes_by_them() -> None:
     """But for late binding, which is a part of its own to them."""
     plus = live_config(DEFAULTS)
-    assert plus.scheduler == SchedulerConfig(policy="llumnix+", holding=HoldingConfig())
+    assert plus.scheduler == SchedulerConfig(policy=POLICIES["llumnix+"], holding=HoldingConfig())
     assert live_config(changed(DEFAULTS, {"scheduler.policy": "llumnix"})) == LiveConfig()
 
 
@@ -104,7 +105,6 @@ def test_every_setting_of_auto_scaling_reaches_it() -> None:
         ("llumnix+", False, False),
         ("llumnix", True, False),
         ("prefix-aware", False, True),
-        ("cache-aware", True, True),
     ],
 )
 def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy, by_prefix, asked) -> None:
@@ -173,7 +173,7 @@ def test_each_reaches_what_the_cluster_goes_by() -> None:
     )
     assert config.rescheduling.enabled is False
     assert config.limits.max_bytes_per_s == 5.0
-    assert (config.scheduler.policy, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
+    assert (config.scheduler.policy.name, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
     assert config.scheduler.key_limits == KeyLimits(4, 90_000) == config.frontends.key_limits
     assert (config.status_interval_s, config.max_events) == (0.5, 3)
     assert config.frontends.max_live_requests == 2
@@ -237,5 +237,11 @@ def test_levels_of_ones_own() -> None:
 
 
 def test_a_policy_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="unknown dispatch policy 'lumnix': did you mean"):
+    with pytest.raises(SettingError, match="unknown dispatch policy 'lumnix': did you mean"):
         live_config(changed(DEFAULTS, {"scheduler.policy": "lumnix"}))
+
+
+def test_a_policy_of_the_simulator_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(SettingError, match="'power-of-two': valid are llumnix, ") as raised:
+        live_config(changed(DEFAULTS, {"scheduler.policy": "power-of-two"}))
+    assert "llumctl simulate -p" in raised.value.hint

@@ -3,9 +3,10 @@
 from dataclasses import fields
 
 from controller.api.settings.autoscale import AutoscaleTable
+from controller.api.settings.live_settings import SettingError
 from controller.api.settings.settings import Settings, StatusPush
 from controller.core.autoscale.config import AutoscaleConfig
-from controller.core.dispatch.policies import find_policy
+from controller.core.dispatch.policies import Policy, find_policy
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
@@ -19,19 +20,19 @@ from controller.runtime.messages.operations import FrontendLimits
 
 
 def live_config(settings: Settings) -> LiveConfig:
-    """Raises ValueError for an unknown policy."""
+    """Raises SettingError for a policy that no live cluster has."""
     scheduler, migration, endpoint = settings.scheduler, settings.migration, settings.endpoint
     holding = HoldingConfig(
         **{each.name: getattr(settings.holding, each.name) for each in fields(HoldingConfig)}
     )
-    policy = find_policy(scheduler.policy)
+    policy = _policy(scheduler.policy)
     late_binding = policy.late_binding
     table = settings.limits
     key_limits = KeyLimits(table.live_requests, table.tokens_per_minute)
     return LiveConfig(
         scheduler=SchedulerConfig(
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
-            policy=scheduler.policy,
+            policy=policy,
             max_held_reqs=scheduler.max_held_reqs,
             hold_timeout_s=scheduler.hold_timeout_s,
             stall_timeout_s=scheduler.stall_timeout_s,
@@ -63,6 +64,16 @@ def live_config(settings: Settings) -> LiveConfig:
         slow=SlowLimits(scheduler.slow_factor, scheduler.slow_after_s),
         max_events=settings.control.max_events,
     )
+
+
+def _policy(name: str) -> Policy:
+    try:
+        return find_policy(name)
+    except ValueError as error:
+        raise SettingError(
+            f"scheduler.policy: {error}",
+            "llumctl set scheduler.policy=llumnix+      or, to compare others: llumctl simulate -p",
+        ) from error
 
 
 def _phases(push: StatusPush) -> tuple[StepPhase, ...]:

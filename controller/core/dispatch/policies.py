@@ -4,7 +4,10 @@ A policy is a score of one instance and a way to pick among the scores (`picks`)
 effects: what they go by of earlier choices is an argument.
 Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
 `llumnix+` takes the freest of those on which the request fits, and holds it while there is none:
-see `core.holding`, which chooses for it.
+see `core.holding`, which chooses for it. The others are what it replaces: the paper's INFaaS++,
+vLLM's own balancer, Dynamo's router, and taking turns. Every score counts requests that were
+dispatched and not reported yet as queued; without them a burst between two statuses would land on
+one instance. The simulator compares more of them (`sim.dispatch_baselines`).
 """
 
 import difflib
@@ -14,17 +17,13 @@ from types import MappingProxyType
 
 from controller.core.dispatch.picks import (
     PickFunction,
-    pick_by_session,
     pick_highest,
     pick_least_work,
-    pick_longest_match,
-    pick_lower_of_two,
     pick_lowest,
     pick_next,
 )
 from controller.core.load.freeness import dispatch_freeness
-from controller.core.load.loads import LOADS, LoadFunction, num_requests, outstanding_tokens
-from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Level, Unreported
 
 ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported], float]
 
@@ -42,6 +41,14 @@ class Policy:
     late_binding: bool = False
 
 
+def _blind_freeness(
+    snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
+) -> float:
+    """Decode steps left to all requests there, blind to priorities: the paper's INFaaS++ and
+    Llumnix-base (section 6.1). The memory of queued requests counts, no headroom does."""
+    return dispatch_freeness(snapshot, NORMAL, (), unreported)
+
+
 def _vllm_dp(
     snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
 ) -> float:
@@ -49,36 +56,41 @@ def _vllm_dp(
     return 4 * (snapshot.num_queued + unreported.num_requests) + snapshot.num_running
 
 
-def _by_load(
-    name: str, load: LoadFunction, pick: PickFunction = pick_lowest, *, by_prefix: bool = False
-) -> Policy:
-    def score(
-        snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
-    ) -> float:
-        return load(snapshot, unreported)
+def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> int:
+    """What all that runs or waits holds, and still takes for its tokens so far."""
+    return (
+        snapshot.num_used_blocks
+        + snapshot.fill_blocks
+        + snapshot.queued_demand_blocks
+        + unreported.demand_blocks
+    )
 
-    return Policy(name, score, pick, low_is_better=True, by_prefix=by_prefix)
+
+def outstanding_tokens(
+    snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
+) -> float:
+    """Prompts and outputs so far of all that runs or waits, in whole blocks."""
+    return snapshot.block_size * outstanding_blocks(snapshot, unreported)
 
 
 _POLICIES = (
     Policy("llumnix", dispatch_freeness, pick_highest),
     Policy("llumnix+", dispatch_freeness, pick_highest, late_binding=True),
-    *(_by_load(name, load) for name, load in LOADS.items()),
+    Policy("infaas++", _blind_freeness, pick_highest),
     Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
     Policy("round-robin", lambda *_: 0.0, pick_next),
-    _by_load("power-of-two", num_requests, pick_lower_of_two),
-    _by_load("session-hash", outstanding_tokens, pick_by_session),
-    _by_load("prefix-aware", outstanding_tokens, pick_least_work, by_prefix=True),
-    _by_load("cache-aware", num_requests, pick_longest_match, by_prefix=True),
+    Policy("prefix-aware", outstanding_tokens, pick_least_work, low_is_better=True, by_prefix=True),
 )
 POLICIES: Mapping[str, Policy] = MappingProxyType({each.name: each for each in _POLICIES})
 
 
-def find_policy(name: str) -> Policy:
+def find_policy(name: str, policies: Mapping[str, Policy] = POLICIES) -> Policy:
     """The policy of that name. Raises ValueError naming the nearest valid one."""
-    policy = POLICIES.get(name)
+    policy = policies.get(name)
     if policy is not None:
         return policy
-    near = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, policies, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown dispatch policy {name!r}: {hint}valid are {', '.join(POLICIES)}")
+    raise ValueError(
+        f"unknown dispatch policy {name[:40]!r}: {hint}valid are {', '.join(policies)}"
+    )

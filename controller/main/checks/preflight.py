@@ -228,7 +228,9 @@ def check_policy(name: str) -> None:
         find_policy(name)
     except ValueError as error:
         raise UsageError(
-            f"scheduler.policy: {error}", f"set scheduler.policy to one of: {', '.join(POLICIES)}"
+            f"scheduler.policy: {error}",
+            f"set scheduler.policy to one of: {', '.join(POLICIES)}; llumctl simulate -p compares"
+            " them with others",
         ) from error
 
 

@@ -271,8 +271,7 @@ class Controller:
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def configure(self, config: LiveConfig) -> None:
-        """Applies `config` from now on; requests and moves beyond smaller limits go on. Raises
-        ValueError for an unknown dispatch policy, and changes nothing then."""
+        """Applies `config` from now on; requests and moves beyond smaller limits go on."""
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
         self.operator_moves.levels = config.scheduler.levels

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.policy_cluster import Cast
 from benchmarks.same_trace import live_settings, longest_pause_s, simulated, tpot_s, write_trace
 from benchmarks.servers import as_variables
+from controller.core.dispatch.policies import POLICIES
 from controller.model.profile import load_profile
 from controller.sim.policies import SIM_POLICIES, sim_policy
 from controller.sim.policy_settings import with_settings
@@ -33,7 +34,9 @@ def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("name", list(SIM_POLICIES))
+@pytest.mark.parametrize(
+    "name", [name for name, policy in SIM_POLICIES.items() if policy.dispatch in POLICIES]
+)
 @pytest.mark.parametrize("speed", [0.5, 1.0, 3.0])
 def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) -> None:
     cast = Cast(sim_policy(name), 16, "a10-llama-7b", speed)

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch.policies import POLICIES, find_policy
-from controller.core.load.loads import LOADS
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
@@ -26,8 +25,6 @@ from tests.unit.core.core_builders import (
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 ALL_POLICIES = pytest.mark.parametrize("name", list(POLICIES))
-# Two choices by chance: their tie may be elsewhere, and what they spread is not even.
-NOT_BY_CHANCE = [name for name in POLICIES if name != "power-of-two"]
 
 
 def _candidate(
@@ -37,48 +34,28 @@ def _candidate(
     return Candidate(snapshot, unreported or Unreported())
 
 
-@pytest.mark.parametrize(
-    ("load", "expected"),
-    [
-        ("kv-ratio", (30 + 20 + 15 + 5) / 100),
-        ("remaining-steps", -16 * 30 / 6),
-        ("queue-length", 2 + 2),
-        ("num-requests", 2 + 2 + 2),
-        ("least-tokens", 16 * (30 + 20 + 15 + 5)),
-    ],
-)
-def test_loads(load: str, expected: float) -> None:
+def test_scores_count_what_was_sent_and_is_not_reported() -> None:
     requests = [running("x", 30), running("y", 20), queued("p", 10), queued("q", 5)]
-    assert LOADS[load](snapshot_of(requests), Unreported(2, 5)) == expected
-
-
-def test_kv_ratio_counts_what_a_prefill_still_takes() -> None:
-    prefilling = RequestSnapshot("r", 0, 160, 4, running=True, in_prefill=True)
-    assert LOADS["kv-ratio"](snapshot_of([prefilling]), Unreported()) == 10 / 100
+    for name, expected in (("infaas++", 16 * 30 / 6), ("prefix-aware", 16 * (30 + 20 + 15 + 5))):
+        score = POLICIES[name].score
+        assert score(snapshot_of(requests), NORMAL, (), Unreported(2, 5)) == expected
 
 
 @given(snapshots(), st.integers(0, 3), st.integers(0, 20))
-def test_an_unreported_request_makes_no_load_smaller_while_there_is_room(
+def test_outstanding_tokens_grow_with_each_unreported_request(
     snapshot: InstanceSnapshot, number: int, demand: int
 ) -> None:
-    for name, load in LOADS.items():
-        before = load(snapshot, Unreported(number, 0))
-        after = load(snapshot, Unreported(number + 1, demand))
-        # Minus steps is no load once there is no room: see test_core_freeness.
-        assert after >= before or (name == "remaining-steps" and before > 0)
+    score = POLICIES["prefix-aware"].score
+    before = score(snapshot, NORMAL, (), Unreported(number, 0))
+    assert score(snapshot, NORMAL, (), Unreported(number + 1, demand)) >= before
 
 
 @pytest.mark.parametrize(
     ("name", "expected", "scores"),
     [
         ("llumnix", "c", {"a": 16 * 900 / 1, "b": 16 * 940 / 3, "c": 16 * 950 / 1}),
-        ("kv-ratio", "c", {"a": 0.1, "b": 0.06, "c": 0.05}),
-        ("queue-length", "a", {"a": 0, "b": 2, "c": 1}),
-        ("num-requests", "a", {"a": 1, "b": 3, "c": 1}),
-        ("least-tokens", "c", {"a": 1600, "b": 960, "c": 800}),
-        ("session-hash", "c", {"a": 1600, "b": 960, "c": 800}),
+        ("infaas++", "c", {"a": 16 * 900 / 1, "b": 16 * 940 / 3, "c": 16 * 950 / 1}),
         ("prefix-aware", "c", {"a": 1600, "b": 960, "c": 800}),
-        ("cache-aware", "a", {"a": 1, "b": 3, "c": 1}),
         ("vllm-dp", "a", {"a": 1, "b": 9, "c": 4}),
         ("round-robin", "a", {"a": 0, "b": 0, "c": 0}),
     ],
@@ -116,7 +93,7 @@ def test_vllm_dp_counts_the_unreported_as_waiting() -> None:
     assert choice.instance_id == "b"
 
 
-@pytest.mark.parametrize("name", NOT_BY_CHANCE)
+@ALL_POLICIES
 def test_ties_go_to_the_smallest_id(name: str) -> None:
     for order in ("bca", "cab", "abc"):
         candidates = [_candidate(instance_id) for instance_id in order]
@@ -168,7 +145,7 @@ def test_a_draining_instance_is_never_chosen_nor_scored(
 
 
 @given(
-    st.sampled_from(NOT_BY_CHANCE),
+    st.sampled_from(list(POLICIES)),
     st.sampled_from([NORMAL, HIGH]),
     st.integers(1, 8),
     st.integers(0, 60),

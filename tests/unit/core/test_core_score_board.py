@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch import policies as dispatch_module
 from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import POLICIES, find_policy
+from controller.core.dispatch.policies import POLICIES, Policy
 from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -61,7 +60,7 @@ class SimpleBoard:
     def choose(
         self, newcomer: Newcomer, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
-        policy = find_policy(self._config.policy)
+        policy = self._config.policy
         candidates = [Candidate(r.snapshot, r.unreported) for r in self._ready if r.snapshot]
         choice = choose_for(newcomer, policy, candidates, self._config.levels, history)
         assert choice is not None
@@ -75,7 +74,7 @@ class SimpleBoard:
 
 
 def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
-    config = SchedulerConfig(levels=THREE_LEVELS, policy=policy, stall_timeout_s=STALL_S)
+    config = SchedulerConfig(levels=THREE_LEVELS, policy=POLICIES[policy], stall_timeout_s=STALL_S)
     simple = GlobalScheduler(config)
     simple._pool._board = SimpleBoard(simple._pool._records, config)
     return GlobalScheduler(config), simple
@@ -159,9 +158,8 @@ def test_one_that_stalls_is_chosen_no_more_and_comes_back() -> None:
 
 def _counting(score: mock.Mock) -> GlobalScheduler:
     """With 64 instances that have reported."""
-    policy = dispatch_module.Policy("counted", score, POLICIES["llumnix"].pick)
-    with mock.patch.object(dispatch_module, "POLICIES", {"llumnix": policy}):
-        scheduler = GlobalScheduler(SchedulerConfig())
+    policy = Policy("counted", score, POLICIES["llumnix"].pick)
+    scheduler = GlobalScheduler(SchedulerConfig(policy=policy))
     for index in range(64):
         scheduler.handle(InstanceStarted(f"i{index:02}", 1), 0.0)
         scheduler.handle(status(f"i{index:02}"), 0.0)
@@ -205,14 +203,14 @@ def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
     ("policy", "expected"),
     [
         ("llumnix", ["i9", "i8", "i7", "i6", "i5", "i4", "i3", "i2"]),
-        ("kv-ratio", ["i9", "i8", "i7", "i6", "i5", "i4", "i3", "i2"]),
+        ("prefix-aware", ["i9", "i8", "i7", "i6", "i5", "i4", "i3", "i2"]),
         ("round-robin", ["i2", "i0", "i1", "i3", "i4", "i5", "i6", "i7"]),
     ],
 )
 def test_the_chosen_one_leads_the_best_of_all_that_were_considered(
     policy: str, expected: list[str]
 ) -> None:
-    scheduler = GlobalScheduler(SchedulerConfig(policy=policy))
+    scheduler = GlobalScheduler(SchedulerConfig(policy=POLICIES[policy]))
     for index in range(10):  # the higher its number, the freer
         scheduler.handle(InstanceStarted(f"i{index}", 1), 0.0)
         scheduler.handle(status(f"i{index}", requests=[running("x", 30 - index)]), 0.0)

@@ -15,6 +15,7 @@ from controller.adapters.http.explain import explain_request
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, list_requests
 from controller.api.wire.operations import AbortRequest, PriorityRequest
+from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.record.event_log import EventKind
@@ -31,7 +32,7 @@ from tests.unit.runtime.members import CONTROLLER, Frontend, Instance, repeat_of
 
 HOLDING = HoldingConfig(room_to_grow_tokens=0, reserved_share=0.5, reserve_after_s=3600.0)
 CONFIG = LiveConfig(
-    SchedulerConfig(policy="llumnix+", holding=HOLDING),
+    SchedulerConfig(policy=POLICIES["llumnix+"], holding=HOLDING),
     rescheduling=ReschedulingConfig(interval_s=3600.0),
 )
 RUNNING = ("a0", "a1", "b0", "b1")

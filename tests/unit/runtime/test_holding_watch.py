@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -16,7 +17,7 @@ from controller.runtime.controller.journal import Journal
 from tests.unit.core.core_builders import request, running, status
 
 PLUS = SchedulerConfig(
-    policy="llumnix+", holding=HoldingConfig(room_to_grow_tokens=0), stall_timeout_s=1e6
+    policy=POLICIES["llumnix+"], holding=HoldingConfig(room_to_grow_tokens=0), stall_timeout_s=1e6
 )
 
 

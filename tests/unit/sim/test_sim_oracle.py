@@ -93,7 +93,7 @@ def test_memory_that_is_free_in_two_places_is_one_room(name: str) -> None:
     assert column(pooled, "ttft_s")[0] < 1.0
     ttft_s = max(column(pooled, "ttft_s"))
     assert ttft_s < prefill_s + 2 * SMALL.step_time_s((), 1, 530)
-    real = ClusterSetup(SMALL, policy(STAY, "remaining-steps"), 2)
+    real = ClusterSetup(SMALL, policy(STAY, "infaas++"), 2)
     _, apart = run_cluster(real, requests(rows))
     assert max(column(apart, "ttft_s")) > 2 * ttft_s
 

@@ -1,0 +1,203 @@
+"""Dispatch policies that only the simulator has: their loads and their picks."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.dispatch.history import History
+from controller.core.dispatch.newcomer import Newcomer
+from controller.core.dispatch.policies import POLICIES
+from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Unreported
+from controller.sim.dispatch_baselines import (
+    DISPATCH,
+    kv_ratio,
+    num_requests,
+    pick_by_session,
+    pick_longest_match,
+    pick_lower_of_two,
+    queue_length,
+)
+from tests.unit.core.core_builders import RequestSnapshot, queued, running, snapshot_of
+from tests.unit.core.dispatch_oracle import Candidate, choose
+
+IDS = [f"i-{number}" for number in range(8)]
+EQUAL = [0.0] * len(IDS)
+NUM_TOKENS = 10_000
+NOTHING = History()
+
+
+def _newcomer(*prefix_hashes: int, session: str = "") -> Newcomer:
+    return Newcomer("r", NORMAL, 400, session, prefix_hashes, 100 if prefix_hashes else 0)
+
+
+def _seen(**prompts: tuple[int, ...]) -> History:
+    history = History()
+    for instance_id, prefix_hashes in prompts.items():
+        history.prefixes.note(instance_id, _newcomer(*prefix_hashes), NUM_TOKENS)
+    return history
+
+
+# -- measures of load ------------------------------------------------------------------------
+
+
+def test_loads_count_what_was_sent_and_is_not_reported() -> None:
+    requests = [running("x", 30), running("y", 20), queued("p", 10), queued("q", 5)]
+    snapshot, unreported = snapshot_of(requests), Unreported(2, 5)
+    assert kv_ratio(snapshot, unreported) == (30 + 20 + 15 + 5) / 100
+    assert queue_length(snapshot, unreported) == 2 + 2
+    assert num_requests(snapshot, unreported) == 2 + 2 + 2
+
+
+def test_kv_ratio_counts_what_a_prefill_still_takes() -> None:
+    prefilling = RequestSnapshot("r", 0, 160, 4, running=True, in_prefill=True)
+    assert kv_ratio(snapshot_of([prefilling]), Unreported()) == 10 / 100
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "scores"),
+    [
+        ("kv-ratio", "c", {"a": 0.1, "b": 0.06, "c": 0.05}),
+        ("queue-length", "a", {"a": 0, "b": 2, "c": 1}),
+        ("num-requests", "a", {"a": 1, "b": 3, "c": 1}),
+        ("least-tokens", "c", {"a": 1600, "b": 960, "c": 800}),
+        ("session-hash", "c", {"a": 1600, "b": 960, "c": 800}),
+        ("cache-aware", "a", {"a": 1, "b": 3, "c": 1}),
+    ],
+)
+def test_each_policy_has_its_own_favourite(
+    name: str, expected: str, scores: dict[str, float]
+) -> None:
+    there = {
+        "a": [running("x", 100)],
+        "b": [running("x", 20), queued("p", 20), queued("q", 20)],
+        "c": [queued("p", 50)],
+    }
+    candidates = [
+        Candidate(snapshot_of(requests, instance_id=instance_id, total_blocks=1000))
+        for instance_id, requests in there.items()
+    ]
+    choice = choose(DISPATCH[name], candidates, NORMAL, DEFAULT_LEVELS)
+    assert choice is not None
+    assert (choice.instance_id, choice.scores) == (expected, scores)
+
+
+@pytest.mark.parametrize("name", sorted(DISPATCH.keys() - POLICIES.keys() - {"power-of-two"}))
+def test_a_burst_between_two_statuses_spreads_evenly_and_ties_go_to_the_smallest_id(
+    name: str,
+) -> None:
+    sent = dict.fromkeys("abc", 0)
+    order = []
+    for _ in range(6):
+        candidates = [
+            Candidate(snapshot_of([], instance_id=each), Unreported(n, 9 * n))
+            for each, n in sorted(sent.items(), reverse=True)
+        ]
+        choice = choose(DISPATCH[name], candidates, NORMAL, DEFAULT_LEVELS)
+        assert choice is not None
+        sent[choice.instance_id] += 1
+        order.append(choice.instance_id)
+    assert order == [*"abcabc"]
+
+
+# -- power of two choices --------------------------------------------------------------------
+
+
+def _pair(request_id: str, ids: list[str]) -> set[int]:
+    """The two places of which the lower score is taken: the winner, and what beats it least."""
+    newcomer = Newcomer(request_id, NORMAL, 1)
+    scores = [0.0] * len(ids)
+    first = pick_lower_of_two(ids, scores, newcomer, NOTHING)
+    scores[first] = 1.0
+    return {first, pick_lower_of_two(ids, scores, newcomer, NOTHING)}
+
+
+@given(st.text(max_size=20), st.integers(2, 8))
+def test_two_different_instances_are_drawn_by_the_requests_id(request_id, num_instances) -> None:
+    pair = _pair(request_id, IDS[:num_instances])
+    assert len(pair) == 2
+    assert pair == _pair(request_id, IDS[:num_instances])
+
+
+def test_the_lower_of_the_two_is_taken_and_of_equal_ones_the_first() -> None:
+    for number in range(50):
+        pair = _pair(f"r-{number}", IDS)
+        newcomer = Newcomer(f"r-{number}", NORMAL, 1)
+        rising = [float(place) for place in range(len(IDS))]
+        assert pick_lower_of_two(IDS, rising, newcomer, NOTHING) == min(pair)
+        assert pick_lower_of_two(IDS, rising[::-1], newcomer, NOTHING) == max(pair)
+        assert pick_lower_of_two(IDS, EQUAL, newcomer, NOTHING) == min(pair)
+
+
+def test_every_pair_is_drawn_about_as_often() -> None:
+    drawn = Counter(frozenset(_pair(f"r-{number}", IDS[:4])) for number in range(3000))
+    assert len(drawn) == 6
+    assert all(400 < count < 600 for count in drawn.values())
+
+
+def test_the_draw_is_the_same_in_every_process() -> None:
+    """Written down: Python's own hash of a text is salted."""
+    picks = [
+        pick_lower_of_two(IDS, EQUAL, Newcomer(f"r-{n}", NORMAL, 1), NOTHING) for n in range(6)
+    ]
+    assert picks == [1, 3, 1, 2, 2, 4]
+
+
+def test_one_instance_needs_no_draw() -> None:
+    assert pick_lower_of_two(["i-0"], [5.0], _newcomer(), NOTHING) == 0
+
+
+# -- sessions --------------------------------------------------------------------------------
+
+
+def _home(session: str, ids: list[str]) -> str:
+    return ids[pick_by_session(ids, [0.0] * len(ids), _newcomer(session=session), NOTHING)]
+
+
+def test_a_session_stays_unless_its_own_instance_goes() -> None:
+    sessions = [f"client-{number}" for number in range(200)]
+    homes = {session: _home(session, IDS) for session in sessions}
+    assert set(homes.values()) == set(IDS)
+    left = [i for i in IDS if i != "i-3"]
+    for session, home in homes.items():
+        if home == "i-3":
+            assert _home(session, left) in left
+        else:
+            assert _home(session, left) == home
+
+
+def test_sessions_spread_and_load_does_not_matter() -> None:
+    counts = Counter(_home(f"client-{number}", IDS) for number in range(4000))
+    assert all(400 < counts[instance_id] < 600 for instance_id in IDS)
+    busy = [float(place) for place in range(len(IDS))]
+    for number in range(20):
+        newcomer = _newcomer(session=f"client-{number}")
+        assert IDS[pick_by_session(IDS, busy, newcomer, NOTHING)] == _home(newcomer.session, IDS)
+
+
+def test_without_a_session_the_least_loaded() -> None:
+    assert pick_by_session(IDS[:3], [5.0, 2.0, 9.0], _newcomer(), NOTHING) == 1
+
+
+# -- prefixes --------------------------------------------------------------------------------
+
+
+def test_the_longest_match_counts_from_the_beginning_only() -> None:
+    history = _seen(a=(1, 2), b=(1, 2, 3), c=(8, 2, 3, 4))
+    newcomer = _newcomer(1, 2, 3, 4)
+    assert pick_longest_match(["a", "b", "c"], [0.0, 50.0, 0.0], newcomer, history) == 1
+
+
+def test_a_short_match_goes_where_least_is_remembered() -> None:
+    history = _seen(a=(1, 2), b=(5,))
+    newcomer = _newcomer(1, 7, 8, 9)
+    assert pick_longest_match(["a", "b"], [0.0, 0.0], newcomer, history) == 1
+
+
+def test_load_alone_decides_once_the_instances_are_out_of_balance() -> None:
+    history, newcomer = _seen(a=(1, 2, 3, 4)), _newcomer(1, 2, 3, 4)
+    assert pick_longest_match(["a", "b"], [100.0, 36.0], newcomer, history) == 0
+    assert pick_longest_match(["a", "b"], [101.0, 36.0], newcomer, history) == 1
+    assert pick_longest_match(["a", "b"], [300.0, 200.0], newcomer, history) == 0
+    assert pick_longest_match(["a", "b"], [9.0, 8.0], _newcomer(), history) == 1
