@@ -84,6 +84,8 @@ class SimCluster:
             policy.max_moves,
             profile.kv_bytes_per_token * profile.block_size,
             setup.limit_factor,
+            policy.pairing,
+            policy.victim,
         )
         self._num_launched = 0
         self._autoscaler: SimAutoscaler | None = None

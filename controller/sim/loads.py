@@ -48,9 +48,6 @@ class Loads:
     def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceLoad]:
         """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
         config = self._config
-        if config.pairing != "defrag":
-            alive = (each for each in self._instances.values() if each.alive)
-            return [self._load(each.status(), closed) for each in alive]
         self._look_for_destinations()
         if not self._destinations:
             return []
@@ -68,6 +65,11 @@ class Loads:
                 return []
             found += of_kind
         return found
+
+    def all(self, closed: Collection[str]) -> list[tuple[InstanceLoad, InstanceSnapshot]]:
+        """Of all instances, with what each was counted from."""
+        statuses = [each.status() for each in self._instances.values() if each.alive]
+        return [(self._load(status, closed), status) for status in statuses]
 
     def _look_for_destinations(self) -> None:
         for instance in self._changed:

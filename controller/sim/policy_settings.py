@@ -1,4 +1,5 @@
-"""Settings of the live cluster, by their names there, applied to a simulated policy.
+"""Settings of the live cluster, by their names there, applied to a simulated policy; and what a
+live cluster has no setting for, as comparisons need it.
 
 A value is one of its setting's type, or its text as on a command line.
 """
@@ -14,9 +15,8 @@ from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import find_policy
 from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.pairing import PAIRINGS
-from controller.core.rescheduling.victims import VICTIMS
 from controller.sim.dispatch_baselines import DISPATCH
+from controller.sim.relief_baselines import PAIRINGS, VICTIMS
 from controller.sim.setup import SimPolicy
 
 Value = bool | int | float | str | None
@@ -70,6 +70,7 @@ def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy
 def setting_names(policy: SimPolicy) -> list[str]:
     return [
         *_RESCHEDULING,
+        *_NAMES,
         "migration.max_moves",
         "scheduler.policy",
         "scheduler.status_interval_s",
@@ -87,6 +88,11 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
             f"{policy.name} has no setting {key[:60]!r}: {hint}"
             f"there are {', '.join(setting_names(policy))}"
         )
+    if key in _NAMES:
+        if value not in _NAMES[key]:
+            names = ", ".join(_NAMES[key])
+            raise ValueError(f"{key} must be one of {names}, not {value!r}")
+        return replace(policy, **{key.removeprefix("migration."): value})  # type: ignore[arg-type]
     if name := _RESCHEDULING.get(key):
         found: Any = _like(getattr(policy.rescheduling, name), key, value)
         return replace(policy, rescheduling=replace(policy.rescheduling, **{name: found}))
@@ -134,12 +140,7 @@ def _like(present: Value, key: str, value: Value) -> Value:
         return _switch(key, value)
     if isinstance(present, int):
         return _whole(key, value)
-    if isinstance(present, float):
-        return _number(key, value)
-    names = _NAMES[key]
-    if value not in names:
-        raise ValueError(f"{key} must be one of {', '.join(names)}, not {value!r}")
-    return value
+    return _number(key, value)
 
 
 def _switch(key: str, value: Value) -> bool:

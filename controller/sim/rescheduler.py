@@ -16,13 +16,14 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.fruitless import FruitlessPairs
-from controller.core.rescheduling.pairing import pair
+from controller.core.rescheduling.pairing import Pair, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.model.moves import Remembered
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
 from controller.sim.loads import Loads
 from controller.sim.moves import Links, SimMove
+from controller.sim.relief_baselines import BALANCED, balanced_pairs, relief_rules
 from controller.sim.request_run import RequestRun
 
 ORDER_INTERVALS = 2
@@ -38,7 +39,7 @@ class _Order:
 
 class SimRescheduler:
     """`block_bytes`: of one KV block. A client's limit of outputs is `limit_factor` times what the
-    request emits in the end; None: nobody has a limit."""
+    request emits in the end; None: nobody has a limit. `pairing` and `victim`: of `SimPolicy`."""
 
     def __init__(
         self,
@@ -50,6 +51,8 @@ class SimRescheduler:
         max_moves: int,
         block_bytes: int,
         limit_factor: float | None,
+        pairing: str,
+        victim: str,
     ) -> None:
         self.config = config
         self.levels = levels
@@ -62,6 +65,8 @@ class SimRescheduler:
         self._max_moves = max_moves
         self._block_bytes = block_bytes
         self._limit_factor = limit_factor
+        self._balances = pairing == BALANCED
+        self._rules = relief_rules(pairing, victim)
         self._fruitless = FruitlessPairs()
         self._loads = Loads(instances, levels, config)
         self._orders: dict[str, _Order] = {}
@@ -79,9 +84,8 @@ class SimRescheduler:
     def round(self, closed: Collection[str] = ()) -> None:
         """Requests do not move to `closed` instances."""
         now_s, config = self._events.now_s, self.config
-        loads = self._loads.in_pairs(now_s, closed)
         orders = {}
-        for each in pair(loads, config, set(self._fruitless.at(now_s))) if loads else ():
+        for each in self._pairs(now_s, closed):
             expires_s = now_s + ORDER_INTERVALS * config.interval_s
             destination = self._instances[each.destination_id].status()
             orders[each.source_id] = _Order(destination, now_s, expires_s)
@@ -90,6 +94,13 @@ class SimRescheduler:
         self._orders = orders
         for source_id in orders:
             self._ask(self._instances[source_id])
+
+    def _pairs(self, now_s: float, closed: Collection[str]) -> Iterable[Pair]:
+        left_out = set(self._fruitless.at(now_s))
+        if self._balances:
+            return balanced_pairs(self._loads.all(closed), left_out)
+        loads = self._loads.in_pairs(now_s, closed)
+        return pair(loads, self.config, left_out) if loads else ()
 
     def slow_link(self, instance_id: str, factor: float) -> None:
         self._links.slowdown[instance_id] = factor
@@ -205,7 +216,8 @@ class SimRescheduler:
                     self._block_bytes,
                     self._links.bandwidth(source_id),
                     source.step_time_s,
-                )
+                ),
+                self._rules,
             )
             chosen = decision.chosen
             if chosen is None:

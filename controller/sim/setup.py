@@ -8,6 +8,7 @@ from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.model.config import Mode
 from controller.model.profile import LatencyProfile
+from controller.sim.relief_baselines import DEFRAG, LLUMNIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class SimPolicy:
     """`dispatch`: a name in `dispatch_baselines.DISPATCH`. `status_age_s`: the statuses that
     dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
     0. `max_moves`: of one instance at a time, both directions together. `holding`: late binding.
-    `autoscale`: the number of instances follows the load."""
+    `autoscale`: the number of instances follows the load. `pairing` and `victim`: names in
+    `relief_baselines`."""
 
     name: str
     dispatch: str
@@ -26,6 +28,8 @@ class SimPolicy:
     max_moves: int = 4
     holding: HoldingConfig | None = None
     autoscale: AutoscaleConfig | None = None
+    pairing: str = DEFRAG
+    victim: str = LLUMNIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,6 @@ async def test_an_older_revision_is_a_conflict(capsys: Captured) -> None:
         (("migration.max_moves=few",), "migration.max_moves must be an integer, not"),
         (("migration.max_moves=inf",), "migration.max_moves must be an integer, not"),
         (("migration.max_moves=none",), "migration.max_moves must be an integer, not"),
-        (("migration.victim=LLR",), "migration.victim must be 'llumnix', 'LCR'"),
         (("holding.overtaking=never",), "holding.overtaking must be true or false, not 'never'"),
         (("autoscale.mode=true",), "autoscale.mode must be 'off', 'dry-run' or 'on', not "),
         (("migration.speed=1",), "there is no setting 'migration.speed'"),
@@ -259,7 +258,7 @@ async def test_priority_levels_come_all_or_none(config: Path, capsys: Captured) 
 async def test_what_it_prints_is_a_configuration_file(
     config: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    changes = ("migration.victim=LCR", "endpoint.request_timeout_s=5", "scheduler.grace_s=1.5")
+    changes = ("scheduler.policy=infaas++", "endpoint.request_timeout_s=5", "scheduler.grace_s=1.5")
     assert await llumctl("set", *changes) == 0
     capsys.readouterr()
     assert await llumctl("get", "--toml") == 0
@@ -267,8 +266,8 @@ async def test_what_it_prints_is_a_configuration_file(
     other.write_text(capsys.readouterr().out)
     assert await llumctl("get", "--toml", "--config", str(other)) == 0
     assert capsys.readouterr().err == f"nothing differs from {other}\n"
-    assert await llumctl("get", "migration.victim", "--toml", "--config", str(config)) == 0
-    assert capsys.readouterr().out == '[migration]\nvictim = "LCR"\n'
+    assert await llumctl("get", "scheduler.policy", "--toml", "--config", str(config)) == 0
+    assert capsys.readouterr().out == '[scheduler]\npolicy = "infaas++"\n'
 
 
 @pytest.mark.usefixtures("listener")

@@ -14,8 +14,6 @@ from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.replay.config import ReplayConfig
-from controller.core.rescheduling.pairing import PAIRINGS
-from controller.core.rescheduling.victims import VICTIMS
 from controller.core.scheduler_config import SchedulerConfig
 from controller.runtime.live_config import LiveConfig
 
@@ -119,17 +117,11 @@ def test_replays_reach_the_frontends() -> None:
     assert live_config(changed(DEFAULTS, values)).frontends.replay == ReplayConfig(1, 5, 7.5)
 
 
-def test_the_names_are_those_that_there_are() -> None:
-    fields = type(DEFAULTS.migration).model_fields
-    for field, known in (("pairing", PAIRINGS), ("victim", VICTIMS)):
-        assert set(fields[field].annotation.__args__) == set(known)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("migration.enabled", False),
-        ("migration.victim", "LCR"),
+        ("scheduler.status_push", "begin"),
         ("migration.source_below_steps", -5.5),
         ("migration.max_moves", 0),
         ("scheduler.policy", "round-robin"),
@@ -191,7 +183,7 @@ def test_each_reaches_what_the_cluster_goes_by() -> None:
         ({"migration.max_moves": True}, "migration.max_moves must be an integer, not"),
         ({"migration.max_moves": None}, "migration.max_moves must be an integer, not"),
         ({"migration.enabled": 1}, "migration.enabled must be true or false, not 1"),
-        ({"migration.victim": "any"}, "migration.victim must be 'llumnix', 'LCR'"),
+        ({"autoscale.mode": "any"}, "autoscale.mode must be 'off', 'dry-run' or 'on'"),
         (
             {"migration.source_below_steps": float("nan")},
             "source_below_steps must be a finite",

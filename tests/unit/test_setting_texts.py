@@ -31,7 +31,7 @@ def changes(*roles: tuple[str, float | None, Role, Role]) -> SettingChanges:
     ("key", "words"),
     [
         ("migration.enabled", "true, false"),
-        ("migration.pairing", "defrag, balanced"),
+        ("autoscale.mode", "off, dry-run, on"),
         ("migration.max_moves", "0 to 1024"),
         ("migration.source_below_steps", "a number"),
         ("control.max_events", "1 to 1000000"),

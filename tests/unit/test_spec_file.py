@@ -22,7 +22,7 @@ SPEC = (
             "migration.enabled": False,
             "migration.max_moves": 4,
             "migration.cooling_s": 30.0,
-            "migration.victim": "LCR",
+            "scheduler.policy": "infaas++",
             "endpoint.request_timeout_s": None,
         }
     )

@@ -172,10 +172,6 @@ class MigrationTable(Table):
     """An instance whose freeness is lower is relieved of requests."""
     destination_above_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
     """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
-    pairing: Literal["defrag", "balanced"] = "defrag"
-    """How sources are given their destinations."""
-    victim: Literal["llumnix", "LCR", "LR", "SR", "FCW", "FCWSR"] = "llumnix"
-    """Which of a source's requests go first."""
     guard: bool = True
     """Whether a move must be worth what it costs, and must not bring a request back soon."""
     not_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0

@@ -1,4 +1,7 @@
-"""One request of a source, as far as relief looks at it."""
+"""One request of a source, as far as relief looks at it, and in which order requests leave."""
+
+from collections.abc import Iterable
+from operator import attrgetter
 
 from controller.core.load.snapshot import blocks_for
 from controller.core.value import value
@@ -44,3 +47,21 @@ class Candidate:
     @property
     def queue_order(self) -> tuple[int, float, str]:
         return (-self.rank, self.arrival_time_s, self.request_id)
+
+    @property
+    def victim_order(self) -> tuple[int, int, str]:
+        """The paper's: the lowest rank first, so that it makes room for a higher one; then the
+        fewest tokens, which are the cheapest to copy."""
+        return (self.rank, self.num_tokens, self.request_id)
+
+
+def departing_in_turn(departing: Iterable[Candidate]) -> list[Candidate]:
+    """All requests of a draining instance: the queue in its own order, which moves without a copy,
+    then the running ones."""
+    everybody = list(departing)
+    queued = (each for each in everybody if each.queued)
+    running = (each for each in everybody if not each.queued)
+    return [
+        *sorted(queued, key=attrgetter("queue_order")),
+        *sorted(running, key=attrgetter("victim_order")),
+    ]

@@ -14,10 +14,6 @@ class ReschedulingConfig:
     interval_s: float = 0.1
     source_below_steps: float = DEFAULT_STEPS
     destination_above_steps: float = DEFAULT_STEPS
-    pairing: str = "defrag"
-    """A name in `pairing.PAIRINGS`."""
-    victim: str = "llumnix"
-    """A name in `victims.VICTIMS`."""
     guard: bool = True
     """Whether a move must be worth its cost, and must not bring a request back soon."""
     not_back_s: float = 10.0

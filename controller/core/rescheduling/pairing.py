@@ -1,22 +1,18 @@
 """Which instance sends requests to which other one in a round, chosen by one number per instance.
 
-    defrag      sources are below one threshold, destinations above another; the lowest source
-                goes with the highest destination, the next with the next
-    balanced    no thresholds: the lowest goes with the highest if it would still be the lower
-                of the two after a request of average size has moved, else the next lowest does
-
-A draining instance is below all others. One that goes at a moment (`must_go`), and got no partner
-that way, takes the freest that is open at all. Each instance is in one pair at most. Pairs may be
-left out: the source then takes the freest destination that remains for it, and a later source may
-take the other one. Pairing takes n log n of instances and pairs left out.
+Sources are below one threshold, destinations above another; the lowest source goes with the highest
+destination, the next with the next. A draining instance is below all others. One that goes at a
+moment (`must_go`), and got no partner that way, takes the freest that is open at all. Each instance
+is in one pair at most. Pairs may be left out: the source then takes the freest destination that
+remains for it, and a later source may take the other one. Pairing takes n log n of instances and
+pairs left out.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
-from controller.core.load.freeness import freeness, num_in_batch
+from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.value import value
@@ -25,11 +21,8 @@ from controller.core.value import value
 @value
 class InstanceLoad:
     """`may_send`: the instance is alive and has requests. `may_receive`: it is schedulable and not
-    cooling after a failure; what follows from the other fields need not be in it.
-
-    `num_in_batch` counts the running requests, and one more if anything is queued; a running one
-    takes `mean_request_tokens` of room on average. `must_go`: it will be ended, whatever
-    it has then.
+    cooling after a failure; what follows from the other fields need not be in it. `must_go`: it
+    will be ended, whatever it has then.
     """
 
     instance_id: str
@@ -38,8 +31,6 @@ class InstanceLoad:
     num_evicted_queued: int = 0
     may_send: bool = True
     may_receive: bool = True
-    num_in_batch: int = 0
-    mean_request_tokens: float = 0.0
     must_go: bool = False
 
     @classmethod
@@ -52,7 +43,6 @@ class InstanceLoad:
         may_receive: bool,
         must_go: bool = False,
     ) -> Self:
-        used_tokens = snapshot.block_size * snapshot.num_used_blocks
         return cls(
             snapshot.instance_id,
             freeness(snapshot, levels),
@@ -60,8 +50,6 @@ class InstanceLoad:
             snapshot.num_evicted_queued,
             may_send and snapshot.num_running + snapshot.num_queued > 0,
             may_receive,
-            num_in_batch(snapshot),
-            used_tokens / max(1, snapshot.num_running),
             must_go,
         )
 
@@ -84,7 +72,6 @@ class Pair:
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
 LeftOut = Collection[tuple[str, str]]
 """(source id, destination id) of pairs that must not be chosen."""
-Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig, LeftOut], LoadPairs]
 
 
 def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
@@ -97,43 +84,21 @@ def is_destination(load: InstanceLoad, config: ReschedulingConfig) -> bool:
     return load.is_open and load.freeness > config.destination_above_steps
 
 
-def defrag(
-    loads: Sequence[InstanceLoad], config: ReschedulingConfig, left_out: LeftOut
-) -> LoadPairs:
-    return _matched(
-        (load for load in loads if is_source(load, config)),
-        (load for load in loads if is_destination(load, config)),
-        left_out,
-        lambda _source, _destination: True,
-    )
-
-
-def balanced(
-    loads: Sequence[InstanceLoad], _config: ReschedulingConfig, left_out: LeftOut
-) -> LoadPairs:
-    return _matched(
-        (load for load in loads if load.may_send),
-        (load for load in loads if load.is_open),
-        left_out,
-        _stays_lower,
-    )
-
-
-PAIRINGS: Mapping[str, Pairing] = MappingProxyType({"defrag": defrag, "balanced": balanced})
-
-
 def pair(
     loads: Sequence[InstanceLoad], config: ReschedulingConfig, left_out: LeftOut = frozenset()
 ) -> tuple[Pair, ...]:
-    """The lowest source first. Raises KeyError for a pairing that is not in `PAIRINGS`."""
-    pairs = PAIRINGS[config.pairing](loads, config, left_out)
+    """The lowest source first."""
+    pairs = _matched(
+        (load for load in loads if is_source(load, config)),
+        (load for load in loads if is_destination(load, config)),
+        left_out,
+    )
     taken = {each.instance_id for both in pairs for each in both}
     alone = [load for load in loads if load.instance_id not in taken]
     pairs += _matched(
         (load for load in alone if load.must_go and load.may_send),
         (load for load in alone if load.is_open),
         left_out,
-        lambda _source, _destination: True,
     )
     return tuple(
         Pair(source.instance_id, to.instance_id, source.freeness, to.freeness)
@@ -142,30 +107,20 @@ def pair(
 
 
 def _matched(
-    sources: Iterable[InstanceLoad],
-    destinations: Iterable[InstanceLoad],
-    left_out: LeftOut,
-    suits: Callable[[InstanceLoad, InstanceLoad], bool],
+    sources: Iterable[InstanceLoad], destinations: Iterable[InstanceLoad], left_out: LeftOut
 ) -> LoadPairs:
     """The lowest source takes the freest destination that is not left out for it, then the next
-    source takes one of the rest. A source that a destination does not suit leaves it to the next
-    one, whose requests may be smaller. Where all suit and nothing is left out, the i-th source gets
-    the i-th destination."""
+    source takes one of the rest. Where nothing is left out, the i-th source gets the i-th
+    destination."""
     lowest_first = sorted(sources, key=_lowest_first)
     if not lowest_first:
         return []
     free = sorted(destinations, key=lambda load: (-load.freeness, load.instance_id))
-    used = set[str]()
     pairs = []
     for source in lowest_first:
-        if source.instance_id in used:
-            continue
         place = _first_for(source, free, left_out)
-        if place is None or not suits(source, free[place]):
-            continue
-        destination = free.pop(place)
-        used.add(destination.instance_id)
-        pairs.append((source, destination))
+        if place is not None:
+            pairs.append((source, free.pop(place)))
     return pairs
 
 
@@ -175,23 +130,6 @@ def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: Lef
         if (source.instance_id, destination.instance_id) not in left_out:
             return place
     return None
-
-
-def _stays_lower(source: InstanceLoad, destination: InstanceLoad) -> bool:
-    """The source is still the lower one after a request of its average size has moved."""
-    if source.draining:
-        return True
-    if source.freeness >= destination.freeness:
-        return False
-    moved_tokens = source.mean_request_tokens
-    source_after = _after(source, -1, moved_tokens)
-    return source_after <= _after(destination, 1, -moved_tokens)
-
-
-def _after(load: InstanceLoad, num_more: int, freed_tokens: float) -> float:
-    """Freeness once `num_more` requests joined the batch and `freed_tokens` were freed."""
-    free_tokens = load.freeness * max(1, load.num_in_batch) + freed_tokens
-    return free_tokens / max(1, load.num_in_batch + num_more)
 
 
 def _lowest_first(load: InstanceLoad) -> tuple[float, str]:

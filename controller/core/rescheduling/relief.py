@@ -9,26 +9,28 @@ as arrived at the destination, so a source stops by itself as soon as it is none
     queue head    the first in the queue does not fit: others make room, or it leaves itself
     balance       the batch has too little room to grow
 
-`victims` gives the order; a refused request leaves its turn to the next one.
+A request of the lowest rank is tried first, then the one with the fewest tokens: those that run and
+the head of the queue, as those behind it weigh nothing (virtual_usage) until it has left. A refused
+request leaves its turn to the next one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from operator import attrgetter
 
 from controller.core.load.freeness import finite, freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.load.virtual_usage import headroom_blocks
 from controller.core.migration.refusals import LASTING
 from controller.core.record.event_log import Number
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.choose_destination import lacks
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.evacuation import Evacuation, evacuation
 from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
-from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
 from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
 from controller.core.value import value
 
@@ -77,24 +79,11 @@ class Decision:
     refused: tuple[NotMoved, ...] = ()
 
 
-def next_move(view: ReliefView) -> Decision:
-    """Takes n log n for n candidates. Raises KeyError for a victim policy that is not in
-    `VICTIMS`."""
-    relief = _Relief(view)
-    reason = relief.reason()
-    if reason is None:
-        return Decision()
-    refused: list[NotMoved] = []
-    for candidate in relief.in_turn():
-        refusal = relief.refusal(candidate)
-        if refusal is None:
-            return Decision(candidate, reason, relief.figures(candidate), tuple(refused))
-        refused.append(refusal)
-    return Decision(reason=reason, refused=tuple(refused))
+class ReliefRules:
+    """Of one decision: both instances as they will be, and what each candidate is judged by.
 
-
-class _Relief:
-    """One decision: both instances as they will be, and what each candidate is judged by."""
+    The simulator compares others (`sim.relief_baselines`) that override what is under "the rules".
+    """
 
     def __init__(self, view: ReliefView) -> None:
         self._view = view
@@ -104,7 +93,6 @@ class _Relief:
         self._staying = [c for c in view.candidates if not c.outgoing]
         self._source = without(view.source, view.candidates, leaving) if leaving else view.source
         self._source_steps = freeness(self._source, view.levels)
-        self._balancing = view.config.pairing == "balanced"
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
         self._destination_after_steps: dict[tuple[int, int], float] = {}
@@ -128,23 +116,6 @@ class _Relief:
     @cached_property
     def _steps_without_headroom(self) -> float:
         return freeness(self._source, ())
-
-    @cached_property
-    def _enough_steps(self) -> float:
-        if self._balancing:
-            return freeness(self._destination, self._view.levels)
-        return self._config.source_below_steps
-
-    @cached_property
-    def _tried(self) -> list[Candidate]:
-        """Those that the policy takes."""
-        victims, head = VICTIMS[self._config.victim], self._source.queue_head
-        head_id = head.request_id if head is not None and victims.takes_head else None
-        return [
-            c
-            for c in self._staying
-            if (c.request_id == head_id if c.queued else victims.takes_running)
-        ]
 
     @cached_property
     def _lowest_rank(self) -> int:
@@ -173,9 +144,32 @@ class _Relief:
             too_late = self._evacuation.too_late
             late = (each for each in self._staying if each.request_id in too_late)
             return [*self._evacuation.in_turn, *late]
-        if self._draining:
-            return departing_in_turn(self._staying, self._config.victim)
-        return sorted(self._tried, key=VICTIMS[self._config.victim].turn)
+        return departing_in_turn(self._staying) if self._draining else self._in_victim_order()
+
+    # -- the rules ---------------------------------------------------------------------------
+
+    @cached_property
+    def _tried(self) -> list[Candidate]:
+        """Those that may be chosen, in no order."""
+        head = self._source.queue_head
+        head_id = head.request_id if head is not None else None
+        return [c for c in self._staying if not c.queued or c.request_id == head_id]
+
+    def _in_victim_order(self) -> list[Candidate]:
+        return sorted(self._tried, key=attrgetter("victim_order"))
+
+    @cached_property
+    def _enough_steps(self) -> float:
+        """With such a freeness the source is none any more."""
+        return self._config.source_below_steps
+
+    def _least_steps_there(self, _candidate: Candidate) -> float:
+        """The freeness that the destination must keep once the request runs there."""
+        return self._config.source_below_steps
+
+    def _steps_below(self, candidate: Candidate) -> float:
+        """How far the destination is below its threshold then; negative is above."""
+        return self._config.destination_above_steps - self._destination_after(candidate)
 
     # -- what speaks against it ------------------------------------------------------------
 
@@ -279,9 +273,7 @@ class _Relief:
 
     def _would_overload(self, candidate: Candidate) -> NotMoved | None:
         after_steps = self._destination_after(candidate)
-        least_steps = self._config.source_below_steps
-        if self._balancing:
-            least_steps = self._source_after(candidate)
+        least_steps = self._least_steps_there(candidate)
         if after_steps >= least_steps:
             return None
         numbers = {
@@ -313,12 +305,13 @@ class _Relief:
         }
 
     def _worth(self, candidate: Candidate) -> Worth:
-        steps_below = 0.0
-        if not self._balancing:
-            threshold = self._config.destination_above_steps
-            steps_below = threshold - self._destination_after(candidate)
         return weigh(
-            candidate, self._source, self._head_wait, self._link, self._step_time_s, steps_below
+            candidate,
+            self._source,
+            self._head_wait,
+            self._link,
+            self._step_time_s,
+            self._steps_below(candidate),
         )
 
     def _source_after(self, candidate: Candidate) -> float:
@@ -338,3 +331,20 @@ class _Relief:
             level.rank == rank and headroom_blocks(level, self._source) > 0
             for level in self._view.levels
         )
+
+
+def next_move(
+    view: ReliefView, rules: Callable[[ReliefView], ReliefRules] = ReliefRules
+) -> Decision:
+    """Takes n log n for n candidates."""
+    relief = rules(view)
+    reason = relief.reason()
+    if reason is None:
+        return Decision()
+    refused: list[NotMoved] = []
+    for candidate in relief.in_turn():
+        refusal = relief.refusal(candidate)
+        if refusal is None:
+            return Decision(candidate, reason, relief.figures(candidate), tuple(refused))
+        refused.append(refusal)
+    return Decision(reason=reason, refused=tuple(refused))

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from controller.core.load.snapshot import Level
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
+from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source
 
 
 class Role(StrEnum):
@@ -16,23 +16,14 @@ class Role(StrEnum):
 
 
 def roles(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> Mapping[str, Role]:
-    """By instance id. The pairing `balanced` knows no thresholds: there the pairs of a round say
-    who is what."""
-    if config.pairing == "defrag":
-        sources = {load.instance_id for load in loads if is_source(load, config)}
-        destinations = {load.instance_id for load in loads if is_destination(load, config)}
-    else:
-        pairs = pair(loads, config)
-        sources = {each.source_id for each in pairs}
-        destinations = {each.destination_id for each in pairs}
-    return {
-        load.instance_id: Role.SOURCE
-        if load.instance_id in sources
-        else Role.DESTINATION
-        if load.instance_id in destinations
-        else Role.NEITHER
-        for load in loads
-    }
+    """By instance id."""
+    return {load.instance_id: _role(load, config) for load in loads}
+
+
+def _role(load: InstanceLoad, config: ReschedulingConfig) -> Role:
+    if is_source(load, config):
+        return Role.SOURCE
+    return Role.DESTINATION if is_destination(load, config) else Role.NEITHER
 
 
 def may_differ(
@@ -46,7 +37,6 @@ def may_differ(
 def _deciding(config: ReschedulingConfig, levels: Sequence[Level]) -> tuple[object, ...]:
     return (
         config.enabled,
-        config.pairing,
         config.source_below_steps,
         config.destination_above_steps,
         *((level.rank, level.target_load_tokens) for level in levels),

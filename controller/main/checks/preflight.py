@@ -26,7 +26,7 @@ from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.api.state import plain_file
 from controller.api.state.user_files import user_folder
-from controller.core.dispatch.policies import POLICIES, find_policy
+from controller.core.dispatch.policies import find_policy
 from controller.core.load.snapshot import blocks_for
 from controller.main.checks.model_weights import weights_of
 from controller.main.machine.controller_ports import bound
@@ -229,8 +229,8 @@ def check_policy(name: str) -> None:
     except ValueError as error:
         raise UsageError(
             f"scheduler.policy: {error}",
-            f"set scheduler.policy to one of: {', '.join(POLICIES)}; llumctl simulate -p compares"
-            " them with others",
+            "llumctl up --set scheduler.policy=llumnix+      or, to compare others:"
+            " llumctl simulate -p",
         ) from error
 
 

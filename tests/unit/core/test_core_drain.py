@@ -13,11 +13,10 @@ from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.departure_plan import TOO_BUSY, Departure, DeparturePlan
 from controller.core.operations.drain import Remainder, is_overdue
 from controller.core.operations.drain_pace import MovePace, estimate_s, measured_pace
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.relief import ReliefView, _Relief
-from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
+from controller.core.rescheduling.relief import ReliefRules, ReliefView
 from tests.unit.core.core_builders import (
     BLOCK_SIZE,
     THREE_LEVELS,
@@ -55,11 +54,10 @@ def planned_departures(
     others: Sequence[InstanceSnapshot],
     levels: Sequence[Level] = DEFAULT_LEVELS,
     is_open: Callable[[InstanceSnapshot], bool] = lambda _: True,
-    victim: str = "llumnix",
 ) -> list[Departure]:
     """Each request once, in the order in which they are tried."""
     plan = DeparturePlan(others, levels, is_open)
-    return [plan.place(each, "") for each in departing_in_turn(requests, victim)]
+    return [plan.place(each, "") for each in departing_in_turn(requests)]
 
 
 def plan(requests: list[Candidate], *others: InstanceSnapshot) -> list[tuple[str, str | None, str]]:
@@ -150,10 +148,8 @@ def test_a_placement_looks_anew_at_one_destination_only() -> None:
     assert len(looked) == 64 + 200
 
 
-@given(requests=st.data(), victim=st.sampled_from(sorted(VICTIMS)))
-def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(
-    requests: st.DataObject, victim: str
-) -> None:
+@given(st.data())
+def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(requests: st.DataObject) -> None:
     candidates = requests.draw(departing())
     source = snapshot_of([running("x", 1)], draining=True)
     view = ReliefView(
@@ -162,11 +158,11 @@ def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(
         other("b", 50),
         (),
         DEFAULT_LEVELS,
-        ReschedulingConfig(victim=victim),
+        ReschedulingConfig(),
         block_bytes=1,
     )
-    tried = [candidate.request_id for candidate in _Relief(view).in_turn()]
-    planned = planned_departures(candidates, [], victim=victim)
+    tried = [candidate.request_id for candidate in ReliefRules(view).in_turn()]
+    planned = planned_departures(candidates, [])
     assert [each.request.request_id for each in planned] == tried
 
 

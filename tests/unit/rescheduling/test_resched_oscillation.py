@@ -5,7 +5,6 @@ import random
 import pytest
 
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.pairing import PAIRINGS
 from controller.model.request import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster, arrivals
 
@@ -96,9 +95,8 @@ def test_a_new_instance_fills() -> None:
     assert min(cluster.freeness(each) for each in cluster.nodes) > 0
 
 
-@pytest.mark.parametrize("pairing", sorted(PAIRINGS))
-def test_a_draining_instance_empties_and_nobody_comes(pairing: str) -> None:
-    cluster = ModelCluster(3, ReschedulingConfig(pairing=pairing))
+def test_a_draining_instance_empties_and_nobody_comes() -> None:
+    cluster = ModelCluster(3)
     for number in range(12):
         cluster.add(request(f"r{number}", 500, 1000), f"i-{number % 3}")
     cluster.run_until(5)
@@ -145,19 +143,17 @@ def under_constant_load(seed: int, per_instance: int, config: ReschedulingConfig
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("pairing", sorted(PAIRINGS))
-def test_a_cluster_with_room_rests(pairing: str, seed: int) -> None:
-    cluster = under_constant_load(seed, 6, ReschedulingConfig(pairing=pairing))
+def test_a_cluster_with_room_rests(seed: int) -> None:
+    cluster = under_constant_load(seed, 6, ReschedulingConfig())
     cluster.run_until(60)
     assert cluster.finished
     assert not cluster.moved, f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("pairing", sorted(PAIRINGS))
-def test_under_constant_load_no_request_moves_back_and_forth(pairing: str, seed: int) -> None:
+def test_under_constant_load_no_request_moves_back_and_forth(seed: int) -> None:
     """With 15 of them per instance all are near the thresholds, where moves are the most."""
-    config = ReschedulingConfig(pairing=pairing)
+    config = ReschedulingConfig()
     cluster = under_constant_load(seed, 15, config)
     cluster.run_until(75)
     assert cluster.moved

@@ -3,24 +3,15 @@
 import math
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import DEFAULT_LEVELS
-from controller.core.rescheduling import pairing
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.pairing import (
-    PAIRINGS,
-    InstanceLoad,
-    is_destination,
-    is_source,
-    pair,
-)
+from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
 from tests.unit.rescheduling.relief_builders import instance, queued, running
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)
-BALANCED = ReschedulingConfig(pairing="balanced")
 
 
 def ids(loads: list[InstanceLoad], config: ReschedulingConfig = CONFIG) -> list[tuple[str, str]]:
@@ -93,59 +84,7 @@ def test_an_empty_draining_instance_takes_nobodys_destination() -> None:
 def test_a_load_is_counted_from_a_snapshot() -> None:
     snapshot = instance(running("x", 30), running("y", 10), queued("q", 20, evicted=True))
     load = InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
-    assert load == InstanceLoad(
-        "a",
-        16 * 40 / 3,
-        num_evicted_queued=1,
-        num_in_batch=3,
-        mean_request_tokens=320,
-    )
-
-
-# -- balanced ---------------------------------------------------------------------------------
-
-
-def batch(name: str, num_requests: int) -> InstanceLoad:
-    """So many requests of 10 blocks each, of 100 blocks."""
-    snapshot = instance(*(running(f"{name}{i}", 10) for i in range(num_requests)), instance_id=name)
-    return InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
-
-
-def test_balanced_knows_no_threshold() -> None:
-    loads = [batch("a", 6), batch("b", 3), batch("c", 1)]
-    assert min(load.freeness for load in loads) > BALANCED.source_below_steps
-    assert ids(loads, BALANCED) == [("a", "c")]
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "pairs"),
-    [
-        (3, 3, []),
-        (4, 3, []),  # 3 and 4 would be no better
-        (4, 2, [("a", "b")]),
-        (1, 0, []),
-        (2, 0, [("a", "b")]),
-    ],
-)
-def test_balanced_pairs_while_the_destination_stays_the_freer_one(
-    left: int, right: int, pairs: list[tuple[str, str]]
-) -> None:
-    assert ids([batch("a", left), batch("b", right)], BALANCED) == pairs
-
-
-def test_balanced_lets_a_draining_instance_send_to_whoever_may_take() -> None:
-    loads = [InstanceLoad("a", -math.inf, draining=True), batch("b", 9)]
-    assert ids(loads, BALANCED) == [("a", "b")]
-
-
-def test_balanced_passes_over_a_source_whose_requests_are_too_large() -> None:
-    """One request of 5,000 tokens would only change places; one of 50 small ones helps."""
-    loads = [
-        InstanceLoad("a", 100, num_in_batch=1, mean_request_tokens=5000),
-        InstanceLoad("b", 110, num_in_batch=50, mean_request_tokens=20),
-        InstanceLoad("c", 1000, num_in_batch=1, mean_request_tokens=100),
-    ]
-    assert ids(loads, BALANCED) == [("b", "c")]
+    assert load == InstanceLoad("a", 16 * 40 / 3, num_evicted_queued=1)
 
 
 # -- pairs that are left out ------------------------------------------------------------------
@@ -168,18 +107,6 @@ def test_whoever_may_not_have_the_freest_takes_the_next_and_leaves_it_to_another
     assert without(loads[:3], ("a", "c")) == [("b", "c")]
 
 
-def test_balanced_leaves_out_pairs_too() -> None:
-    loads = [batch("a", 6), batch("b", 4), batch("c", 3), batch("d", 1)]
-    assert ids(loads, BALANCED) == [("a", "d")]
-    for left_out, pairs in (
-        ({("a", "d")}, [("a", "c"), ("b", "d")]),
-        ({("a", "d"), ("a", "c")}, [("a", "b"), ("c", "d")]),
-        ({("a", "d"), ("a", "c"), ("a", "b")}, [("b", "d")]),
-    ):
-        found = [(p.source_id, p.destination_id) for p in pair(loads, BALANCED, left_out)]
-        assert found == pairs
-
-
 # -- whatever the loads -----------------------------------------------------------------------
 
 
@@ -197,68 +124,49 @@ def clusters(draw: st.DrawFn) -> list[InstanceLoad]:
                 draw(st.sampled_from([0, 0, 0, 1])),
                 draw(st.booleans()) or draw(st.booleans()),
                 draw(st.booleans()) or draw(st.booleans()),
-                draw(st.integers(1, 50)),
-                draw(st.floats(0, 2000)),
             )
         )
     return loads
 
 
-def in_order(loads: list[InstanceLoad], config: ReschedulingConfig) -> list[tuple[str, str]]:
-    """docs/scheduling.md to the letter: sources ascending, destinations descending, i-th with i-th;
-    by balanced the i-th destination goes with the next source that suits it."""
-    balanced = config.pairing == "balanced"
-    sources = [each for each in loads if (each.may_send if balanced else is_source(each, config))]
-    takers = [
-        each for each in loads if (each.is_open if balanced else is_destination(each, config))
-    ]
+def in_order(loads: list[InstanceLoad]) -> list[tuple[str, str]]:
+    """docs/scheduling.md to the letter: sources ascending, destinations descending, i-th with
+    i-th."""
+    sources = [each for each in loads if is_source(each, CONFIG)]
+    takers = [each for each in loads if is_destination(each, CONFIG)]
     sources.sort(key=lambda each: (each.freeness, each.instance_id))
     takers.sort(key=lambda each: (-each.freeness, each.instance_id))
-    pairs: list[tuple[str, str]] = []
-    for source in sources:
-        to = takers[len(pairs)] if len(pairs) < len(takers) else None
-        taken = {one for two in pairs for one in two}
-        if to is None or source.instance_id in taken:
-            continue
-        if not balanced or pairing._stays_lower(source, to):
-            pairs.append((source.instance_id, to.instance_id))
-    return pairs
+    pairs = zip(sources, takers, strict=False)
+    return [(source.instance_id, to.instance_id) for source, to in pairs]
 
 
-@given(clusters(), st.sampled_from(sorted(PAIRINGS)))
-def test_with_nothing_left_out_the_ith_goes_with_the_next_that_suits_it(
-    loads: list[InstanceLoad], name: str
-) -> None:
-    config = replace(CONFIG, pairing=name)
-    assert ids(loads, config) == in_order(loads, config)
+@given(clusters())
+def test_with_nothing_left_out_the_ith_goes_with_the_ith(loads: list[InstanceLoad]) -> None:
+    assert ids(loads) == in_order(loads)
 
 
-@given(clusters(), st.sampled_from(sorted(PAIRINGS)), st.data())
+@given(clusters(), st.data())
 def test_what_is_left_out_is_never_paired_and_costs_nobody_else_a_pair(
-    loads: list[InstanceLoad], name: str, data: st.DataObject
+    loads: list[InstanceLoad], data: st.DataObject
 ) -> None:
-    config = replace(CONFIG, pairing=name)
     names = st.sampled_from([load.instance_id for load in loads] or ["-"])
     left_out = data.draw(st.sets(st.tuples(names, names), max_size=20))
-    pairs = [(p.source_id, p.destination_id) for p in pair(loads, config, left_out)]
+    pairs = [(p.source_id, p.destination_id) for p in pair(loads, CONFIG, left_out)]
     used = [one for two in pairs for one in two]
     assert len(used) == len(set(used))
     assert not left_out & set(pairs)
-    if name == "defrag":
-        unused = {load.instance_id for load in loads} - set(used)
-        alone = [one for one in loads if one.instance_id in unused]
-        for source in (one for one in alone if is_source(one, config)):
-            for to in (one for one in alone if is_destination(one, config)):
-                assert (source.instance_id, to.instance_id) in left_out
+    unused = {load.instance_id for load in loads} - set(used)
+    alone = [one for one in loads if one.instance_id in unused]
+    for source in (one for one in alone if is_source(one, CONFIG)):
+        for to in (one for one in alone if is_destination(one, CONFIG)):
+            assert (source.instance_id, to.instance_id) in left_out
 
 
-@given(clusters(), st.sampled_from(sorted(PAIRINGS)), st.floats(0, 200), st.floats(0, 200))
+@given(clusters(), st.floats(0, 200), st.floats(0, 200))
 def test_each_instance_is_in_one_pair_at_most(
-    loads: list[InstanceLoad], name: str, low: float, more: float
+    loads: list[InstanceLoad], low: float, more: float
 ) -> None:
-    config = ReschedulingConfig(
-        source_below_steps=low, destination_above_steps=low + more, pairing=name
-    )
+    config = ReschedulingConfig(source_below_steps=low, destination_above_steps=low + more)
     by_id = {load.instance_id: load for load in loads}
     pairs = pair(loads, config)
     used = [one for p in pairs for one in (p.source_id, p.destination_id)]

@@ -12,7 +12,6 @@ from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
-from controller.core.rescheduling.victims import VICTIMS
 from tests.unit.rescheduling.relief_builders import (
     EASY,
     STEP_TIME_S,
@@ -114,34 +113,11 @@ ARRIVALS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("victim", "turn"),
-    [
-        ("llumnix", ["mid", "first", "old", "new"]),
-        ("SR", ["mid", "old", "new"]),
-        ("LR", ["new", "old", "mid"]),
-        ("LCR", ["new", "mid", "old"]),
-        ("FCW", ["first"]),
-        ("FCWSR", ["first", "mid", "old", "new"]),
-    ],
-)
-def test_each_victim_policy_has_its_turns(victim: str, turn: list[str]) -> None:
+def test_of_one_rank_the_fewest_tokens_go_first_and_of_the_queue_only_its_head() -> None:
     immovable = [replace(c, refusal="multimodal") for c in ARRIVALS]
-    decision = next_move(view_of(immovable, config=replace(TIGHT, victim=victim)))
-    assert [each.request_id for each in decision.refused] == turn
+    decision = next_move(view_of(immovable, config=TIGHT))
+    assert [each.request_id for each in decision.refused] == ["mid", "first", "old", "new"]
     assert set(codes(decision).values()) == {"multimodal"}
-
-
-def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        next_move(view_of(FULL, config=replace(TIGHT, victim="nobody")))
-    assert set(VICTIMS) == {"llumnix", "LCR", "LR", "SR", "FCW", "FCWSR"}
-
-
-def test_whom_waits_behind_the_head_is_left_in_peace() -> None:
-    source = [running("x", 60), queued("head", 50), queued("next", 1, arrival_time_s=1)]
-    moves = moves_of(view_of(source, config=replace(TIGHT, victim="FCW")))
-    assert moves == [("head", "queue head")], "with it gone the next one fits"
 
 
 # -- the queue's head -------------------------------------------------------------------------
@@ -230,14 +206,6 @@ def test_the_high_one_does_not_wait_for_a_neighbour_that_never_moves(code: str) 
 def test_the_high_one_waits_for_a_neighbour_that_may_go_soon(code: str) -> None:
     view = view_of([*CROWDED_HIGH, running("n", 9, refusal=code)], total_blocks=110)
     assert codes(next_move(view)) == {"n": code, **{f"h{i}": "headroom" for i in range(3)}}
-
-
-@pytest.mark.parametrize("victim", ["SR", "LR", "LCR"])
-def test_the_high_one_does_not_wait_for_a_head_that_the_policy_never_takes(victim: str) -> None:
-    view = view_of([*CROWDED_HIGH, queued("n", 21)], total_blocks=110)
-    decision = next_move(replace(view, config=replace(EASY, victim=victim)))
-    assert decision.chosen in CROWDED_HIGH
-    assert decision.reason == "queue head"
 
 
 # -- draining -------------------------------------------------------------------------------------
@@ -414,19 +382,3 @@ def test_without_the_guard_only_room_counts() -> None:
 
 def test_every_code_has_a_sentence() -> None:
     assert set(SENTENCES) == set(ReliefRefusal)
-
-
-# -- balanced -----------------------------------------------------------------------------------
-
-
-BALANCED = replace(EASY, pairing="balanced")
-
-
-def test_balanced_moves_while_the_destination_stays_the_freer_one() -> None:
-    source = [running(f"r{i}", 10) for i in range(6)]
-    view = view_of(source, [running("w", 10)], config=BALANCED)
-    assert freeness(view.source, DEFAULT_LEVELS) > BALANCED.source_below_steps
-    assert moves_of(view) == [("r0", "balance"), ("r1", "balance")]
-    assert codes(next_move(begun(begun(view, source[0]), source[1]))) == {
-        f"r{i}": ReliefRefusal.WOULD_OVERLOAD for i in range(2, 6)
-    }

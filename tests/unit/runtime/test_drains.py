@@ -477,17 +477,14 @@ async def test_who_watches_a_drain_has_it_looked_at_once_a_second(network: FakeN
 
 
 @virtual_time
-async def test_a_plan_is_tried_in_the_order_of_the_victim_policy(network: FakeNetwork) -> None:
+async def test_a_plan_is_tried_in_the_order_in_which_requests_leave(network: FakeNetwork) -> None:
     bed = SteeringBed(network)
     await bed.serve()
-    bed.runs("i-0", "short", tokens=16)
-    bed.requests.append(replace(bed.requests[0], request_id="long", num_prompt_tokens=160))
+    bed.runs("i-0", "long", tokens=160)
+    bed.requests.append(replace(bed.requests[0], request_id="short", num_prompt_tokens=16))
     await bed.reports("i-0", num_running=2)
-    rescheduler = bed.controller.rescheduler
-    for victim, order in (("SR", ["short", "long"]), ("LR", ["long", "short"])):
-        rescheduler.config = replace(rescheduler.config, victim=victim)
-        leaving = await bed.controller.departures.of("i-0")
-        assert [each.request.request_id for each in leaving.departures] == order
+    leaving = await bed.controller.departures.of("i-0")
+    assert [each.request.request_id for each in leaving.departures] == ["short", "long"]
 
 
 @virtual_time

@@ -10,9 +10,8 @@ from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.operations.departure_plan import Departure, DeparturePlan
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.victims import departing_in_turn
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 
 MAX_REQUESTS = 10_000
@@ -78,8 +77,7 @@ class Departures:
             self._destinations({instance_id, *going}), cluster.live.scheduler.levels, self._is_open
         )
         planned = []
-        victim = cluster.rescheduler.config.victim
-        for index, request in enumerate(departing_in_turn(departing, victim)):
+        for index, request in enumerate(departing_in_turn(departing)):
             if index % _PLACED_AT_ONCE == _PLACED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             planned.append(plan.place(request, client_ids[request.request_id]))

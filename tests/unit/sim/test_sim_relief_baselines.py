@@ -1,0 +1,151 @@
+"""Rules of rescheduling that only the simulator has: victims' turns, and the pairing `balanced`."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import InstanceLoad
+from controller.core.rescheduling.refusals import ReliefRefusal
+from controller.core.rescheduling.relief import ReliefRules, next_move
+from controller.sim.cluster import SimCluster
+from controller.sim.relief_baselines import (
+    BALANCED,
+    DEFRAG,
+    LLUMNIX,
+    VICTIMS,
+    balanced_pairs,
+    relief_rules,
+)
+from controller.sim.setup import ClusterSetup, SimPolicy
+from tests.unit.rescheduling.relief_builders import (
+    EASY,
+    begun,
+    instance,
+    queued,
+    running,
+    view_of,
+)
+from tests.unit.sim.runs import SMALL, requests
+
+ARRIVALS = [
+    running("old", 30, arrival_time_s=1),
+    running("mid", 20, arrival_time_s=2),
+    running("new", 40, arrival_time_s=3),
+    queued("first", 25, arrival_time_s=4),
+    queued("second", 5, arrival_time_s=5),
+]
+TURNS = {
+    "llumnix": ["mid", "first", "old", "new"],
+    "SR": ["mid", "old", "new"],
+    "LR": ["new", "old", "mid"],
+    "LCR": ["new", "mid", "old"],
+    "FCW": ["first"],
+    "FCWSR": ["first", "mid", "old", "new"],
+}
+TIGHT = replace(EASY, source_below_steps=96, destination_above_steps=96)
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_each_victim_policy_has_its_turns(victim: str) -> None:
+    immovable = [replace(c, refusal="multimodal") for c in ARRIVALS]
+    decision = next_move(view_of(immovable, config=TIGHT), relief_rules(DEFRAG, victim))
+    assert [each.request_id for each in decision.refused] == TURNS[victim]
+
+
+def test_the_live_clusters_rules_are_the_cores() -> None:
+    assert relief_rules(DEFRAG, LLUMNIX) is ReliefRules
+
+
+@pytest.mark.parametrize("victim", ["SR", "LR", "LCR"])
+def test_a_high_request_does_not_wait_for_a_head_that_the_policy_never_takes(victim: str) -> None:
+    high = [running(f"h{i}", 30, rank=1) for i in range(3)]
+    view = view_of([*high, queued("n", 21)], total_blocks=110, config=EASY)
+    decision = next_move(view, relief_rules(DEFRAG, victim))
+    assert decision.chosen in high
+    assert decision.reason == "queue head"
+
+
+# -- balanced ---------------------------------------------------------------------------------
+
+Loaded = tuple[InstanceLoad, InstanceSnapshot]
+
+
+def batch(name: str, num_requests: int, num_blocks: int = 10, total_blocks: int = 100) -> Loaded:
+    snapshot = instance(
+        *(running(f"{name}{i}", num_blocks) for i in range(num_requests)),
+        instance_id=name,
+        total_blocks=total_blocks,
+    )
+    load = InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
+    return load, snapshot
+
+
+def ids(loads: list[Loaded], *left_out: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(p.source_id, p.destination_id) for p in balanced_pairs(loads, left_out)]
+
+
+def test_balanced_knows_no_threshold() -> None:
+    loads = [batch("a", 6), batch("b", 3), batch("c", 1)]
+    assert min(load.freeness for load, _ in loads) > ReschedulingConfig().source_below_steps
+    assert ids(loads) == [("a", "c")]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "pairs"),
+    [
+        (3, 3, []),
+        (4, 3, []),  # 3 and 4 would be no better
+        (4, 2, [("a", "b")]),
+        (1, 0, []),
+        (2, 0, [("a", "b")]),
+    ],
+)
+def test_balanced_pairs_while_the_destination_stays_the_freer_one(
+    left: int, right: int, pairs: list[tuple[str, str]]
+) -> None:
+    assert ids([batch("a", left), batch("b", right)]) == pairs
+
+
+def test_balanced_passes_over_a_source_whose_requests_are_too_large() -> None:
+    """The large one would only change places; one of the many small ones helps."""
+    loads = [batch("a", 1, 96), batch("b", 24, 2, 200), batch("c", 1, 6)]
+    assert [round(load.freeness) for load, _ in loads] == [64, 101, 1504]
+    assert ids(loads) == [("b", "c")]
+
+
+def test_balanced_lets_a_draining_instance_send_to_whoever_may_take() -> None:
+    load, snapshot = batch("a", 1)
+    assert ids([(replace(load, draining=True), snapshot), batch("b", 9)]) == [("a", "b")]
+
+
+def test_balanced_leaves_out_pairs_too() -> None:
+    loads = [batch("a", 6), batch("b", 4), batch("c", 3), batch("d", 1)]
+    assert ids(loads) == [("a", "d")]
+    assert ids(loads, ("a", "d")) == [("a", "c"), ("b", "d")]
+    assert ids(loads, ("a", "d"), ("a", "c")) == [("a", "b"), ("c", "d")]
+    assert ids(loads, ("a", "d"), ("a", "c"), ("a", "b")) == [("b", "d")]
+
+
+def test_balanced_moves_while_the_destination_stays_the_freer_one() -> None:
+    source = [running(f"r{i}", 10) for i in range(6)]
+    view, rules = view_of(source, [running("w", 10)], config=EASY), relief_rules(BALANCED, LLUMNIX)
+    assert freeness(view.source, DEFAULT_LEVELS) > EASY.source_below_steps
+    for moved in source[:2]:
+        decision = next_move(view, rules)
+        assert (decision.chosen, decision.reason) == (moved, "balance")
+        view = begun(view, moved)
+    assert {each.code for each in next_move(view, rules).refused} == {ReliefRefusal.WOULD_OVERLOAD}
+
+
+@pytest.mark.parametrize(("pairing", "victim"), [(BALANCED, LLUMNIX), (DEFRAG, "LCR")])
+def test_a_simulated_cluster_goes_by_them(pairing: str, victim: str) -> None:
+    """All requests come to round-robin's instances in turn, the long ones to the first."""
+    trace = requests((n / 100, 400 if n % 2 == 0 else 16, 200) for n in range(20))
+    policy = SimPolicy("test", "round-robin", EASY, pairing=pairing, victim=victim)
+    cluster = SimCluster(ClusterSetup(SMALL, policy, 2))
+    outcome = cluster.run(trace)
+    assert len(outcome.rows) == 20
+    assert outcome.num_moved > 0
