@@ -62,8 +62,13 @@ class ClusterLoad:
         return fitting(load.trace(seed), self.setup(sim_policy("infaas++")), load)[0]
 
     def policy(self, name: str) -> SimPolicy:
-        """With the settings of runs that repeat the paper's."""
-        return with_settings(sim_policy(name), paper_settings(name, self.lengths))
+        """With the settings of runs that repeat the paper's, but for the guard, which a live
+        cluster always has."""
+        settings = paper_settings(name, self.lengths)
+        return with_settings(
+            sim_policy(name),
+            {key: value for key, value in settings.items() if key != "migration.guard"},
+        )
 
     def setup(self, policy: SimPolicy) -> ClusterSetup:
         return ClusterSetup(

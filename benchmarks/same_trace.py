@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from controller.api.settings.settings import HoldingTable, MigrationTable
+from controller.api.settings.table import Table
 from controller.api.wire.models import ClusterStatus
+from controller.core.holding.config import HoldingConfig
+from controller.core.rescheduling.config import ReschedulingConfig
 from controller.model.profile import LatencyProfile
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Sampled
@@ -25,12 +29,10 @@ from llumctl.bench.session import Measured
 STATUS_INTERVAL_S = 0.005
 LIMIT_FACTOR = 1.0
 """The load's client asks for exactly the tokens that it gets."""
-# Settings that are times, or a number per time: a cluster that is faster has less of them.
-_TIMES = ("interval_s", "not_back_s", "reserve_after_s", "share_doubles_s")
-_PER_TIME = ("max_moves_per_minute",)
-_MOST_PER_TIME = 32
+_MOST_PER_MINUTE = 32
 """The setting's bound: a cluster that is more than five times as fast has the same number."""
 Figures = dict[str, Any]
+Config = ReschedulingConfig | HoldingConfig
 
 
 def write_trace(trace: Trace, path: Path) -> Path:
@@ -43,22 +45,35 @@ def write_trace(trace: Trace, path: Path) -> Path:
 
 def live_settings(policy: SimPolicy, speed: float) -> dict[str, Any]:
     """The settings of a live cluster that schedules as the simulated policy does, by their names
-    in `llumctl set`; the times among them are for a cluster that is `speed` times as fast."""
+    in `llumctl set`; those per time are for a cluster that is `speed` times as fast.
+
+    Raises ValueError: the policy differs from its defaults in what a live cluster has no setting
+    for.
+    """
     status_interval_s = max(policy.status_age_s, STATUS_INTERVAL_S)
+    moves = policy.rescheduling
     settings: dict[str, Any] = {
         "scheduler.policy": policy.dispatch,
         "scheduler.status_interval_s": max(0.001, status_interval_s / speed),
         "migration.max_moves": policy.max_moves,
+        **_settings_of("migration", MigrationTable, moves, ReschedulingConfig()),
     }
-    tables = (("migration", policy.rescheduling), ("holding", policy.holding))
-    for table, config in tables:
-        for field in fields(config) if config is not None else ():
-            value = getattr(config, field.name)
-            if field.name in _TIMES:
-                value /= speed
-            elif field.name in _PER_TIME:
-                value = min(round(value * speed), _MOST_PER_TIME)
+    settings["migration.max_moves_per_minute"] = min(
+        round(moves.max_moves_per_minute * speed), _MOST_PER_MINUTE
+    )
+    if policy.holding is not None:
+        settings |= _settings_of("holding", HoldingTable, policy.holding, HoldingConfig())
+    return settings
+
+
+def _settings_of(table: str, model: type[Table], config: Config, default: Config) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in model.model_fields:
             settings[f"{table}.{field.name}"] = value
+        elif value != getattr(default, field.name):
+            raise ValueError(f"a live cluster has no setting {table}.{field.name}")
     return settings
 
 

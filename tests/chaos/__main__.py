@@ -59,9 +59,6 @@ engine = "{engine}"
 stall_timeout_s = 2.0
 fence_after_s = {fence_after_s}
 hold_timeout_s = 60.0
-
-[migration]
-interval_s = 0.2
 """
 
 

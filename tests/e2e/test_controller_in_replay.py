@@ -29,7 +29,6 @@ policy = "llumnix+"
 
 [holding]
 room_to_grow_tokens = 0
-relief_below_steps = 0
 making_room = false
 
 [migration]

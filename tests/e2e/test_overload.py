@@ -36,7 +36,6 @@ policy = "llumnix+"
 [holding]
 max_held_reqs = 6
 room_to_grow_tokens = 0
-relief_below_steps = 0
 making_room = false
 
 [migration]

@@ -186,11 +186,11 @@ CASES = [
     settings("a fraction", b'{"changes": {"migration.max_moves": 1.5}}', "bad_setting"),
     settings("negative", b'{"changes": {"migration.max_moves": -1}}', "bad_setting"),
     settings("too many", b'{"changes": {"migration.max_moves": 5000}}', "bad_setting"),
-    settings("NaN", b'{"changes": {"migration.cooling_s": NaN}}', "bad_setting"),
+    settings("NaN", b'{"changes": {"migration.max_bytes_per_s": NaN}}', "bad_setting"),
     settings("infinity", b'{"changes": {"migration.max_bytes_per_s": 1e999}}', "bad_setting"),
     settings(
         "one of two",
-        b'{"changes": {"migration.max_moves": 2, "migration.cooling_s": -1}}',
+        b'{"changes": {"migration.max_moves": 2, "migration.max_bytes_per_s": -1}}',
         "bad_setting",
     ),
     Case(

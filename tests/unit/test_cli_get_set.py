@@ -51,11 +51,11 @@ async def test_settings_are_shown(capsys: Captured) -> None:
     assert "migration.max_moves 4 4 Moves of one" in " ".join(" ".join(rows).split())
     assert "endpoint.request_timeout_s none none" in " ".join(" ".join(rows).split())
     assert captured.err == "revision 0\n"
-    assert await llumctl("get", "migration.cooling_s", "-o", "json") == 0
+    assert await llumctl("get", "scheduler.hold_timeout_s", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["revision"] == 0
     assert [(each["key"], each["value"]) for each in found["settings"]] == [
-        ("migration.cooling_s", 30.0)
+        ("scheduler.hold_timeout_s", 30.0)
     ]
     assert await llumctl("get", "migration.max_moves", "-o", "wide") == 0
     wide = capsys.readouterr().out.splitlines()
@@ -70,7 +70,7 @@ async def test_settings_are_shown(capsys: Captured) -> None:
 
 
 async def test_settings_are_changed(listener: Listener, capsys: Captured) -> None:
-    changes = ("migration.max_moves=2", "migration.cooling_s=0.5")
+    changes = ("migration.max_moves=2", "migration.max_bytes_per_s=0.5")
     limits = lambda: listener.cluster.controller.live.limits  # noqa: E731
     assert await llumctl("set", *changes, "--dry-run") == 10
     assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
@@ -84,10 +84,10 @@ async def test_settings_are_changed(listener: Listener, capsys: Captured) -> Non
     assert [line.split() for line in captured.out.splitlines()] == [
         ["KEY", "PREVIOUS", "NOW"],
         ["migration.max_moves", "4", "2"],
-        ["migration.cooling_s", "30", "0.5"],
+        ["migration.max_bytes_per_s", "0", "0.5"],
     ]
     assert captured.err == "revision 1\n"
-    assert limits().cooling_s == 0.5
+    assert limits().max_bytes_per_s == 0.5
     assert '"reason": "less noise"' in listener.audit.path.read_text()
     assert await llumctl("set", *changes) == 0
     captured = capsys.readouterr()
@@ -160,7 +160,7 @@ async def test_an_older_revision_is_a_conflict(capsys: Captured) -> None:
         (("migration.max_moves=few",), "migration.max_moves must be an integer, not"),
         (("migration.max_moves=inf",), "migration.max_moves must be an integer, not"),
         (("migration.max_moves=none",), "migration.max_moves must be an integer, not"),
-        (("holding.overtaking=never",), "holding.overtaking must be true or false, not 'never'"),
+        (("holding.making_room=never",), "holding.making_room must be true or false, not 'never'"),
         (("autoscale.mode=true",), "autoscale.mode must be 'off', 'dry-run' or 'on', not "),
         (("migration.speed=1",), "there is no setting 'migration.speed'"),
         (("endpoint.port=1",), "endpoint.port cannot be changed while the cluster runs"),
@@ -201,18 +201,22 @@ def config(listener: Listener, tmp_path: Path) -> Path:
 async def test_it_is_saved_in_the_file_of_the_cluster(
     listener: Listener, config: Path, capsys: Captured
 ) -> None:
-    changes = ("migration.max_moves=2", "migration.cooling_s=5", "--save")
+    changes = ("migration.max_moves=2", "migration.max_bytes_per_s=5", "--save")
     assert await llumctl("set", *changes, "--dry-run") == 10
     captured = capsys.readouterr()
     assert captured.out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
-    lines = ["-max_moves = 4   # as it was", "+max_moves = 2   # as it was", "+cooling_s = 5.0"]
+    lines = [
+        "-max_moves = 4   # as it was",
+        "+max_moves = 2   # as it was",
+        "+max_bytes_per_s = 5.0",
+    ]
     assert captured.err.splitlines() == [f"would be saved in {config}:", *lines]
     assert config.read_text() == CONFIG
     assert listener.cluster.controller.live.limits.max_moves == 4
     assert await llumctl("set", *changes) == 0
     assert capsys.readouterr().err.splitlines() == ["revision 1", f"saved in {config}:", *lines]
     assert listener.cluster.controller.live.limits.max_moves == 2
-    assert config.read_text() == CONFIG.replace("= 4", "= 2") + "cooling_s = 5.0\n"
+    assert config.read_text() == CONFIG.replace("= 4", "= 2") + "max_bytes_per_s = 5.0\n"
     assert config.stat().st_mode & 0o777 == 0o640
     assert list(config.parent.glob(".ours*")) == []
     assert await llumctl("set", *changes) == 0
@@ -305,7 +309,7 @@ async def test_what_cannot_be_saved_is_not_set(
     absent = tmp_path / "absent" / "c.toml"
     assert await llumctl(*save, "--config", str(absent)) == 2
     assert f"{absent}: there is no such config file" in capsys.readouterr().err
-    config.write_text("\nmigration = { guard = true }\n")
+    config.write_text("\nmigration = { enabled = true }\n")
     assert await llumctl(*save) == 5
     assert f"{config}:2: migration stands in braces: write max_moves = 2" in capsys.readouterr().err
     config.write_text("[[priority]]\nname = 'one'\nrank = 0\n")
@@ -353,7 +357,7 @@ async def test_a_file_that_somebody_changes_meanwhile_is_left_alone(
     changed = listener.server._live_settings.make
 
     def make(planned: Any) -> Any:
-        config.write_text("[migration]\nguard = false\n")
+        config.write_text("[migration]\nenabled = false\n")
         return changed(planned)
 
     listener.server._live_settings.make = make  # type: ignore[method-assign]
@@ -361,7 +365,7 @@ async def test_a_file_that_somebody_changes_meanwhile_is_left_alone(
     err = capsys.readouterr().err
     assert f"the running cluster was changed, but {config} was not written" in err
     assert "changed it meanwhile" in err
-    assert config.read_text() == "[migration]\nguard = false\n"
+    assert config.read_text() == "[migration]\nenabled = false\n"
     assert listener.cluster.controller.live.limits.max_moves == 2
 
 

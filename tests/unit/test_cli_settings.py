@@ -250,7 +250,7 @@ def test_bad_flag_is_named() -> None:
 def test_set_is_over_environment_and_file() -> None:
     text = """
 migration.max_moves = 1
-holding.overtaking = true
+holding.making_room = true
 [[priority]]
 name = "normal"
 rank = 0
@@ -266,7 +266,7 @@ max-model-len = 64
         {("endpoint", "port"): ("--port", 9000)},
         assigned=(
             "migration.max_moves=3",
-            "holding.overtaking=off",
+            "holding.making_room=off",
             "autoscale.mode=on",
             "endpoint.request_timeout_s = 60",
             "endpoint.served_model_name=a,b",
@@ -277,7 +277,7 @@ max-model-len = 64
         ),
     )
     assert found.migration.max_moves == 3
-    assert not found.holding.overtaking
+    assert not found.holding.making_room
     assert found.autoscale.mode == "on"
     assert (found.endpoint.port, found.endpoint.request_timeout_s) == (9000, 60.0)
     assert found.endpoint.served_model_name == ("a", "b")
@@ -310,7 +310,7 @@ BAD_ASSIGNMENTS = [
     (("migratoin.max_moves=2",), "unknown key migratoin.max_moves; did you mean ", "the tables ar"),
     (("max_moves=2",), "unknown table max_moves; did you mean migration.max_moves?", "the tables"),
     (("migration=2",), "--set: migration is a table: name a key of it", ""),
-    (("holding.overtaking=never",), "--set: holding.overtaking must be true or false, not ", ""),
+    (("holding.making_room=never",), "--set: holding.making_room must be true or false, not ", ""),
     (("priority.hihg.rank=2",), "'hihg' is not a priority level; did you mean high?", "one of nor"),
     (("priority.high.rnak=2",), "unknown key priority.rnak; did you mean priority.ran", "the keys"),
     (("console.theme=x",), "console.theme is no setting of a cluster: ", "llumctl config path"),

@@ -67,9 +67,9 @@ def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured)
 
 
 def test_up_passes_assigned_settings_on(calls: dict[str, Any]) -> None:
-    assert run(["up", "--set", "holding.overtaking=off", "--set", "migration.max_moves=2"]) == 0
+    assert run(["up", "--set", "holding.making_room=off", "--set", "migration.max_moves=2"]) == 0
     settings, _ = calls["up"]
-    assert (settings.holding.overtaking, settings.migration.max_moves) == (False, 2)
+    assert (settings.holding.making_room, settings.migration.max_moves) == (False, 2)
 
 
 def test_up_passes_the_name_of_its_file_on(

@@ -91,9 +91,9 @@ async def test_a_change_reaches_every_instance_and_names_the_value_before(both: 
 
 async def test_each_reaches_whom_it_concerns(both: Both) -> None:
     controller = both[0].cluster.controller
-    await patched(both, {"migration.cooling_s": 1.5, "migration.interval_s": 7})
-    assert controller.operator_moves.cooling.cooling_s == 1.5
-    assert controller.rescheduler.config.interval_s == 7.0
+    await patched(both, {"migration.max_moves": 3, "migration.max_moves_per_minute": 7})
+    assert controller.operator_moves.turns.max_moves == 3
+    assert controller.rescheduler.config.max_moves_per_minute == 7
     await patched(both, {"scheduler.status_interval_s": 0.5, "scheduler.policy": "round-robin"})
     assert told(both, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
     assert both[0].cluster.view().policy == "round-robin"
@@ -143,12 +143,12 @@ async def test_it_says_where_a_value_is_from_and_what_it_may_be(both: Both) -> N
 
 
 async def test_what_a_controller_was_started_with_is_told_from_what_was_set() -> None:
-    settings = Settings.model_validate({"migration": {"max_moves": 7, "cooling_s": 3.0}})
+    settings = Settings.model_validate({"migration": {"max_moves": 7, "max_bytes_per_s": 3.0}})
     async with listening(1, settings=settings) as found:
-        await patched(found, {"migration.cooling_s": 4})
+        await patched(found, {"migration.max_bytes_per_s": 4})
         origins = {each.key: each.origin for each in (await listed(found)).settings}
         assert origins["migration.max_moves"] == "start"
-        assert origins["migration.cooling_s"] == "set"
+        assert origins["migration.max_bytes_per_s"] == "set"
 
 
 async def test_a_dry_run_says_who_would_be_relieved_and_who_would_take(both: Both) -> None:
@@ -170,13 +170,13 @@ async def test_a_dry_run_says_who_would_be_relieved_and_who_would_take(both: Bot
     ]
     off = await patched(both, thresholds | {"migration.enabled": False}, dry_run=True)
     assert [each.then for each in off.roles] == ["neither", "neither"]
-    other = await patched(both, {"migration.interval_s": 1}, dry_run=True)
+    other = await patched(both, {"migration.max_moves_per_minute": 1}, dry_run=True)
     assert (len(other.changes), other.roles) == (1, ())
     assert (await patched(both, thresholds)).roles == ()
 
 
 async def test_what_is_so_already_is_no_change(both: Both) -> None:
-    found = await patched(both, {"migration.max_moves": 4, "migration.cooling_s": 30})
+    found = await patched(both, {"migration.max_moves": 4, "migration.max_bytes_per_s": 0})
     assert (found.changes, found.revision) == ((), 0)
     assert audited(both) == []
 

@@ -99,15 +99,15 @@ async def test_a_drain_and_its_undo(bed: Bed, capsys: Captured) -> None:
 
 
 async def test_settings_and_their_undo(bed: Bed, capsys: Captured) -> None:
-    await bed.set(max_moves=2, cooling_s=5.0)
+    await bed.set(max_moves=2, max_bytes_per_s=5.0)
     entry = (await bed.done())[0]
     assert sorted(entry.actions) == [
-        "set migration.cooling_s = 5, was 30",
+        "set migration.max_bytes_per_s = 5, was 0",
         "set migration.max_moves = 2, was 4",
     ]
     assert "set " in await undone(bed, capsys)
     limits = bed.controller.live.limits
-    assert (limits.max_moves, limits.cooling_s) == (4, 30.0)
+    assert (limits.max_moves, limits.max_bytes_per_s) == (4, None)
 
 
 async def test_a_scale_and_its_undo(bed: Bed, capsys: Captured) -> None:

@@ -12,8 +12,10 @@ from controller.api.wire.settings import SettingValue
 from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
+from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.replay.config import ReplayConfig
+from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig
 from controller.runtime.live_config import LiveConfig
 
@@ -51,24 +53,54 @@ def test_every_setting_of_late_binding_reaches_it() -> None:
     values: dict[str, SettingValue] = {
         "holding.max_held_reqs": 5,
         "holding.room_to_grow_tokens": 6,
-        "holding.relief_below_steps": 7.5,
-        "holding.by_prefill": False,
-        "holding.by_prefix": False,
-        "holding.prefill_slack_tokens": 8,
-        "holding.overtaking": False,
         "holding.making_room": False,
         "holding.fair_keys": False,
         "holding.reserved_share": 0.8,
-        "holding.reserve_after_s": 9.0,
-        "holding.share_doubles_s": 10.0,
     }
     assert {key for key in live_settings(DEFAULTS) if key.startswith("holding.")} == set(values)
-    assert {f"holding.{each.name}" for each in fields(HoldingConfig)} == set(values)
     settings = changed(DEFAULTS, values | {"scheduler.policy": "llumnix+"})
     wanted = {key.removeprefix("holding."): value for key, value in values.items()}
     assert live_config(settings).scheduler.holding == HoldingConfig(**wanted)
     other = changed(settings, {"scheduler.policy": "llumnix"})
     assert live_config(other).scheduler.holding is None
+
+
+def test_every_setting_of_moves_reaches_them() -> None:
+    moves: dict[str, SettingValue] = {
+        "enabled": False,
+        "source_below_steps": 5.5,
+        "destination_above_steps": 6.5,
+        "max_moves_per_minute": 7,
+    }
+    limits: dict[str, SettingValue] = {"max_moves": 8, "max_bytes_per_s": 9.5}
+    values = {f"migration.{key}": value for key, value in (moves | limits).items()}
+    assert {key for key in live_settings(DEFAULTS) if key.startswith("migration.")} == set(values)
+    found = live_config(changed(DEFAULTS, values))
+    assert found.rescheduling == ReschedulingConfig(**moves)
+    assert found.limits == MoveLimits(**limits)
+
+
+@pytest.mark.parametrize(
+    ("engine", "speed", "times_s"),
+    [
+        ("vllm", 4.0, (0.1, 10.0, 3.0, 60.0)),
+        ("emulated", 4.0, (0.025, 2.5, 0.75, 15.0)),
+        ("emulated", 0.5, (0.2, 20.0, 6.0, 120.0)),
+        ("emulated", 1000.0, (0.01, 0.01, 0.003, 0.06)),  # rounds have a least interval
+    ],
+)
+def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines(
+    engine: str, speed: float, times_s: tuple[float, ...]
+) -> None:
+    tables = {"cluster": {"engine": engine}, "emulated": {"speed": speed}}
+    found = live_config(Settings.model_validate(tables))
+    moves, holding = found.rescheduling, found.scheduler.holding
+    assert holding is not None
+    own = (
+        *(moves.interval_s, moves.not_back_s),
+        *(holding.reserve_after_s, holding.share_doubles_s),
+    )
+    assert own == pytest.approx(times_s)
 
 
 def test_every_setting_of_auto_scaling_reaches_it() -> None:
@@ -97,16 +129,10 @@ def test_every_setting_of_auto_scaling_reaches_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "by_prefix", "asked"),
-    [
-        ("llumnix+", True, True),
-        ("llumnix+", False, False),
-        ("llumnix", True, False),
-        ("prefix-aware", False, True),
-    ],
+    ("policy", "asked"), [("llumnix+", True), ("llumnix", False), ("prefix-aware", True)]
 )
-def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy, by_prefix, asked) -> None:
-    settings = changed(DEFAULTS, {"scheduler.policy": policy, "holding.by_prefix": by_prefix})
+def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy, asked) -> None:
+    settings = changed(DEFAULTS, {"scheduler.policy": policy})
     assert live_config(settings).frontends.hash_prefixes is asked
 
 

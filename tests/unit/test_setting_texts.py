@@ -53,8 +53,8 @@ def test_every_default_can_be_typed_as_it_is_shown() -> None:
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
-        ("holding.overtaking", "off", False),
-        ("holding.overtaking", "on", True),
+        ("holding.making_room", "off", False),
+        ("holding.making_room", "on", True),
         ("migration.enabled", "false", False),
         ("migration.enabled", "True", True),
         ("migration.enabled", "never", "never"),

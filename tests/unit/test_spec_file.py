@@ -21,7 +21,7 @@ SPEC = (
         {
             "migration.enabled": False,
             "migration.max_moves": 4,
-            "migration.cooling_s": 30.0,
+            "migration.max_bytes_per_s": 30.0,
             "scheduler.policy": "infaas++",
             "endpoint.request_timeout_s": None,
         }

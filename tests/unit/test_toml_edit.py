@@ -48,7 +48,7 @@ def changed_lines(before: str, after: str) -> list[str]:
             None,
             ["-   max_moves = 2   # fewer", "+   # max_moves = 2   # fewer"],
         ),
-        ("migration", "cooling_s", None, []),
+        ("migration", "max_bytes_per_s", None, []),
         ("cluster", "instances", 3, ["+ instances = 3"]),
         ("scheduler", "grace_s", 2.5, ["+ ", "+ [scheduler]", "+ grace_s = 2.5"]),
     ],

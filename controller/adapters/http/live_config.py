@@ -1,10 +1,10 @@
 """Turns the settings that operators write into the configuration that the cluster runs with."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.live_settings import SettingError
-from controller.api.settings.settings import Settings, StatusPush
+from controller.api.settings.settings import HoldingTable, MigrationTable, Settings, StatusPush
 from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import Policy, find_policy
 from controller.core.holding.config import HoldingConfig
@@ -18,13 +18,14 @@ from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.runtime.live_config import LiveAutoscale, LiveConfig, SlowLimits
 from controller.runtime.messages.operations import FrontendLimits
 
+MIN_INTERVAL_S = 0.01
+"""From one round to the next, however fast an emulated cluster is."""
+
 
 def live_config(settings: Settings) -> LiveConfig:
     """Raises SettingError for a policy that no live cluster has."""
     scheduler, migration, endpoint = settings.scheduler, settings.migration, settings.endpoint
-    holding = HoldingConfig(
-        **{each.name: getattr(settings.holding, each.name) for each in fields(HoldingConfig)}
-    )
+    holding = _holding(settings.holding, _speed(settings))
     policy = _policy(scheduler.policy)
     late_binding = policy.late_binding
     table = settings.limits
@@ -39,17 +40,13 @@ def live_config(settings: Settings) -> LiveConfig:
             holding=holding if late_binding else None,
             key_limits=key_limits,
         ),
-        limits=MoveLimits(
-            migration.max_moves, migration.max_bytes_per_s or None, migration.cooling_s
-        ),
-        rescheduling=ReschedulingConfig(
-            **{each.name: getattr(migration, each.name) for each in fields(ReschedulingConfig)}
-        ),
+        limits=MoveLimits(migration.max_moves, migration.max_bytes_per_s or None),
+        rescheduling=_rescheduling(migration, _speed(settings)),
         frontends=FrontendLimits(
             endpoint.max_live_requests,
             endpoint.request_timeout_s,
             endpoint.write_timeout_s,
-            hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
+            hash_prefixes=late_binding or policy.by_prefix,
             key_limits=key_limits,
             replay=ReplayConfig(
                 settings.replay.max_replays,
@@ -63,6 +60,35 @@ def live_config(settings: Settings) -> LiveConfig:
         fence_after_s=scheduler.fence_after_s,
         slow=SlowLimits(scheduler.slow_factor, scheduler.slow_after_s),
         max_events=settings.control.max_events,
+    )
+
+
+def _speed(settings: Settings) -> float:
+    """How many times as fast as its profile the cluster is. The scheduler's own times are the
+    profile's too, so that a cluster that is faster decides as the one that it stands for."""
+    return settings.emulated.speed if settings.cluster.engine == "emulated" else 1.0
+
+
+def _holding(table: HoldingTable, speed: float) -> HoldingConfig:
+    config = HoldingConfig(**table.model_dump())
+    return replace(
+        config,
+        reserve_after_s=config.reserve_after_s / speed,
+        share_doubles_s=config.share_doubles_s / speed,
+    )
+
+
+def _rescheduling(table: MigrationTable, speed: float) -> ReschedulingConfig:
+    config = ReschedulingConfig(
+        enabled=table.enabled,
+        source_below_steps=table.source_below_steps,
+        destination_above_steps=table.destination_above_steps,
+        max_moves_per_minute=table.max_moves_per_minute,
+    )
+    return replace(
+        config,
+        interval_s=max(MIN_INTERVAL_S, config.interval_s / speed),
+        not_back_s=config.not_back_s / speed,
     )
 
 

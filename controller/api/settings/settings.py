@@ -123,19 +123,6 @@ class HoldingTable(Table):
     429."""
     room_to_grow_tokens: Annotated[int, Field(ge=0)] = 320
     """What an admission leaves free on an instance where others run: they grow."""
-    relief_below_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0
-    """An instance whose batch can run fewer steps than these is relieved before it evicts; 0: it is
-    not."""
-    by_prefill: bool = True
-    """Whether a request that fits on several instances goes to one with little prefill ahead."""
-    by_prefix: bool = True
-    """Whether it counts which of them has the prompt's beginning in its prefix cache; where
-    nothing tells of prompts' beginnings, it changes nothing."""
-    prefill_slack_tokens: Annotated[int, Field(ge=0)] = 2048
-    """Instances with so many more tokens to compute before the request's first one than the least
-    count as equal: the freest of them is taken."""
-    overtaking: bool = True
-    """Whether a request that fits goes ahead of earlier ones that do not."""
     fair_keys: bool = True
     """Whether the API keys of one level take turns by their tokens, whoever was served least first;
     off: by arrival alone."""
@@ -144,11 +131,6 @@ class HoldingTable(Table):
     reserved_share: Annotated[float, Field(ge=0, le=1)] = 0.3
     """At most this share of the instances, but at least one, is kept for the first blocked
     requests."""
-    reserve_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
-    """The first blocked request has an instance kept for it at once, others after this wait."""
-    share_doubles_s: Seconds = 60.0
-    """`reserved_share` doubles each time the first request has waited so long: in a long overload
-    the order becomes strict."""
 
 
 class LimitsTable(Table):
@@ -162,28 +144,20 @@ class LimitsTable(Table):
 
 
 class MigrationTable(Table):
-    """`[migration]`: when requests are moved, which, and what that may take; docs/scheduling.md."""
+    """`[migration]`: when requests are moved, and what that may take; docs/scheduling.md."""
 
     enabled: bool = True
     """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
-    interval_s: Annotated[float, Field(ge=0.01, le=3600)] = 0.1
-    """Time from one round of pairing instances to the next."""
     source_below_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
     """An instance whose freeness is lower is relieved of requests."""
     destination_above_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
     """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
-    guard: bool = True
-    """Whether a move must be worth what it costs, and must not bring a request back soon."""
-    not_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
-    """How long a request that came from an instance is not moved back there."""
     max_moves_per_minute: Annotated[int, Field(ge=0, le=32)] = 6
     """Moves of one request in a minute. 0: requests move only by hand and out of drains."""
     max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
     """Moves of one instance at a time, to and from it; 0: none."""
     max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Copied from one instance to another; 0: no limit."""
-    cooling_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    """How long a destination that failed is not chosen."""
 
     @model_validator(mode="after")
     def _a_destination_is_no_source(self) -> Self:
@@ -226,7 +200,8 @@ class EmulatedTable(Table):
     """How a step is filled: prefills cut to the token budget, or whole and before decodes."""
     prefix_caching: bool = True
     speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
-    """How many times faster than the profile's wall-clock time."""
+    """How many times faster than the profile's wall-clock time. The scheduler's own times, which
+    are no settings, are the profile's too."""
     num_blocks: Annotated[int, Field(ge=1)] | None = None
     """KV blocks of an instance; None: the profile's."""
 

@@ -14,5 +14,3 @@ class MoveLimits:
     """Moves of one instance at a time, both directions together."""
     max_bytes_per_s: float | None = None
     """Bandwidth from one instance to another; None: no limit."""
-    cooling_s: float = 30.0
-    """How long a destination that failed is not chosen."""

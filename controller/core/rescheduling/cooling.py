@@ -6,15 +6,15 @@ for the source that failed with it, and for all once a second source did, or whe
 
 from collections.abc import Iterator
 
+COOLING_S = 30.0
+"""The same however often it failed: destinations are few, and a try costs its source one stage."""
+
 
 class Cooling:
-    """The time is fixed: destinations are few, and a try costs its source one stage.
+    """Times are the caller's, in seconds, of any origin."""
 
-    Times are the caller's, in seconds, of any origin."""
-
-    def __init__(self, cooling_s: float) -> None:
-        self.cooling_s = cooling_s
-        """May be changed at any time; counts also for destinations that cool already."""
+    def __init__(self, cooling_s: float = COOLING_S) -> None:
+        self._cooling_s = cooling_s
         self._pair_failed_s: dict[tuple[str, str], float] = {}
         """When a pair failed last, by source and destination."""
         self._failed_s: dict[str, float] = {}
@@ -36,7 +36,7 @@ class Cooling:
         if source_id is not None:
             times_s.append(self._pair_failed_s.get((source_id, destination_id)))
         failed_s = max((time_s for time_s in times_s if time_s is not None), default=None)
-        return 0.0 if failed_s is None else max(0.0, failed_s + self.cooling_s - now_s)
+        return 0.0 if failed_s is None else max(0.0, failed_s + self._cooling_s - now_s)
 
     def pairs(self, now_s: float) -> Iterator[tuple[str, str]]:
         """The (source id, destination id) that failed together and still cool."""
@@ -44,6 +44,6 @@ class Cooling:
         return iter(self._pair_failed_s)
 
     def _forget(self, now_s: float) -> None:
-        oldest_s = now_s - self.cooling_s
+        oldest_s = now_s - self._cooling_s
         self._pair_failed_s = {p: s for p, s in self._pair_failed_s.items() if s > oldest_s}
         self._failed_s = {i: s for i, s in self._failed_s.items() if s > oldest_s}

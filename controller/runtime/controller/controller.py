@@ -275,7 +275,6 @@ class Controller:
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
         self.operator_moves.levels = config.scheduler.levels
-        self.operator_moves.cooling.cooling_s = config.limits.cooling_s
         self.operator_moves.turns.max_moves = config.limits.max_moves
         self.rescheduler.levels = config.scheduler.levels
         if config.rescheduling != before.rescheduling:

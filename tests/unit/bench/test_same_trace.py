@@ -9,6 +9,8 @@ import pytest
 from benchmarks.policy_cluster import Cast
 from benchmarks.same_trace import live_settings, longest_pause_s, simulated, tpot_s, write_trace
 from benchmarks.servers import as_variables
+from controller.adapters.http.live_config import live_config
+from controller.api.settings.settings import ClusterTable
 from controller.core.dispatch.policies import POLICIES
 from controller.model.profile import load_profile
 from controller.sim.policies import SIM_POLICIES, sim_policy
@@ -41,23 +43,33 @@ def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> Non
 def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) -> None:
     cast = Cast(sim_policy(name), 16, "a10-llama-7b", speed)
     settings = llumctl_settings.load(environ=as_variables(cast.settings()))
-    rescheduling = sim_policy(name).rescheduling
-    assert settings.scheduler.policy == sim_policy(name).dispatch
-    assert settings.migration.enabled == rescheduling.enabled
-    assert settings.migration.interval_s == pytest.approx(rescheduling.interval_s / speed)
-    assert settings.migration.not_back_s == pytest.approx(rescheduling.not_back_s / speed)
-    assert settings.emulated.speed == speed
-    holding = sim_policy(name).holding
-    if holding is not None:
-        assert settings.holding.reserve_after_s == pytest.approx(holding.reserve_after_s / speed)
-        assert settings.holding.reserved_share == holding.reserved_share
+    settings = settings.model_copy(update={"cluster": ClusterTable(engine="emulated")})
+    live, policy = live_config(settings), sim_policy(name)
+    assert live.scheduler.policy.name == policy.dispatch
+    assert live.limits.max_moves == policy.max_moves
+    moves = policy.rescheduling
+    assert live.rescheduling == replace(
+        moves,
+        interval_s=moves.interval_s / speed,
+        not_back_s=moves.not_back_s / speed,
+        max_moves_per_minute=round(moves.max_moves_per_minute * speed),
+    )
+    holding = policy.holding
+    assert live.scheduler.holding == (
+        holding
+        and replace(
+            holding,
+            reserve_after_s=holding.reserve_after_s / speed,
+            share_doubles_s=holding.share_doubles_s / speed,
+        )
+    )
 
 
-def test_settings_that_are_no_times_stay_as_they_are() -> None:
-    changed = {"migration.guard": "off", "migration.source_below_steps": "20"}
-    found = live_settings(with_settings(sim_policy("llumnix"), changed), 3.0)
-    assert found["migration.guard"] is False
-    assert found["migration.source_below_steps"] == 20
+def test_what_is_changed_is_the_live_clusters_too_if_it_can_be() -> None:
+    changed = with_settings(sim_policy("llumnix"), {"migration.source_below_steps": "20"})
+    assert live_settings(changed, 3.0)["migration.source_below_steps"] == 20
+    with pytest.raises(ValueError, match=r"a live cluster has no setting migration\.guard"):
+        live_settings(with_settings(changed, {"migration.guard": "off"}), 3.0)
 
 
 def test_a_stale_status_is_as_stale_live() -> None:

@@ -51,14 +51,3 @@ def test_another_failure_begins_anew() -> None:
     cooling.failed("i-0", "i-1", 100.0)
     cooling.failed("i-0", "i-1", 120.0)
     assert cooling.remaining_s("i-1", 140.0, "i-0") == 10.0
-
-
-def test_a_time_that_is_changed_counts_for_those_that_cool() -> None:
-    cooling = Cooling(30.0)
-    cooling.died("i-1", 100.0)
-    cooling.failed("i-0", "i-2", 100.0)
-    cooling.cooling_s = 5.0
-    assert cooling.remaining_s("i-1", 104.0) == 1.0
-    assert cooling.remaining_s("i-2", 104.0, "i-0") == 1.0
-    cooling.cooling_s = 0.0
-    assert cooling.remaining_s("i-1", 104.0) == 0.0

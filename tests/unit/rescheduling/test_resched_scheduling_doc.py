@@ -1,12 +1,11 @@
 """What docs/scheduling.md says is what the code does: its tables, defaults and codes."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.api.settings.settings import MigrationTable
 from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.refusals import SENTENCES
 from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
@@ -45,9 +44,7 @@ def test_it_names_every_reason_and_refusal() -> None:
 def test_its_defaults_are_those_of_the_code() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `migration\.(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
-    config = ReschedulingConfig()
-    expected = {each.name: getattr(config, each.name) for each in fields(config)}
-    assert rows == {name: _shown(value) for name, value in expected.items()}
+    assert rows == {name: _shown(value) for name, value in MigrationTable()}
 
 
 def test_every_code_is_explained() -> None:

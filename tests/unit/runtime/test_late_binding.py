@@ -133,17 +133,16 @@ async def test_no_room_is_made_towards_one_that_failed_or_is_busy_moving(bed: Be
     (kept,) = placement.reserved
     (other,) = {"i-0", "i-1"} - {kept}
     await bed.reports(other, free=5, num_running=1)
-    cooling = bed.controller.operator_moves.cooling
-    cooling.failed(kept, other, bed.controller.now_s())
-    bed.controller.rescheduler.round()
-    await settle()
-    assert bed.peers[kept].received(RoomOrdered) == []
-    cooling.cooling_s = 0.0
     bed.controller.configure(replace(PLUS, limits=MoveLimits(max_moves=0)))
     bed.controller.rescheduler.round()
     await settle()
     assert bed.peers[kept].received(RoomOrdered) == []
     bed.controller.configure(replace(PLUS, rescheduling=ReschedulingConfig(enabled=False)))
+    bed.controller.rescheduler.round()
+    await settle()
+    assert bed.peers[kept].received(RoomOrdered) == []
+    bed.controller.configure(PLUS)
+    bed.controller.operator_moves.cooling.failed(kept, other, bed.controller.now_s())
     bed.controller.rescheduler.round()
     await settle()
     assert bed.peers[kept].received(RoomOrdered) == []

@@ -68,12 +68,12 @@ async def test_a_threshold_is_changed_after_its_preview_was_shown(key: str) -> N
 
 async def test_what_the_controller_refuses_is_said_and_can_be_typed_again() -> None:
     async with acting() as bed:
-        await row(bed, "migration.not_back_s")
+        await row(bed, "migration.max_bytes_per_s")
         await bed.press("enter")
         assert isinstance(bed.app.screen, EditScreen)
         for text, words in (
-            ("many", "migration.not_back_s must be a number, not 'many'"),
-            ("10", "it is so already"),
+            ("many", "migration.max_bytes_per_s must be a number, not 'many'"),
+            ("0", "it is so already"),
             ("  ", "type a value"),
         ):
             await value(bed, text)

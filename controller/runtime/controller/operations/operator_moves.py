@@ -93,7 +93,7 @@ class OperatorMoves:
         self._now_s = now_s
         self._epoch = epoch
         self._queries = queries
-        self.cooling = Cooling(limits.cooling_s)
+        self.cooling = Cooling()
         self.turns = MoveTurns(num_reported, limits.max_moves)
         self.log = MoveLog()
         self._migration_ids = itertools.count(1)
