@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import machine, results
 from benchmarks.autoscale_load import Tide, mean_over_time
-from benchmarks.autoscale_sim import SCALED, TIMES_S, Scene, simulate_all
+from benchmarks.autoscale_sim import CHECK_INTERVAL_S, SCALED, Scene, simulate_all
 from benchmarks.autoscale_tables import draw, figures_table, health_table, saving_lines
 from benchmarks.cluster_runs import PROFILE
 from benchmarks.cpu_meter import CpuMeter
@@ -156,7 +156,7 @@ def _play(console: Console, folder: Path, wanted: str, scene: Scene, policy: str
     settings = dict(Cast(sim_policy(policy), number, PROFILE, speed).settings())
     if wanted == SCALED:
         scaling = {"mode": "on", "min_instances": scene.least, "max_instances": scene.most}
-        scaling |= {key: value / speed for key, value in TIMES_S.items()}
+        scaling["check_interval_s"] = CHECK_INTERVAL_S / speed
         settings |= {f"autoscale.{key}": value for key, value in scaling.items()}
     cluster = LlumctlServer(emulated_plan(number), settings=settings, emulated=True)
     with running(cluster):

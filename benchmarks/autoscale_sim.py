@@ -16,8 +16,8 @@ from controller.sim.summary import summarize
 from controller.sim.workload.request import Trace
 
 SCALED = "autoscale"
-TIMES_S = {"check_interval_s": 10.0, "up_persistence_s": 10.0, "down_persistence_s": 10.0}
-"""Settings of auto-scaling that are times, by the definitions' defaults."""
+CHECK_INTERVAL_S = 10.0
+"""From one look at the load to the next, by the definition's default; two in a row count."""
 DELAY_S = 0.01
 """Of a request on its way, in the mean (`make bench-fidelity`), by the clock."""
 COLD_START_S = 1.5
@@ -56,12 +56,15 @@ class Scene:
     def _scaled(self, policy: SimPolicy) -> SimPolicy:
         found = with_autoscale(policy, self.least, self.most)
         assert found.autoscale is not None
-        times_s: dict[str, Any] = {
-            **TIMES_S,
-            "first_check_after_s": TIMES_S["check_interval_s"],
-            "cold_start_s": COLD_START_S * self.speed,
-        }
-        return replace(found, autoscale=replace(found.autoscale, **times_s))
+        config = replace(
+            found.autoscale,
+            check_interval_s=CHECK_INTERVAL_S,
+            first_check_after_s=CHECK_INTERVAL_S,
+            up_persistence_s=CHECK_INTERVAL_S,
+            down_persistence_s=CHECK_INTERVAL_S,
+            cold_start_s=COLD_START_S * self.speed,
+        )
+        return replace(found, autoscale=config)
 
 
 def simulate(scene: Scene, run: str, policy: str, number: int) -> dict[str, Any]:

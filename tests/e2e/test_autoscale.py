@@ -27,10 +27,7 @@ mode = "on"
 max_instances = 4
 up_below_steps = 100.0
 down_above_steps = 600.0
-max_added = 2
 check_interval_s = 0.3
-up_persistence_s = 0.0
-down_persistence_s = 0.3
 """
 NUM_REQUESTS = 8
 """Of 200 tokens, which take 104 of an instance's 127 blocks at first, and 352 in the end: that is

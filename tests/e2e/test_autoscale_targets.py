@@ -31,8 +31,6 @@ profile = "PROFILE"
 max_instances = 2
 up_below_steps = {UP_BELOW_STEPS}
 check_interval_s = 0.3
-up_persistence_s = 0.0
-down_persistence_s = 0.3
 """
 
 

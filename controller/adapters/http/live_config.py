@@ -1,6 +1,6 @@
 """Turns the settings that operators write into the configuration that the cluster runs with."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.live_settings import SettingError
@@ -54,7 +54,7 @@ def live_config(settings: Settings) -> LiveConfig:
                 settings.replay.patience_s,
             ),
         ),
-        autoscale=_autoscale(settings.autoscale),
+        autoscale=_autoscale(settings.autoscale, settings.cluster.start_timeout_s),
         status_interval_s=scheduler.status_interval_s,
         status_phases=_phases(scheduler.status_push),
         fence_after_s=scheduler.fence_after_s,
@@ -108,11 +108,12 @@ def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
     return STEP_PHASES if push == "all" else (push,)
 
 
-def _autoscale(table: AutoscaleTable) -> LiveAutoscale:
-    """The cold start is not set but measured, and the first check comes after one interval."""
-    taken = {each.name for each in fields(AutoscaleConfig)} & set(AutoscaleTable.model_fields)
+def _autoscale(table: AutoscaleTable, start_timeout_s: float) -> LiveAutoscale:
+    """The cold start is not set but measured. What two checks in a row found is acted on."""
     config = AutoscaleConfig(
+        **table.model_dump(exclude={"mode"}),
         first_check_after_s=table.check_interval_s,
-        **{name: getattr(table, name) for name in taken},
+        up_persistence_s=table.check_interval_s,
+        down_persistence_s=table.check_interval_s,
     )
-    return LiveAutoscale(table.mode, config, table.start_timeout_s)
+    return LiveAutoscale(table.mode, config, start_timeout_s)

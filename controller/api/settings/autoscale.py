@@ -9,7 +9,6 @@ from controller.api.settings.table import Seconds, Table
 
 AutoscaleMode = Literal["off", "dry-run", "on"]
 Steps = Annotated[float, Field(allow_inf_nan=False)]
-Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_INSTANCES)]
 
 
@@ -27,25 +26,14 @@ class AutoscaleTable(Table):
     down_above_steps: Steps = 960.0
     """One instance goes if the freeness of the cluster without it is higher; not lower than
     `up_below_steps`."""
-    max_added: Count = 4
-    """Instances that one decision may add."""
     target_ttft_s: Seconds | None = None
     """Instances are added too while the P99 time to first token that is estimated for the next
     minute is longer; None: no target."""
     target_tpot_s: Seconds | None = None
     """As `target_ttft_s`, of the mean time per output token of a request."""
-    target_margin: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """One instance goes only if without it each estimate is at most this share of its target."""
     check_interval_s: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
-    """From one look at the load to the next, and before the first one."""
-    up_persistence_s: Wait = 10.0
-    """For how long each look must have found too little room before instances are added."""
-    down_persistence_s: Wait = 10.0
-    """For how long each look must have found one instance too many before one goes."""
-    retry_failed_start_s: Wait = 300.0
-    """None is added for so long after an instance could not start."""
-    start_timeout_s: Seconds = 600.0
-    """An instance that does not serve for so long counts as one that cannot start."""
+    """From one look at the load to the next, and before the first one. Two looks in a row must have
+    found the same before it is acted on."""
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:

@@ -42,6 +42,8 @@ class ClusterTable(Table):
     host: str = "127.0.0.1"
     """Address that the cluster's own sockets bind and advertise; routable for several machines."""
     start_timeout_s: Seconds = 600.0
+    """How long `up` waits for the cluster. An instance that auto-scaling adds counts as one that
+    cannot start after so long."""
 
 
 class EndpointServer(Table):

@@ -1,5 +1,9 @@
-"""Settings of auto-scaling. Range, interval and first check are those of the Llumnix authors'
-experiments, in blocks of 16 tokens per request there."""
+"""What auto-scaling goes by. Range, interval and first check are those of the Llumnix authors'
+experiments, in blocks of 16 tokens per request there.
+
+Operators set how many instances there may be, the range, the targets and the interval. The rest is
+fixed in a cluster, and is here so that the simulator can compare.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,19 +23,19 @@ class AutoscaleConfig:
     min_instances: int = 1
     max_instances: int = 16
     max_added: int = 4
-    """How many instances one decision may add because of the load."""
+    """How many instances one decision may add because of the load. The authors' code adds several,
+    too, and removes one."""
     target_ttft_s: float | None = None
     """More instances while the estimate of the P99 for the next minute is above this."""
     target_tpot_s: float | None = None
-    target_margin: float = 0.8
-    """One instance less only if with it each estimate is at most this share of its target."""
     check_interval_s: float = 10.0
     first_check_after_s: float = 100.0
     up_persistence_s: float = 10.0
-    """For how long each check must have found F_scale below x. A load between two checks is not
-    seen; with 0 one check is enough."""
+    """For how long each check must have found F_scale below x; a cluster has its interval for it,
+    so that two checks in a row must. A load between two checks is not seen; with 0 one check is
+    enough."""
     down_persistence_s: float = 10.0
-    """For how long each check must have found room for one instance less."""
+    """For how long each check must have found room for one instance less; as `up_persistence_s`."""
     retry_failed_start_s: float = 300.0
     """For how long none is started after an instance could not start: what keeps one from starting
     keeps the next one too."""
@@ -56,8 +60,6 @@ class AutoscaleConfig:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
-        if not 0 < self.target_margin <= 1:
-            raise ValueError("target_margin must be above 0, and at most 1")
         for target_s in (self.target_ttft_s, self.target_tpot_s):
             if target_s is not None and not target_s > 0:
                 raise ValueError("a target must be positive")

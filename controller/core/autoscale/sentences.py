@@ -3,6 +3,7 @@
 from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.autoscale.decide import ScaleDecision, ScaleReason
 from controller.core.autoscale.estimate import Target
+from controller.core.autoscale.targets import TARGET_MARGIN
 
 
 def why(decision: ScaleDecision, config: AutoscaleConfig) -> str:
@@ -69,7 +70,7 @@ def _less(decision: ScaleDecision, config: AutoscaleConfig) -> str:
         return "what clients saw in the last minute tells of another number of instances"
     return (
         f"its P99 {target.upper()} is estimated at {found_s:.3g} s, more than"
-        f" {100 * config.target_margin:.0f}% of the target of {_wanted_s(target, config):g} s"
+        f" {100 * TARGET_MARGIN:.0f}% of the target of {_wanted_s(target, config):g} s"
     )
 
 

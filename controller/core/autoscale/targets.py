@@ -6,6 +6,10 @@ from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.autoscale.estimate import NOTHING_KNOWN, Estimate, Target, estimate
 from controller.core.autoscale.load import ClusterLoad
 
+TARGET_MARGIN = 0.8
+"""One instance less only if with it each estimate is at most this share of its target: an estimate
+that is nearer would soon call for it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -41,7 +45,7 @@ class Outlook:
         targets = [target for target in Target if self._of(target) is not None]
         if targets and self.load.recent is not None and not self.load.recent.settled:
             return targets[0]
-        return self._above(self.estimate_less(), self.config.target_margin)
+        return self._above(self.estimate_less(), TARGET_MARGIN)
 
     def _with(self, num_instances: int) -> Estimate:
         if self.load.recent is None:
