@@ -3,10 +3,10 @@
 `/health` is vLLM's own and says that this process serves: it stays 200 while live requests end.
 `/ready` is for load balancers and says whether a new request would be taken.
 
+A small module, as it is tried without vLLM, which the module of the app imports.
+
 Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
 entrypoints/launchers/api_server/app_state.py `openai_serving_models`, where the app keeps it.
-
-A small module: it is tried without vLLM, which `openai_app` imports.
 """
 
 from collections.abc import Callable
