@@ -30,9 +30,10 @@ HEARTBEAT_S = 1.0
 # After a turn as long as this the instance may have been fenced meanwhile (core/tracking/fencing):
 # the process was stopped, or a step hung.
 LONG_TURN_S = 2.0
-# After a step in which a request began or ended, the engine steps back for so long, and the event
+# After a step that admits or ends a request the engine pauses for so long, and the event
 # loop gets the interpreter: else the first or last token waits for the next step's scheduling
-# (1.5 ms in the median at 8 streams, 0.4 ms with the pause).
+# (1.5 ms in the median at 8 streams, 0.4 ms with the pause). The first token of a prompt that takes
+# several steps still waits: the engine tells admissions, not first tokens.
 YIELD_S = 50e-6
 # If the controller does not say so by then, as it is away, the engine goes on.
 ANSWER_S = 1.0

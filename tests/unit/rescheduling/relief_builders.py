@@ -94,3 +94,12 @@ def begun(view: ReliefView, chosen: Candidate) -> ReliefView:
         ),
         sent=(*view.sent, chosen),
     )
+
+
+ARRIVALS = [
+    running("old", 30, arrival_time_s=1),
+    running("mid", 20, arrival_time_s=2),
+    running("new", 40, arrival_time_s=3),
+    queued("first", 25, arrival_time_s=4),
+    queued("second", 5, arrival_time_s=5),
+]

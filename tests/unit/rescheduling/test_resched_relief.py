@@ -13,6 +13,7 @@ from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from tests.unit.rescheduling.relief_builders import (
+    ARRIVALS,
     EASY,
     STEP_TIME_S,
     begun,
@@ -102,15 +103,6 @@ def test_the_lowest_rank_leaves_first() -> None:
     levels = (Level("low", -1), Level("normal", 0))
     source = [running("x", 5), running("y", 40, rank=-1), running("z", 50)]
     assert moves_of(view_of(source, levels=levels, config=TIGHT))[0][0] == "y"
-
-
-ARRIVALS = [
-    running("old", 30, arrival_time_s=1),
-    running("mid", 20, arrival_time_s=2),
-    running("new", 40, arrival_time_s=3),
-    queued("first", 25, arrival_time_s=4),
-    queued("second", 5, arrival_time_s=5),
-]
 
 
 def test_of_one_rank_the_fewest_tokens_go_first_and_of_the_queue_only_its_head() -> None:

@@ -21,6 +21,7 @@ from controller.sim.relief_baselines import (
 )
 from controller.sim.setup import ClusterSetup, SimPolicy
 from tests.unit.rescheduling.relief_builders import (
+    ARRIVALS,
     EASY,
     begun,
     instance,
@@ -30,13 +31,6 @@ from tests.unit.rescheduling.relief_builders import (
 )
 from tests.unit.sim.runs import SMALL, requests
 
-ARRIVALS = [
-    running("old", 30, arrival_time_s=1),
-    running("mid", 20, arrival_time_s=2),
-    running("new", 40, arrival_time_s=3),
-    queued("first", 25, arrival_time_s=4),
-    queued("second", 5, arrival_time_s=5),
-]
 TURNS = {
     "llumnix": ["mid", "first", "old", "new"],
     "SR": ["mid", "old", "new"],
