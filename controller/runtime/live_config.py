@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from controller.core.autoscale.config import AutoscaleConfig, AutoscaleMode
+from controller.core.fleet.autoscale_config import AutoscaleConfig, AutoscaleMode
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig

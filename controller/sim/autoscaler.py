@@ -1,4 +1,4 @@
-"""Auto-scaling in virtual time: `core.autoscale` decides, the cluster launches and drains.
+"""Auto-scaling in virtual time: `core.fleet` decides, the cluster launches and drains.
 
 An instance costs from its launch until it is gone: while it starts, and while it drains.
 """
@@ -6,9 +6,9 @@ An instance costs from its launch until it is gone: while it starts, and while i
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from controller.core.autoscale.config import AutoscaleConfig
-from controller.core.autoscale.decide import ScaleState, decide
-from controller.core.autoscale.load import ClusterLoad
+from controller.core.fleet.autoscale_config import AutoscaleConfig
+from controller.core.fleet.autoscaler import ScaleState, decide
+from controller.core.fleet.outlook import ClusterLoad
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
 

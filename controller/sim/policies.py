@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import NORMAL
 from controller.core.rescheduling.config import ReschedulingConfig

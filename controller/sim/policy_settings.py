@@ -11,8 +11,8 @@ from dataclasses import fields, replace
 from functools import reduce
 from typing import Any
 
-from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import find_policy
+from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.sim.dispatch_baselines import DISPATCH

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.rescheduling.config import ReschedulingConfig

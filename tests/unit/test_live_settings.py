@@ -8,8 +8,8 @@ from controller.adapters.http.live_config import live_config
 from controller.api.settings.live_settings import LIVE, SettingError, changed, live_settings
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.wire.settings import SettingValue
-from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import POLICIES
+from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits

@@ -5,8 +5,8 @@ from dataclasses import replace
 from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.live_settings import SettingError
 from controller.api.settings.settings import HoldingTable, MigrationTable, Settings, StatusPush
-from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import Policy, find_policy
+from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits

@@ -6,10 +6,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
+from controller.core.fleet.liveness import Key
+from controller.core.fleet.slowness import Slow, Slowness
 from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.leaving import SLOW_DRAIN
-from controller.core.tracking.silence import Key
-from controller.core.tracking.slowness import Slow, Slowness
 from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.live_config import SlowLimits

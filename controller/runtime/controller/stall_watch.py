@@ -4,9 +4,8 @@ and has them fenced in the end."""
 from collections.abc import Callable, Mapping
 
 from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.fleet.liveness import Fencing, Key, Rest, Serving
 from controller.core.scheduler import GlobalScheduler
-from controller.core.tracking.fencing import Fencing, Rest, Serving
-from controller.core.tracking.silence import Key
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Member, Roster
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # An idle engine thread wakes this often, so that a hang shows as missing progress.
 HEARTBEAT_S = 1.0
-# After a turn as long as this the instance may have been fenced meanwhile (core/tracking/fencing):
+# After a turn as long as this the instance may have been fenced meanwhile (core/fleet/liveness):
 # the process was stopped, or a step hung.
 LONG_TURN_S = 2.0
 # After a step that admits or ends a request the engine pauses for so long, and the event

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from controller.core.autoscale.config import AutoscaleConfig
-from controller.core.autoscale.decide import ScaleDecision, ScaleReason, ScaleState, decide
-from controller.core.autoscale.estimate import (
+from controller.core.fleet.autoscale_config import AutoscaleConfig
+from controller.core.fleet.autoscaler import ScaleDecision, ScaleReason, ScaleState, decide, why
+from controller.core.fleet.outlook import (
+    ClusterLoad,
     Crowd,
     Estimate,
     RecentLatencies,
     Target,
     estimate,
 )
-from controller.core.autoscale.load import ClusterLoad
-from controller.core.autoscale.sentences import why
 from tests.unit.core.core_builders import snapshot_of
 
 CONFIG = AutoscaleConfig(

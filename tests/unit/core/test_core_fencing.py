@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.tracking.fencing import Rest, Silent, to_fence
-from controller.core.tracking.silence import MAX_TURN_S, Silences
+from controller.core.fleet.liveness import MAX_TURN_S, Rest, Silences, Silent, to_fence
 
 AFTER_S = 30.0
 KEY = ("i-0", 1)

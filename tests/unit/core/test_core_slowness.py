@@ -1,6 +1,6 @@
 """Which instance steps slowly."""
 
-from controller.core.tracking.slowness import Slowness
+from controller.core.fleet.slowness import Slowness
 
 WINDOW_S, FACTOR = 10.0, 3.0
 STEP_S = 0.04

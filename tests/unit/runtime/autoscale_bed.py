@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from controller.core.autoscale.config import AutoscaleConfig, AutoscaleMode
+from controller.core.fleet.autoscale_config import AutoscaleConfig, AutoscaleMode
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.live_config import LiveAutoscale, LiveConfig

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.core.autoscale.decide import ScaleReason
+from controller.core.fleet.autoscaler import ScaleReason
 from controller.core.operations.rolling import RollingOrder
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.autoscaling import ACTOR, Outcome

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from controller.api.settings.settings import MigrationTable
-from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.sim.cluster import SimCluster

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from controller.api.errors import LlumctlError
-from controller.core.autoscale.config import AutoscaleConfig
-from controller.core.autoscale.decide import ScaleDecision, ScaleReason, ScaleState, decide
-from controller.core.autoscale.sentences import why
+from controller.core.fleet.autoscale_config import AutoscaleConfig
+from controller.core.fleet.autoscaler import ScaleDecision, ScaleReason, ScaleState, decide, why
 from controller.core.operations.cluster_spec import DrainOrder, ScaleHold
 from controller.core.operations.scaling import planned_instances
 from controller.core.record.event_log import EventKind, Number

@@ -3,8 +3,7 @@ holds, and what comes and goes."""
 
 from collections.abc import Iterable
 
-from controller.core.autoscale.estimate import WINDOW_S, RecentLatencies
-from controller.core.autoscale.load import ClusterLoad
+from controller.core.fleet.outlook import WINDOW_S, ClusterLoad, RecentLatencies
 from controller.core.holding.held_queue import Held
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import DrainOrder

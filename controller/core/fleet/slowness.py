@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from controller.core.tracking.silence import Key
+from controller.core.fleet.liveness import Key
 
 MIN_SAMPLES = 20
 MIN_OTHERS = 2
