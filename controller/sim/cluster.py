@@ -26,9 +26,9 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.model.config import ModelConfig
-from controller.sim.autoscaler import SimAutoscaler
 from controller.sim.dispatch_baselines import DISPATCH
 from controller.sim.event_queue import EventQueue
+from controller.sim.fleet import SimFleet
 from controller.sim.fragmentation import fragmented_blocks
 from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.instance import INCARNATION, SimInstance
@@ -88,12 +88,12 @@ class SimCluster:
             policy.victim,
         )
         self._num_launched = 0
-        self._autoscaler: SimAutoscaler | None = None
+        self._fleet: SimFleet | None = None
         for _ in range(setup.num_instances):
-            self.launch()
+            self.launch(self.new_id())
         if policy.autoscale is not None:
             capacity_blocks = self.instances["i-0"].status().capacity_blocks
-            self._autoscaler = SimAutoscaler(
+            self._fleet = SimFleet(
                 policy.autoscale,
                 self,
                 self.instances,
@@ -101,6 +101,7 @@ class SimCluster:
                 capacity_blocks,
                 self._config.block_size,
             )
+            self._fleet.begin()
         for fault in setup.faults:
             self.events.at(fault.time_s, lambda fault=fault: self._suffer(fault))  # type: ignore[misc]
 
@@ -116,9 +117,9 @@ class SimCluster:
         outcome, rescheduler = self.outcome, self.rescheduler
         outcome.num_steps += sum(each.num_steps for each in self.instances.values())
         outcome.busy_s += sum(each.busy_s for each in self.instances.values())
-        if self._autoscaler is not None:
-            outcome.num_launched = self._autoscaler.num_launched
-            outcome.num_removed = self._autoscaler.num_removed
+        if self._fleet is not None:
+            outcome.num_launched = self._fleet.num_launched
+            outcome.num_removed = self._fleet.num_removed
         outcome.duration_s = self.events.now_s
         outcome.num_moved = rescheduler.num_moved
         outcome.num_failed_moves = dict(rescheduler.num_failed)
@@ -217,10 +218,13 @@ class SimCluster:
 
     # -- instances -------------------------------------------------------------------------
 
-    def launch(self) -> None:
-        """One more instance, which serves at once."""
-        instance_id = f"i-{self._num_launched}"
+    def new_id(self) -> str:
+        """Of one more instance."""
         self._num_launched += 1
+        return f"i-{self._num_launched - 1}"
+
+    def launch(self, instance_id: str) -> None:
+        """One more instance, which serves at once."""
         instance = self.instances[instance_id] = SimInstance(
             instance_id,
             self._config,
@@ -286,8 +290,8 @@ class SimCluster:
         self.rescheduler.instance_changed(instance)
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
-        if self._autoscaler is not None:
-            self._autoscaler.on_changed(instance)
+        if self._fleet is not None:
+            self._fleet.on_changed(instance)
 
     def _report_all(self) -> None:
         """Tells the scheduler what has changed since it was told last."""
@@ -334,8 +338,8 @@ class SimCluster:
         self.rescheduler.instance_died(instance)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))
-        if self._autoscaler is not None:
-            self._autoscaler.on_died(instance)
+        if self._fleet is not None:
+            self._fleet.on_died(instance)
         for run in lost:
             self._fail(run)
 
@@ -365,7 +369,7 @@ class SimCluster:
         num_blocks = sum(each.capacity_blocks for each in statuses) or 1
         sampled.times_s.append(self.events.now_s)
         held = self.held_demands()
-        num_starting = self._autoscaler.num_starting if self._autoscaler is not None else 0
+        num_starting = self._fleet.num_starting if self._fleet is not None else 0
         sampled.num_waiting.append(sum(each.num_queued for each in statuses) + len(held))
         sampled.num_running.append(sum(each.num_running for each in statuses))
         sampled.num_instances.append(len(statuses) + num_starting)

@@ -16,7 +16,7 @@ from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import NORMAL
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.sim.autoscaler import COLD_START_S
+from controller.sim.fleet import COLD_START_S
 from controller.sim.setup import SimPolicy
 
 VLLM_DP_STATUS_AGE_S = 0.1

@@ -165,7 +165,7 @@ class RollingApi:
             plan=tuple(_planned_restart(each) for each in plans),
             engine_args=dict(engine.args),
             changes_engine=any(spec.engine_of(each) != engine for each in turn),
-            cold_start_s=controller.autoscaling.starts.cold_start_s,
+            cold_start_s=controller.autoscaling.cold_start_s,
             dry_run=True,
             changes=True,
             revision=revision,

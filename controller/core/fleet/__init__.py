@@ -1,8 +1,10 @@
 """How many instances the cluster has, which live, and which keep up.
 
-    autoscaler        more instances or one less, for the load: the rule, and why in words
-    autoscale_config  the range of freeness, the bounds, and the times that it goes by
+    autoscaler        when the load is looked at, and what comes of a decision
+    scale_rule        the decision: more instances or one less, for the load, and why in words
+    autoscale_config  the range of freeness, the bounds, and the times that both go by
     outlook           what a check looks at, and what would be with another number of instances
+    instance_starts   which planned instances come, which cannot start, how long a start takes
     liveness          how long each instance has reported nothing, and which silent ones are fenced
     slowness          which one steps far more slowly than the others
 

@@ -280,6 +280,7 @@ class Controller:
         if config.rescheduling != before.rescheduling:
             self.rescheduler.config = config.rescheduling
         self.journal.log.resize(config.max_events)
+        self.autoscaling.configure(config.autoscale)
         for member in self.roster.members.values():
             if member.serving:
                 for message in config_messages(member, config, before):

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace as replaced
 
 from controller.core.fleet.autoscale_config import AutoscaleConfig, AutoscaleMode
+from controller.core.fleet.autoscaler import Check
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
@@ -64,6 +65,11 @@ class AutoscaleBed(SteeringBed):
     @property
     def autoscaling(self) -> Autoscaling:
         return self.controller.autoscaling
+
+    @property
+    def checked(self) -> Check | None:
+        """The last check."""
+        return self.autoscaling.view().last
 
     @property
     def serving(self) -> list[str]:

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from controller.core.fleet.autoscaler import ScaleReason
+from controller.core.fleet.autoscaler import ACTOR, Outcome
+from controller.core.fleet.scale_rule import ScaleReason
 from controller.core.operations.rolling import RollingOrder
 from controller.core.record.event_log import EventKind
-from controller.runtime.controller.operations.autoscaling import ACTOR, Outcome
 from tests.unit.runtime.autoscale_bed import AutoscaleBed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
 from tests.unit.runtime.steering_bed import ORDER, Disk
@@ -30,9 +30,9 @@ async def test_a_load_that_rises_gets_instances_as_many_as_it_wants(network: Fak
     assert said.reason == "add 2: the cluster has 11 steps, fewer than 160"
     assert (said.numbers["num_added"], said.numbers["num_wanted"]) == (2, 4)
     assert said.actor == ACTOR
-    took_s = bed.autoscaling.starts.cold_start_s
+    took_s = bed.autoscaling.cold_start_s
     assert took_s == pytest.approx(1.9, abs=0.3), "two were there at once, two took 3.5 s"
-    assert bed.autoscaling.last.decision.reason is ScaleReason.IN_RANGE
+    assert bed.checked.decision.reason is ScaleReason.IN_RANGE
 
 
 @virtual_time
@@ -51,7 +51,7 @@ async def test_nothing_at_all_leads_to_the_minimum_one_after_the_other(
     kinds = [each.kind for each in bed.events()]
     assert kinds == [EventKind.DRAIN_STARTED, EventKind.DRAINED, EventKind.DRAIN_ENDED] * 2
     assert bed.events()[0].cause_id == bed.told()[0].cause_id
-    assert bed.autoscaling.last.decision.reason is ScaleReason.AT_MINIMUM
+    assert bed.checked.decision.reason is ScaleReason.AT_MINIMUM
 
 
 @virtual_time
@@ -60,15 +60,15 @@ async def test_off_does_nothing_and_a_dry_run_only_says_so(network: FakeNetwork)
     bed.num_requests = 12
     await bed.begin_playing("off")
     await asyncio.sleep(5)
-    assert (bed.autoscaling.last, bed.told()) == (None, [])
+    assert (bed.checked, bed.told()) == (None, [])
     bed.set_mode("dry-run")
     await asyncio.sleep(10)
     assert len(bed.launcher.launched) == 1 + 2
     (said,) = bed.told()
     assert said.kind is EventKind.AUTOSCALE_PLANNED
     assert said.reason == "add 2: the cluster has 11 steps, fewer than 160"
-    assert bed.autoscaling.last.outcome is Outcome.WOULD
-    assert bed.autoscaling.last.num_wanted == 4
+    assert bed.checked.outcome is Outcome.WOULD
+    assert bed.checked.num_wanted == 4
     assert bed.keeper.spec.revision == 0
 
 
@@ -105,7 +105,7 @@ async def test_a_controller_that_starts_again_goes_on_with_what_is_pending(
     bed.restart_controller()
     assert set(bed.launcher.launched) == {"f-0", "i-0", "i-1", "i-2", "i-3"}
     await asyncio.sleep(15)
-    assert bed.autoscaling.last.decision.reason is ScaleReason.PENDING
+    assert bed.checked.decision.reason is ScaleReason.PENDING
     await asyncio.sleep(30)
     assert bed.serving == ["i-0", "i-1", "i-2", "i-3"]
     bed.num_requests = 1
@@ -127,7 +127,7 @@ async def test_one_that_drains_stays_when_the_load_comes_back(network: FakeNetwo
     bed.runs("i-0", "r-1")  # at its frontend: it is not drained
     await asyncio.sleep(4)
     assert list(bed.keeper.spec.drains) == ["i-0"]
-    assert bed.autoscaling.last.decision.reason is ScaleReason.PENDING
+    assert bed.checked.decision.reason is ScaleReason.PENDING
     bed.num_requests = 9
     await asyncio.sleep(3)
     assert bed.keeper.spec.drains == {}
@@ -163,9 +163,9 @@ async def test_one_that_cannot_start_neither_counts_nor_blocks(
     await bed.begin_playing(start_timeout_s=20.0, retry_failed_start_s=60.0)
     await asyncio.sleep(40)
     assert bed.launcher.launched[-1] == "i-2"
-    assert bed.autoscaling.last.decision.reason is ScaleReason.START_FAILED
+    assert bed.checked.decision.reason is ScaleReason.START_FAILED
     assert bed.told()[-1].kind is EventKind.AUTOSCALE_BLOCKED
-    assert bed.autoscaling.last.num_wanted == 2
+    assert bed.checked.num_wanted == 2
     await asyncio.sleep(60)
     assert bed.launcher.launched[-1] == "i-3"
     assert bed.keeper.spec.instance_ids == ("i-0", "i-1", "i-3"), "it went for the next one"
@@ -194,7 +194,7 @@ async def test_a_full_disk_blocks_it_until_there_is_room(network: FakeNetwork) -
     disk.is_full = True
     await bed.begin_playing()
     await asyncio.sleep(5)
-    assert bed.autoscaling.last.outcome is Outcome.BLOCKED
+    assert bed.checked.outcome is Outcome.BLOCKED
     assert bed.told()[-1].reason == "remove i-0: no request runs or waits; no space left"
     disk.is_full = False
     await asyncio.sleep(10)
@@ -228,7 +228,7 @@ async def test_one_that_dies_is_awaited_and_holds_nothing_up(network: FakeNetwor
     network.lose("mem://i-1")
     await asyncio.sleep(5)
     assert len(bed.launcher.launched) == 1 + 3, "it is started again, and counts as empty"
-    assert bed.autoscaling.last.decision.reason is not ScaleReason.PENDING
+    assert bed.checked.decision.reason is not ScaleReason.PENDING
     bed.num_requests = 0
     await asyncio.sleep(10)
     assert bed.serving == ["i-2"]
@@ -290,8 +290,8 @@ async def test_it_waits_for_a_rolling_restart_to_end(network: FakeNetwork) -> No
     await asyncio.sleep(10)
     assert bed.launcher.terminated == []
     assert all(not each.removes for each in bed.keeper.spec.drains.values())
-    assert bed.autoscaling.last.outcome is Outcome.BLOCKED
-    assert bed.autoscaling.last.why.endswith("; it waits for the rolling restart to end")
+    assert bed.checked.outcome is Outcome.BLOCKED
+    assert bed.checked.why.endswith("; it waits for the rolling restart to end")
     (said,) = bed.told()
     assert said.kind is EventKind.AUTOSCALE_BLOCKED
     rolling.stop("stopped", "bo")

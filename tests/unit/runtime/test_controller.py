@@ -470,7 +470,8 @@ async def test_one_whose_engine_hangs_is_fenced_though_this_controller_never_hea
 
     assert await seen(goes_on(2 * fence_after_s), bed) == (state, detail), "its Hellos changed that"
     assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)], "it was fenced once more"
-    load = bed.controller.autoscaling._watch.load(0.0)
+    autoscaling = bed.controller.autoscaling
+    load = autoscaling.machine.load(autoscaling.look(), bed.controller.now_s())
     assert (load.num_starting, load.num_unavailable) == (0, 1), "it counts as a free instance"
     await bed.reports("i-0", incarnation=2)
     assert await seen(goes_on(1), bed) == (InstanceState.ACTIVE, "")

@@ -180,11 +180,11 @@ def run_and_check(setup: ClusterSetup, trace: object) -> Outcome:
         for instance in cluster.instances.values():
             instance.between_steps(instance.engine.check)
         cluster._scheduler.check(cluster.events.now_s)
-        assert cluster._autoscaler is not None
+        assert cluster._fleet is not None
         alive = [each for each in cluster.instances.values() if each.alive]
         if not setup.faults:
             assert len(alive) >= config.min_instances
-        assert len(alive) + cluster._autoscaler.num_starting <= config.max_instances
+        assert len(alive) + cluster._fleet.num_starting <= config.max_instances
         cluster.events.after(0.25, look)
 
     cluster.events.at(0.0, look)

@@ -5,13 +5,14 @@ from controller.api.wire.autoscale import (
     AutoscaleHoldStatus,
     AutoscaleStatus,
 )
+from controller.core.fleet.autoscaler import Check
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.autoscaling import Check, deed
 
 
 def autoscale_status(controller: Controller) -> AutoscaleStatus:
-    autoscaling, live = controller.autoscaling, controller.live.autoscale
-    held, last, next_in_s = autoscaling.held, autoscaling.last, autoscaling.next_check_in_s
+    held, live = controller.autoscaling.held, controller.live.autoscale
+    found = controller.autoscaling.view()
+    next_in_s = found.next_check_in_s
     return AutoscaleStatus(
         mode=live.mode,
         held=None
@@ -23,13 +24,13 @@ def autoscale_status(controller: Controller) -> AutoscaleStatus:
         max_instances=live.config.max_instances,
         target_ttft_s=live.config.target_ttft_s,
         target_tpot_s=live.config.target_tpot_s,
-        num_instances=autoscaling.num_planned,
-        num_wanted=None if last is None else last.num_wanted,
-        cold_start_s=_rounded(autoscaling.starts.cold_start_s),
+        num_instances=found.num_planned,
+        num_wanted=None if found.last is None else found.last.num_wanted,
+        cold_start_s=_rounded(found.cold_start_s),
         next_check_in_s=None if next_in_s is None else round(next_in_s, 1),
-        last=_check(last),
-        last_change=_check(autoscaling.last_change),
-        num_checks_by_reason={str(key): count for key, count in autoscaling.counts.items()},
+        last=_check(found.last),
+        last_change=_check(found.last_change),
+        num_checks_by_reason={str(key): count for key, count in found.num_checks.items()},
     )
 
 
@@ -42,7 +43,7 @@ def _check(check: Check | None) -> AutoscaleCheck | None:
         time_s=round(check.time_s, 3),
         reason=decision.reason,
         why=check.why,
-        deed=deed(decision),
+        deed=decision.deed,
         outcome=check.outcome.value,
         num_wanted=check.num_wanted,
         num_requests=decision.num_requests,

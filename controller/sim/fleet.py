@@ -1,0 +1,190 @@
+"""The fleet in virtual time: launches, drains and removes as the core's auto-scaler orders.
+
+An instance costs from its launch until it is gone: while it starts, and while it drains. None fails
+to start, and one that is killed does not come back.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from controller.core.fleet.autoscale_config import AutoscaleConfig
+from controller.core.fleet.autoscaler import (
+    ACTOR,
+    Autoscaler,
+    Drain,
+    Event,
+    Instruction,
+    Keep,
+    Launch,
+    Leaving,
+    LoadSeen,
+    LookAtLoad,
+    ScaleDone,
+    ScaleRefused,
+    SettingsChanged,
+    Tell,
+    Ticked,
+)
+from controller.sim.event_queue import EventQueue
+from controller.sim.instance import SimInstance
+
+COLD_START_S = 30.0
+"""From the launch of an instance until it serves. Nobody has published it for the paper's cluster,
+whose instances read their weights anew: 13.5 GB in fp16, 27 s at 0.5 GB/s."""
+LOOK_AGAIN_S = 0.1
+
+
+class Scalable(Protocol):
+    """What the fleet asks of a cluster."""
+
+    def new_id(self) -> str:
+        """Of one more instance."""
+
+    def launch(self, instance_id: str) -> None:
+        """The instance serves from now on."""
+
+    def drain(self, instance: SimInstance) -> None:
+        """It gets no more requests; those that it has leave or end."""
+
+    def keep(self, instance: SimInstance) -> None:
+        """It drains no more."""
+
+    def remove(self, instance: SimInstance) -> None:
+        """It is empty, and gone from now on."""
+
+    def is_empty(self, instance: SimInstance) -> bool:
+        """Neither a request nor a move of one is there."""
+
+    def held_demands(self) -> Sequence[int]:
+        """Of the requests that wait at the controller, in blocks."""
+
+
+class SimFleet:
+    """`leaving` drains in order to go."""
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        cluster: Scalable,
+        instances: Mapping[str, SimInstance],
+        events: EventQueue,
+        new_capacity_blocks: int,
+        block_size: int,
+    ) -> None:
+        self.num_launched = 0
+        self.num_removed = 0
+        self.leaving: SimInstance | None = None
+        self._cold_start_s = COLD_START_S if config.cold_start_s is None else config.cold_start_s
+        self._cluster = cluster
+        self._instances = instances
+        self._events = events
+        self._new_capacity_blocks = new_capacity_blocks
+        self._block_size = block_size
+        self._starting: list[str] = []
+        """Instances that are launched and do not serve yet."""
+        self._looks_again = False
+        self.machine = Autoscaler("sim", SettingsChanged("on", config, float("inf")))
+        self._due_s: float | None = None
+        """When the next check is, as the queue of events has it."""
+
+    def begin(self) -> None:
+        self._tick()
+
+    @property
+    def num_starting(self) -> int:
+        return len(self._starting)
+
+    def on_changed(self, instance: SimInstance) -> None:
+        """The instance is between two steps."""
+        if instance is self.leaving:
+            self._let_go()
+
+    def on_died(self, instance: SimInstance) -> None:
+        if instance is self.leaving:
+            self.leaving = None
+
+    # -- what it sees --------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Only when a check is due: how long starts take is known here, and none fails."""
+        staying = self._staying()
+        serving = {each.instance_id: 0.0 for each in staying}
+        num_schedulable = sum(not each.draining for each in staying)
+        self._tell(Ticked([*serving, *self._starting], serving, (), num_schedulable))
+
+    def _look(self) -> LoadSeen:
+        held, leaving = self._cluster.held_demands(), self.leaving
+        return LoadSeen(
+            self._events.now_s,
+            [each.status() for each in self._staying() if not each.draining],
+            self._block_size,
+            self._new_capacity_blocks,
+            num_held=len(held),
+            held_demand_blocks=sum(held),
+            leaving=() if leaving is None else (Leaving(leaving.instance_id, ACTOR),),
+        )
+
+    def _staying(self) -> list[SimInstance]:
+        leaving = self.leaving
+        return [each for each in self._instances.values() if each.alive and each is not leaving]
+
+    # -- what is done --------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        instructions = self.machine.handle(event, self._events.now_s)
+        due_s = self.machine.next_check_s
+        if due_s is not None and due_s != self._due_s:
+            self._due_s = due_s
+            self._events.at(due_s, self._tick)
+        for instruction in instructions:
+            answer = self._carry_out(instruction)
+            if answer is not None:
+                self._tell(answer)
+
+    def _carry_out(self, instruction: Instruction) -> Event | None:
+        match instruction:
+            case LookAtLoad():
+                return self._look()
+            case Launch(number=number):
+                for _ in range(number):
+                    self._launch()
+            case Drain(instance_ids=ids):
+                (instance_id,) = ids
+                self.leaving = self._instances[instance_id]
+                self._cluster.drain(self.leaving)
+            case Keep():
+                if self.leaving is None:
+                    return ScaleRefused("it is gone already")
+                kept, self.leaving = self.leaving, None
+                self._cluster.keep(kept)
+            case Tell():
+                return None
+        return ScaleDone()
+
+    def _launch(self) -> None:
+        self.num_launched += 1
+        instance_id = self._cluster.new_id()
+        self._starting.append(instance_id)
+
+        def serve() -> None:
+            self._starting.remove(instance_id)
+            self._cluster.launch(instance_id)
+
+        self._events.after(self._cold_start_s, serve)
+
+    def _let_go(self) -> None:
+        leaving = self.leaving
+        if leaving is None or leaving.runs:
+            return
+        if self._cluster.is_empty(leaving):
+            self.leaving = None
+            self.num_removed += 1
+            self._cluster.remove(leaving)
+        elif not self._looks_again:
+            # A move holds something there. Not all ways in which one ends reach its other end.
+            self._looks_again = True
+            self._events.after(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self._let_go()
