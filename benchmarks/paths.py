@@ -24,7 +24,12 @@ import msgspec
 from controller.adapters.emulated.engine import EmulatedEngine
 from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
 from controller.adapters.emulated.vllm_wire import Outputs
-from controller.adapters.http.migrate import find_migration
+from controller.adapters.http.live_settings import LiveSettings
+from controller.adapters.http.operator_log import Operation
+from controller.adapters.http.perform import Operated
+from controller.adapters.http.request_orders import MigrateHandler
+from controller.api.operations.on_requests import Migrate
+from controller.api.settings.settings import Settings
 from controller.api.wire.moves import MigrateRequest
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.drain import DrainState
@@ -124,8 +129,11 @@ class Cluster:
         await asyncio.sleep(SILENT_AFTER_S)
 
     async def move(self, request_id: str) -> None:
-        found = await find_migration(self.controller, request_id, MigrateRequest())
-        report = await found.run()
+        operated = Operated(self.controller, LiveSettings(self.controller, Settings()))
+        move = MigrateHandler(operated, Migrate(request_id, MigrateRequest()))
+        await move.look()
+        await move.carry_out(Operation("op-1", "somebody"))
+        report = await move.report()
         assert report.outcome == "migrated", report
 
     async def drain(self, request_id: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -131,7 +132,8 @@ async def test_engine_arguments_are_checked_planned_and_recorded(bed: Bed) -> No
         if "dtype" in given:
             raise UsageError("engine.dtype cannot be changed", "llumctl down")
 
-    bed.listener.server._rolling._check_engine = check
+    orders = bed.listener.server._orders
+    orders._operated = replace(orders._operated, check_engine=check)
     wanted = {"max_num_seqs": 64, "enforce_eager": None}
     plan = await bed.done(dry_run=True, engine_args=wanted)
     assert (plan.engine_args, plan.changes_engine) == ({"max_num_seqs": 64}, True)

@@ -718,7 +718,7 @@ async def test_the_answer_to_a_key_can_be_asked_for_and_asking_changes_nothing(b
     await with_key(bed, "m", if_revision=9)
     assert await bed.told("m") == (409, "revision_conflict")
     assert bed.revision == 1
-    async with bed.listener.server._changing:
+    async with bed.listener.server._orders._changing:
         waiting = asyncio.create_task(with_key(bed, "n", "instances/i-0/undrain"))
         while await bed.told("n") == (404, "no_such_call"):
             assert not waiting.done()

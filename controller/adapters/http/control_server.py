@@ -18,9 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
-from controller.adapters.http import openapi
-from controller.adapters.http.abort import find_abort
-from controller.adapters.http.answers import by_method, json_answer
+from controller.adapters.http import cluster_orders, instance_orders, openapi, request_orders
+from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import (
     ApiError,
     error_response,
@@ -37,11 +36,10 @@ from controller.adapters.http.guard import BodyTooLargeError, Guard
 from controller.adapters.http.idempotency import AnswersByKey
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.member_log import LogQuery, member_log
-from controller.adapters.http.migrate import find_migration
-from controller.adapters.http.operations import SteerApi
+from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations_done import OperationsQuery, operations_done
 from controller.adapters.http.operator_log import OperatorLog
-from controller.adapters.http.priority import find_priority_change
+from controller.adapters.http.perform import EngineCheck, Operated, Orders, allow_all
 from controller.adapters.http.requests import (
     NameQuery,
     RequestsQuery,
@@ -49,20 +47,16 @@ from controller.adapters.http.requests import (
     list_requests,
     name_request,
 )
-from controller.adapters.http.rolling import EngineCheck, RollingApi, allow_all
-from controller.adapters.http.steering import Steering
 from controller.adapters.http.traffic import TrafficStream, wanted_traffic
 from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
 from controller.adapters.http.views.records import event_model
+from controller.adapters.http.views.rolling import rolling_report
 from controller.adapters.http.watch import EventsQuery, LatestStatus, WatchQuery, frames
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
-from controller.api.wire.audit import Undo
 from controller.api.wire.models import ClusterStatus, EventPage, StopProgress, StopRequest
-from controller.api.wire.moves import MigrateRequest
-from controller.api.wire.operations import AbortRequest, PriorityRequest
-from controller.api.wire.settings import SettingsPatch
+from controller.api.wire.operations import DrainList
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
 
@@ -71,6 +65,9 @@ MAX_WATCHERS = 64
 LAST_BYTES_S = 1
 # Who has no token may connect, too. Of more connections the oldest without a request is closed.
 MAX_CONNECTIONS = 256
+
+HANDLERS = (*instance_orders.HANDLERS, *request_orders.HANDLERS, *cluster_orders.HANDLERS)
+"""One for each row of `controller.api.operations.table`."""
 
 Query = TypeVar("Query", bound=BaseModel)
 
@@ -113,13 +110,9 @@ class ControlServer:
         self._log_dir = log_dir
         self._started_s = time.monotonic()
         self._statuses = LatestStatus(self._new_status)
-        self._changing = asyncio.Lock()
-        """Held from the check of the spec's revision until the spec is changed."""
         answers = AnswersByKey()
-        once = answers.once
-        steering = Steering(controller, self._log, self._changing, once)
-        steer = SteerApi(steering)
-        self._rolling = RollingApi(steering, check_engine)
+        operated = Operated(controller, self._live_settings, check_engine)
+        self._orders = Orders(operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
         # asyncio does this only where a socket names its protocol, which one of create_server does
@@ -136,13 +129,12 @@ class ControlServer:
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
                 Route("/v1/members/{member_id}/log", self._member_log, methods=["GET"]),
                 Route("/v1/answers/{key}", answers.told, methods=["GET"]),
-                Route("/v1/requests/{request_id}/migrate", once(self._migrate), methods=["POST"]),
-                Route("/v1/requests/{request_id}/priority", once(self._priority), methods=["POST"]),
-                Route("/v1/requests/{request_id}/abort", once(self._abort), methods=["POST"]),
                 Route("/v1/operations", self._operations, methods=["GET"]),
-                by_method("/v1/settings", GET=self._settings, PATCH=once(self._change_settings)),
-                *steer.routes,
-                *self._rolling.routes,
+                Route("/v1/drains", self._drains, methods=["GET"]),
+                *self._orders.routes(
+                    HANDLERS,
+                    {"/v1/settings": self._settings, "/v1/rolling-restart": self._rolling},
+                ),
                 Route("/v1/traffic", self._traffic, methods=["POST"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),
@@ -259,6 +251,17 @@ class ControlServer:
     async def _settings(self, _request: Request) -> Response:
         return json_answer(self._live_settings.listed())
 
+    async def _drains(self, _request: Request) -> Response:
+        keeper = self._controller.keeper
+        reports = await SteerReports(self._controller).several(
+            sorted(keeper.spec.drains), keeper.spec.revision, lately=True
+        )
+        # A drain may have ended while the frontends were asked.
+        return json_answer(DrainList(drains=tuple(r for r in reports if r.drain_id)))
+
+    async def _rolling(self, _request: Request) -> Response:
+        return json_answer(rolling_report(self._controller))
+
     async def _operations(self, request: Request) -> Response:
         query = _query(request, OperationsQuery)
         done = await operations_done(
@@ -271,75 +274,6 @@ class ControlServer:
         return json_answer(done)
 
     # -- acting --------------------------------------------------------------------------
-
-    async def _migrate(self, request: Request) -> Response:
-        wanted = MigrateRequest.model_validate_json(await request.body() or b"{}")
-        request_id = request.path_params["request_id"]
-        migration = await find_migration(self._controller, request_id, wanted)
-        if wanted.dry_run:
-            return json_answer(await migration.plan())
-        deed = (migration.action, migration.record.request_id)
-        async with self._log.operation(
-            request.scope, deed, reason=wanted.reason, lasts=True
-        ) as operation:
-            report = await migration.run()
-            operation.outcome = f"{report.outcome}: {report.why}" if report.why else report.outcome
-            if report.outcome == "migrated":
-                operation.undo = Undo(
-                    kind="migrate",
-                    target=report.request_id,
-                    previous={"instance": report.from_instance_id},
-                    made={"instance": report.to_instance_id},
-                )
-        return json_answer(report)
-
-    async def _priority(self, request: Request) -> Response:
-        wanted = PriorityRequest.model_validate_json(await request.body() or b"{}")
-        request_id = request.path_params["request_id"]
-        change = await find_priority_change(self._controller, request_id, wanted)
-        if change.is_so:
-            return json_answer(change.present())
-        if wanted.dry_run:
-            return json_answer(await change.run())
-        deed = (change.action, change.record.request_id)
-        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
-            report = await change.run(operation.cause_id, operation.actor)
-            operation.undo = Undo(
-                kind="priority",
-                target=report.request_id,
-                previous={"level": report.previous},
-                made={"level": report.level},
-            )
-            return json_answer(report)
-
-    async def _abort(self, request: Request) -> Response:
-        wanted = AbortRequest.model_validate_json(await request.body() or b"{}")
-        abort = await find_abort(self._controller, request.path_params["request_id"], wanted)
-        if wanted.dry_run:
-            return json_answer(await abort.run())
-        deed = (abort.action, abort.record.request_id)
-        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
-            return json_answer(await abort.run(operation.cause_id, operation.actor))
-
-    async def _change_settings(self, request: Request) -> Response:
-        patch = SettingsPatch.model_validate_json(await request.body())
-        async with self._changing:
-            planned = self._live_settings.planned(patch)
-            deeds = planned.deeds
-            if patch.dry_run or not deeds:
-                return json_answer(planned.answer)
-            async with self._log.operation(request.scope, *deeds, reason=patch.reason) as operation:
-                made = self._live_settings.make(planned)
-                if made.releases_autoscale:
-                    autoscaling = self._controller.autoscaling
-                    autoscaling.tell_released(operation.cause_id, operation.actor)
-                if made.changes:
-                    operation.undo = Undo(
-                        kind="set",
-                        previous={each.key: each.previous for each in made.changes},
-                        made={each.key: each.value for each in made.changes},
-                    )
-                return json_answer(made)
 
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""

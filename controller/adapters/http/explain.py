@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from controller.adapters.http.migrate import held_blocks
+from controller.adapters.http.request_orders import held_blocks
 from controller.adapters.http.requests import find_record, place_of, refusals_of
 from controller.adapters.http.views.records import event_model, request_model
 from controller.api.explain import explain, held_back

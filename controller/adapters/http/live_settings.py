@@ -15,7 +15,6 @@ from controller.api.settings.live_settings import (
     live_settings,
 )
 from controller.api.settings.settings import Settings
-from controller.api.text.quantities import setting_value
 from controller.api.wire.settings import (
     InstanceRole,
     Origin,
@@ -32,7 +31,6 @@ from controller.runtime.controller.controller import Controller
 from controller.runtime.live_config import LiveConfig
 
 MODE = "autoscale.mode"
-RELEASE_DEED = "release auto-scaling"
 _NAMES = {"scheduler.policy": ", ".join(POLICIES)}
 """The settings above cannot name what only the core knows."""
 
@@ -45,18 +43,6 @@ class PlannedChanges:
     after: Settings
     config: LiveConfig
     answer: SettingChanges
-
-    @property
-    def deeds(self) -> list[tuple[str, str]]:
-        """For the audit log."""
-        release = [(RELEASE_DEED, "the cluster")] if self.answer.releases_autoscale else []
-        return release + [
-            (
-                f"set {each.key} = {setting_value(each.value)}, was {setting_value(each.previous)}",
-                each.key,
-            )
-            for each in self.answer.changes
-        ]
 
 
 class LiveSettings:

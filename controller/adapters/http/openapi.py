@@ -1,7 +1,7 @@
 """The control API's description of itself, made of the wire models that its handlers read and
 answer with: `GET /openapi.json`.
 
-`CALLS` has a row for each route; a test compares both.
+`CALLS` has a row for each route, those of orders by their table; a test compares both.
 """
 
 import json
@@ -18,6 +18,7 @@ from controller.adapters.http.member_log import LogQuery
 from controller.adapters.http.operations_done import OperationsQuery
 from controller.adapters.http.requests import MAX_REFERENCE_CHARS, NameQuery, RequestsQuery
 from controller.adapters.http.watch import EventsQuery, WatchQuery
+from controller.api.operations.table import ORDERS
 from controller.api.version import own_version
 from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
@@ -32,28 +33,9 @@ from controller.api.wire.models import (
     StopProgress,
     StopRequest,
 )
-from controller.api.wire.moves import MigrateRequest, MigrationReport
-from controller.api.wire.operations import (
-    AbortReport,
-    AbortRequest,
-    DrainList,
-    DrainReport,
-    DrainRequest,
-    EvacuateRequest,
-    PriorityReport,
-    PriorityRequest,
-    RestartRequest,
-    ScaleReport,
-    ScaleRequest,
-    UndrainRequest,
-)
-from controller.api.wire.rolling import (
-    RollingDismissRequest,
-    RollingReport,
-    RollingRequest,
-    RollingStopRequest,
-)
-from controller.api.wire.settings import SettingChanges, SettingList, SettingsPatch
+from controller.api.wire.operations import DrainList
+from controller.api.wire.rolling import RollingReport
+from controller.api.wire.settings import SettingList
 from controller.api.wire.stream import Frame
 from controller.api.wire.traffic import TrafficBatch, TrafficRequest
 
@@ -61,7 +43,6 @@ PATH = "/openapi.json"
 JSON, LINES, TEXT = "application/json", "application/x-ndjson", "text/plain"
 Model = type[BaseModel]
 _REF = "#/components/schemas/{model}"
-_REQUEST, _INSTANCE = "/v1/requests/{request_id}", "/v1/instances/{instance_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +59,6 @@ class Call:
     media_type: str = JSON
 
 
-def _order(does: str, answer: Model, body: Model, *, wants_body: bool = False) -> Call:
-    return Call(does, answer, body=body, wants_body=wants_body, once=True)
-
-
 CALLS: Mapping[tuple[str, str], Call] = {
     ("GET", "/v1/status"): Call("How the cluster is now", ClusterStatus),
     ("GET", "/v1/events"): Call("A page of the event log", EventPage, EventsQuery),
@@ -96,41 +73,18 @@ CALLS: Mapping[tuple[str, str], Call] = {
     ("GET", "/v1/requests/{reference}/explain"): Call("Why a request is where it is", Explanation),
     ("GET", "/v1/members/{member_id}/log"): Call("The last lines of a log", MemberLog, LogQuery),
     ("GET", "/v1/answers/{key}"): Call("What the call with this Idempotency-Key got", None),
-    ("POST", f"{_REQUEST}/migrate"): _order("Move a request", MigrationReport, MigrateRequest),
-    ("POST", f"{_REQUEST}/priority"): _order(
-        "Change a request's priority", PriorityReport, PriorityRequest, wants_body=True
-    ),
-    ("POST", f"{_REQUEST}/abort"): _order("End a request", AbortReport, AbortRequest),
     ("GET", "/v1/operations"): Call(
         "What operators did lately, and what undoes it", OperationList, OperationsQuery
     ),
     ("GET", "/v1/settings"): Call("The settings that may change", SettingList),
-    ("PATCH", "/v1/settings"): _order(
-        "Change settings", SettingChanges, SettingsPatch, wants_body=True
-    ),
     ("GET", "/v1/drains"): Call("The drains under way", DrainList),
-    ("POST", f"{_INSTANCE}/drain"): _order("Empty an instance", DrainReport, DrainRequest),
-    ("POST", f"{_INSTANCE}/undrain"): _order("Take a drain back", DrainReport, UndrainRequest),
-    ("POST", f"{_INSTANCE}/restart"): _order("Restart an instance", DrainReport, RestartRequest),
-    ("POST", f"{_INSTANCE}/evacuate"): _order(
-        "Empty an instance within a time, and remove it",
-        DrainReport,
-        EvacuateRequest,
-        wants_body=True,
-    ),
-    ("POST", "/v1/scale"): _order(
-        "Change the number of instances", ScaleReport, ScaleRequest, wants_body=True
-    ),
     ("GET", "/v1/rolling-restart"): Call("The last rolling restart", RollingReport),
-    ("POST", "/v1/rolling-restart"): _order(
-        "Restart all, one after the other", RollingReport, RollingRequest
-    ),
-    ("POST", "/v1/rolling-restart/stop"): _order(
-        "Stop the rolling restart", RollingReport, RollingStopRequest
-    ),
-    ("POST", "/v1/rolling-restart/dismiss"): _order(
-        "Show the last rolling restart no more", RollingReport, RollingDismissRequest
-    ),
+    **{
+        (row.method, row.path): Call(
+            row.does, row.report, body=row.body, wants_body=row.wants_body, once=True
+        )
+        for row in ORDERS.values()
+    },
     ("POST", "/v1/traffic"): Call(
         "Record the traffic while the caller reads",
         TrafficBatch,

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.http.abort import find_abort
 from controller.adapters.http.explain import explain_request
-from controller.adapters.http.priority import find_priority_change
+from controller.adapters.http.live_settings import LiveSettings
+from controller.adapters.http.operator_log import Operation
+from controller.adapters.http.perform import Handler, Operated
+from controller.adapters.http.request_orders import AbortHandler, PriorityHandler
 from controller.adapters.http.requests import RequestsQuery, list_requests
+from controller.api.operations.on_requests import Abort, SetPriority
+from controller.api.settings.settings import Settings
 from controller.api.wire.operations import AbortRequest, PriorityRequest
 from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
@@ -145,24 +149,39 @@ async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> Non
     await cluster.finished(*RUNNING, *HELD)
 
 
+def operated(cluster: Cluster) -> Operated:
+    return Operated(cluster.controller, LiveSettings(cluster.controller, Settings()))
+
+
+def priority(cluster: Cluster, request_id: str, level: str) -> PriorityHandler:
+    return PriorityHandler(operated(cluster), SetPriority(request_id, PriorityRequest(level=level)))
+
+
+def abort(cluster: Cluster, request_id: str, wanted: AbortRequest) -> AbortHandler:
+    return AbortHandler(operated(cluster), Abort(request_id, wanted))
+
+
+async def carried_out(order: Handler[Any, Any]) -> Any:
+    await order.look()
+    await order.carry_out(Operation("op-1", "ana"))
+    return await order.report()
+
+
 async def test_another_priority_counts_at_once(cluster: Cluster) -> None:
-    change = await find_priority_change(cluster.controller, "r2", PriorityRequest(level="high"))
-    report = await change.run("op-1", "ana")
+    report = await carried_out(priority(cluster, "r2", "high"))
     assert (report.previous, report.level, report.instance_id) == ("normal", "high", None)
     await until(lambda: cluster.held == ["r2", "r0", "r1", "r3"])
     await until(lambda: cluster.kept == {"i-0": "r2"})
     listed = await list_requests(cluster.controller, RequestsQuery())
     assert [item.id for item in listed.requests if item.held] == ["r2", "r0", "r1", "r3"]
-    down = await find_priority_change(cluster.controller, "r2", PriorityRequest(level="normal"))
-    await down.run("op-2", "ana")
+    await carried_out(priority(cluster, "r2", "normal"))
     await until(lambda: cluster.held == list(HELD))
     await cluster.goes_on()
     await cluster.finished(*HELD)
 
 
 async def test_it_goes_with_the_priority_that_it_was_given(cluster: Cluster) -> None:
-    change = await find_priority_change(cluster.controller, "r3", PriorityRequest(level="high"))
-    await change.run()
+    await carried_out(priority(cluster, "r3", "high"))
     await until(lambda: cluster.held[0] == "r3")
     await cluster.goes_on("i-1")
     await cluster.finished(*HELD)
@@ -174,8 +193,7 @@ async def test_it_goes_with_the_priority_that_it_was_given(cluster: Cluster) -> 
 async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
     cluster: Cluster,
 ) -> None:
-    abort = await find_abort(cluster.controller, "r0", AbortRequest(reason="too large"))
-    report = await abort.run("op-1", "ana")
+    report = await carried_out(abort(cluster, "r0", AbortRequest(reason="too large")))
     assert (report.request_ids, report.instance_id) == (("r0",), None)
     assert await cluster.frontend.ended["r0"] == TOLD_TO_THE_CLIENT
     await until(lambda: cluster.held == ["r1", "r2", "r3"])
@@ -187,8 +205,9 @@ async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
 
 
 async def test_a_dry_run_ends_nothing(cluster: Cluster) -> None:
-    abort = await find_abort(cluster.controller, "r0", AbortRequest(dry_run=True))
-    report = await abort.run()
+    planned = abort(cluster, "r0", AbortRequest(dry_run=True))
+    await planned.look()
+    report = await planned.plan()
     assert (report.state, report.dry_run) == ("waiting", True)
     assert cluster.held == list(HELD)
 

@@ -1,0 +1,187 @@
+"""The controller's half of rolling restarts and of changed settings."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from controller.adapters.http.errors import ApiError
+from controller.adapters.http.live_settings import PlannedChanges
+from controller.adapters.http.operation_reports import SteerReports
+from controller.adapters.http.operator_log import Deed, Operation
+from controller.adapters.http.perform import Handler, as_api_errors
+from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
+from controller.adapters.http.views.rolling import rolling_report
+from controller.api.errors import UsageError
+from controller.api.operations.on_cluster import (
+    DismissRolling,
+    Rolling,
+    SetSettings,
+    StopRolling,
+)
+from controller.api.operations.order import CLUSTER, Wanted
+from controller.api.text.quantities import setting_value
+from controller.api.wire.operations import DrainReport, DrainRequest
+from controller.api.wire.rolling import (
+    PlannedRestart,
+    RollingDismissRequest,
+    RollingReport,
+    RollingRequest,
+    RollingStopRequest,
+)
+from controller.api.wire.settings import SettingChanges, SettingsPatch
+from controller.core.operations.rolling import RollingOrder
+
+
+class _OnRolling(Handler[Wanted, RollingReport]):
+    changes = True
+
+    def deeds(self) -> Sequence[Deed]:
+        return super().deeds() if self.changes else ()
+
+    async def plan(self) -> RollingReport:
+        return (await self.report()).model_copy(update={"dry_run": True})
+
+    async def report(self) -> RollingReport:
+        return rolling_report(self.controller).model_copy(update={"changes": self.changes})
+
+
+class RollingHandler(_OnRolling[RollingRequest]):
+    row = Rolling
+
+    async def look(self) -> None:
+        """Finds the arguments with which all are to start, too."""
+        self.check()
+        spec, given = self.controller.keeper.spec, self.wanted.engine_args
+        self.engine = spec.engine.changed(given, spec.next_generation)
+        if given:
+            check, after = self.operated.check_engine, self.engine.args
+            try:
+                await asyncio.to_thread(check, given, spec.engine.args, after)
+            except UsageError as error:
+                raise ApiError(400, "bad_setting", error.message, error.hint) from error
+            self.check()  # again: that took time
+
+    def check(self) -> None:
+        self.operated.check_revision(self.wanted.if_revision)
+        refuse_without_launcher(self.controller.launcher_loss, CANNOT_RESTART)
+        with as_api_errors():
+            self.controller.rolling.check(force=self.wanted.force)
+
+    async def plan(self) -> RollingReport:
+        controller, wanted = self.controller, self.wanted
+        spec, turn = controller.keeper.spec, controller.rolling.turn()
+        reports, drain = SteerReports(controller), DrainRequest(dry_run=True)
+        plans = await asyncio.gather(*(reports.planned(each, drain, ()) for each in turn))
+        return RollingReport(
+            left=turn,
+            at_once=wanted.at_once,
+            deadline_s=wanted.deadline_s,
+            start_timeout_s=wanted.start_timeout_s,
+            reason=wanted.reason,
+            plan=tuple(_planned_restart(each) for each in plans),
+            engine_args=dict(self.engine.args),
+            changes_engine=any(spec.engine_of(each) != self.engine for each in turn),
+            cold_start_s=controller.autoscaling.cold_start_s,
+            dry_run=True,
+            changes=True,
+            revision=spec.revision,
+        )
+
+    async def carry_out(self, operation: Operation) -> None:
+        wanted = self.wanted
+        operation.undo = self.undone_by()
+        self.controller.rolling.begin(
+            RollingOrder(
+                operation.cause_id,
+                time.time(),
+                (),
+                at_once=wanted.at_once,
+                deadline_s=wanted.deadline_s,
+                start_timeout_s=wanted.start_timeout_s,
+                force=wanted.force,
+                actor=operation.actor,
+                reason=wanted.reason,
+                engine=self.engine,
+            )
+        )
+
+
+class StopRollingHandler(_OnRolling[RollingStopRequest]):
+    row = StopRolling
+
+    def check(self) -> None:
+        self.operated.check_revision(self.wanted.if_revision)
+        if not self.controller.rolling.goes:
+            raise ApiError(409, "not_rolling", "no rolling restart goes on", "llumctl status")
+
+    async def carry_out(self, operation: Operation) -> None:
+        reason = self.wanted.reason
+        why = f"stopped: {reason}" if reason else "stopped by an operator"
+        self.controller.rolling.stop(why, operation.actor)
+
+
+class DismissRollingHandler(_OnRolling[RollingDismissRequest]):
+    """Nothing changes if there is nothing to dismiss."""
+
+    row = DismissRolling
+
+    async def look(self) -> None:
+        self.check()
+        order = self.controller.rolling.order
+        if order is not None and order.goes:
+            raise ApiError(409, "rolling", "the rolling restart goes on", "llumctl restart --stop")
+        self.changes = order is not None and not order.dismissed
+
+    def check(self) -> None:
+        self.operated.check_revision(self.wanted.if_revision)
+
+    async def carry_out(self, _: Operation) -> None:
+        self.controller.rolling.dismiss()
+
+
+class SetHandler(Handler[SettingsPatch, SettingChanges]):
+    row = SetSettings
+
+    async def look(self) -> None:
+        self.planned: PlannedChanges = self.operated.settings.planned(self.wanted)
+        self.answer = self.planned.answer
+
+    async def plan(self) -> SettingChanges:
+        return self.answer
+
+    def deeds(self) -> Sequence[Deed]:
+        """One for each setting that gets another value."""
+        release = [("release auto-scaling", CLUSTER)] if self.answer.releases_autoscale else []
+        return release + [
+            (
+                f"set {each.key} = {setting_value(each.value)}, was {setting_value(each.previous)}",
+                each.key,
+            )
+            for each in self.answer.changes
+        ]
+
+    async def carry_out(self, operation: Operation) -> None:
+        self.answer = made = self.operated.settings.make(self.planned)
+        if made.releases_autoscale:
+            self.controller.autoscaling.tell_released(operation.cause_id, operation.actor)
+        if made.changes:
+            operation.undo = self.undone_by(
+                {each.key: each.previous for each in made.changes},
+                {each.key: each.value for each in made.changes},
+            )
+
+    async def report(self) -> SettingChanges:
+        return self.answer
+
+
+HANDLERS = (SetHandler, RollingHandler, StopRollingHandler, DismissRollingHandler)
+
+
+def _planned_restart(report: DrainReport) -> PlannedRestart:
+    return PlannedRestart(
+        instance_id=report.instance_id,
+        num_requests=len(report.plan),
+        num_blocks=sum(each.num_blocks for each in report.plan),
+        num_cannot_move=len(report.cannot_move),
+        estimate_s=report.estimate_s,
+    )

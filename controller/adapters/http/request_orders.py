@@ -1,0 +1,505 @@
+"""The controller's half of migrate, priority and abort: orders about a request that lives."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Required, TypedDict, Unpack
+
+from controller.adapters.http.errors import ApiError, no_such_instance
+from controller.adapters.http.operator_log import Deed, Operation
+from controller.adapters.http.perform import Handler
+from controller.adapters.http.requests import find_for_order, place_of
+from controller.adapters.http.views.moves import attempt_model
+from controller.api.operations.on_requests import Abort, Migrate, SetPriority
+from controller.api.operations.order import Report, Wanted
+from controller.api.state.audit import one_short_line
+from controller.api.text.quantities import duration
+from controller.api.wire.models import RequestState as WireState
+from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
+from controller.api.wire.operations import (
+    AbortReport,
+    AbortRequest,
+    PriorityEffect,
+    PriorityReport,
+    PriorityRequest,
+)
+from controller.core.load.freeness import finite, freeness, with_another_rank
+from controller.core.load.snapshot import Level, blocks_for
+from controller.core.load.virtual_usage import total_headroom_blocks
+from controller.core.migration.queue import BY_MAX_MOVES, MoveByHand
+from controller.core.migration.sentences import why
+from controller.core.migration.stages import MAX_STAGES
+from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.operator_moves import Attempt
+from controller.runtime.controller.queries import MemberDiedError
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import MoveAnswered
+from controller.runtime.messages.operations import (
+    AbortAnswered,
+    AbortAsked,
+    RankChangeAnswered,
+    RankChangeAsked,
+)
+
+BY_HAND = "by hand"
+TOLD_WAIT_S = 0.1
+
+_UNSCHEDULABLE = {
+    "dead": "its process is gone",
+    "no-status": "it has not reported yet",
+    "draining": "it is draining",
+    "stalled": "it is stalled",
+}
+
+
+class _Came(TypedDict, total=False):
+    """The fields of a report that say how the move ended, or would end."""
+
+    outcome: Required[str]
+    code: str
+    note: str
+    hint: str
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+    downtime_s: float | None
+    excess_s: float | None
+    plan: MovePlanned
+    attempts: tuple[MoveAttempt, ...]
+
+
+class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
+    """A move of a request that is on `source_id`, to `wanted.to` or to any instance."""
+
+    row = Migrate
+    lasts = True
+
+    async def look(self) -> None:
+        """Raises ApiError for a request that is on no instance, and for a target that is no
+        instance, has the request already, or may take no requests."""
+        controller, wanted, request_id = self.controller, self.wanted, self.order.target
+        members = controller.roster.members
+        if wanted.to is not None and (
+            wanted.to not in members or members[wanted.to].kind != "instance"
+        ):
+            raise no_such_instance(wanted.to)
+        self.record = record = await find_for_order(controller, request_id)
+        source_id = record.instance_id
+        if record.state in ENDED:
+            raise ApiError(
+                409, "ended", f"request {request_id} has {record.state}", "llumctl requests"
+            )
+        if record.state is RequestState.DISPATCHING or source_id is None:
+            raise ApiError(
+                409,
+                "not_dispatched",
+                f"no instance has request {request_id} yet",
+                f"llumctl requests {request_id}",
+            )
+        if wanted.to == source_id:
+            other = controller.operator_moves.choose(source_id, num_blocks=0)
+            raise ApiError(
+                400,
+                "same_instance",
+                f"request {request_id} is on {source_id} already",
+                f"llumctl migrate {request_id} --to {other}" if other else "llumctl status",
+            )
+        for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
+            refusal = None if instance_id is None else unschedulable(controller, instance_id)
+            # Requests leave a draining instance by moves.
+            if refusal is not None and (not role or refusal != _UNSCHEDULABLE["draining"]):
+                code = "not_serving" if role else "unschedulable"
+                named = f"instance {instance_id}"
+                where = f"{named}, which {role}," if role else named
+                raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
+        self.source_id = source_id
+        self.migration_id = controller.operator_moves.next_migration_id()
+
+    def check(self) -> None:
+        self._check_still_there(self.wanted.to)
+
+    def deeds(self) -> Sequence[Deed]:
+        return ((f"{self.order.deed} ({self.migration_id})", self.order.target),)
+
+    async def carry_out(self, operation: Operation) -> None:
+        """Raises ApiError if the move is not over in time, or if the source or the destination was
+        removed meanwhile."""
+        self.moved = report = await self._move()
+        operation.outcome = f"{report.outcome}: {report.why}" if report.why else report.outcome
+        if report.outcome == "migrated":
+            operation.undo = self.undone_by(
+                {"instance": report.from_instance_id}, {"instance": report.to_instance_id}
+            )
+
+    async def report(self) -> MigrationReport:
+        return self.moved
+
+    async def _move(self) -> MigrationReport:
+        wanted, operator_moves = self.wanted, self.controller.operator_moves
+        note = self._note(wanted.to)
+        began_s = self.controller.now_s()
+        attempts = await operator_moves.move(
+            self._by_hand(), wanted.to, self.migration_id, wanted.timeout_s
+        )
+        if not attempts:
+            return self._told(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
+        last = attempts[-1]
+        if last.code == "timed_out":
+            raise ApiError(
+                504,
+                "timed_out",
+                f"the move {last.migration_id} of {self.record.request_id} to"
+                f" {last.destination_id} is not over after {wanted.timeout_s:g} s; it goes on",
+                f"llumctl requests {self.record.request_id}",
+            )
+        record = last.record
+        return self._told(
+            last.destination_id,
+            outcome=last.outcome,
+            code=last.code,
+            note="; ".join(filter(None, (note, self._waiting(last, began_s)))),
+            hint=self._hint(last.code),
+            num_blocks=record.num_blocks if record else 0,
+            num_bytes=record.num_bytes if record else 0,
+            copy_time_s=round(record.copy_time_s, 6) if record else 0.0,
+            downtime_s=_rounded(last.downtime_s),
+            excess_s=_rounded(last.excess_s),
+            attempts=tuple(attempt_model(attempt) for attempt in attempts),
+        )
+
+    async def plan(self) -> MigrationReport:
+        """What the move would take by the source's word, and whether the destination has room."""
+        self._check_still_there(self.wanted.to)
+        move, operator_moves = self._by_hand(), self.controller.operator_moves
+        target = self.wanted.to or operator_moves.choose(move.source_id, move.num_blocks)
+        if target is None:
+            return self._told(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
+        answer = await self._ask_plan(move, target)
+        if answer.plan is None:
+            return self._told(target, outcome="refused", code=answer.code)
+        plan = answer.plan
+        self._check_still_there(target)
+        snapshot = self.controller.statuses[target].snapshot
+        refusal = lacks(snapshot, plan.num_blocks)
+        found = MovePlanned(
+            num_tokens=plan.num_tokens,
+            num_blocks=plan.num_blocks,
+            num_bytes=plan.num_bytes,
+            copy_time_s=_rounded(plan.expected_copy_time_s),
+            downtime_s=_rounded(self._expected_downtime_s(target)) if plan.num_blocks else None,
+        )
+        return self._told(
+            target,
+            outcome="refused" if refusal else "would_move",
+            code=refusal or "",
+            note=self._note(target),
+            plan=found,
+        )
+
+    async def _ask_plan(self, move: MoveByHand, target: str) -> MoveAnswered:
+        try:
+            return await self.controller.operator_moves.ask_source(move, target, dry_run=True)
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                "no_answer",
+                f"instance {move.source_id}, which runs the request, did not answer in time",
+                "llumctl status",
+            ) from error
+        except MemberDiedError as error:
+            raise ApiError(
+                409,
+                "not_serving",
+                f"instance {move.source_id}, which ran the request, died",
+                f"llumctl requests {move.request_id}",
+            ) from error
+
+    def _check_still_there(self, target: str | None) -> None:
+        """Raises ApiError if a scale-in removed the source or the target since the call came."""
+        statuses = self.controller.statuses
+        if self.source_id not in statuses:
+            raise ApiError(
+                409,
+                "not_serving",
+                f"instance {self.source_id}, which the request was on, was removed",
+                f"llumctl requests {self.record.request_id}",
+            )
+        if target is not None and target not in statuses:
+            raise no_such_instance(target)
+
+    def _by_hand(self) -> MoveByHand:
+        """A request that waits holds no blocks."""
+        record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
+        return MoveByHand(
+            record.request_id,
+            self.source_id,
+            held_blocks(record, snapshot.block_size),
+            self.wanted.reason or BY_HAND,
+            self.wanted.verify_kv,
+            self.wanted.max_stages or MAX_STAGES,
+        )
+
+    def _expected_downtime_s(self, target: str) -> float | None:
+        """The destination's step, which makes the next token, and what the last moves took beyond
+        a step; None while the destination has made no step."""
+        step_time_s = self.controller.statuses[target].step_time_s
+        if step_time_s <= 0:
+            return None
+        return step_time_s + (self.controller.operator_moves.log.typical_excess_s() or 0.0)
+
+    def _note(self, target: str | None) -> str:
+        """Says that the target is cooling; only a target that the operator named can be."""
+        controller = self.controller
+        if target is None:
+            return ""
+        left_s = controller.operator_moves.cooling.remaining_s(
+            target, controller.now_s(), self.source_id
+        )
+        return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
+
+    def _waiting(self, last: Attempt, began_s: float) -> str:
+        """How long the move waited for its turn, if that was noticeable, and the setting that
+        limits it."""
+        named = f"migration.max_moves is {self.controller.live.limits.max_moves}"
+        if last.queued_s < TOLD_WAIT_S:
+            return named if last.code in BY_MAX_MOVES else ""
+        waited_s = self.controller.now_s() - began_s if last.outcome == "refused" else last.queued_s
+        return f"waited {duration(waited_s)} for its turn: {named}"
+
+    def _hint(self, code: str) -> str:
+        """The command that lets more moves run at once, if that limit was the reason."""
+        if code not in BY_MAX_MOVES:
+            return ""
+        more = max(1, 2 * self.controller.live.limits.max_moves)
+        return f"llumctl set migration.max_moves={more}"
+
+    def _nobody(self) -> str:
+        """Why no instance can be the destination, instance by instance."""
+        controller, num_blocks = self.controller, self._by_hand().num_blocks
+        told = []
+        for member in controller.roster.instances():
+            if member.member_id == self.source_id:
+                continue
+            refusal = unschedulable(controller, member.member_id)
+            if refusal is None:
+                snapshot = controller.statuses[member.member_id].snapshot
+                lacking = lacks(snapshot, num_blocks)
+                refusal = why(lacking) if lacking else "it failed lately and cools"
+            told.append(f"{member.member_id}: {refusal}")
+        return "; ".join(told) or "there is no other instance"
+
+    def _told(self, target: str | None, **came: Unpack[_Came]) -> MigrationReport:
+        record = self.record
+        return MigrationReport(
+            request_id=record.request_id,
+            client_id=record.client_request_id,
+            from_instance_id=self.source_id,
+            to_instance_id=target,
+            dry_run=self.wanted.dry_run,
+            why=why(str(came.get("code", ""))),
+            **came,
+        )
+
+
+class _OnLive(Handler[Wanted, Report]):
+    """Changes a request that has not ended: its frontend does that. `cannot`: the words before the
+    reason why it was not done; `may_still`: what a frontend that does not answer may yet do."""
+
+    record: RequestRecord
+    may_still: str
+
+    @property
+    def cannot(self) -> str:
+        raise NotImplementedError
+
+    async def look(self) -> None:
+        """Raises ApiError for a request that has ended or is unknown."""
+        self.record = record = await find_for_order(self.controller, self.order.target)
+        if record.state in ENDED:
+            has = "was" if record.state is RequestState.ABORTED else "has"
+            raise self._ended(f"it {has} {record.state}")
+
+    async def ask(self, asked: Callable[[str], Message]) -> Any:
+        """Sends the message that `asked` makes of a query id to the request's frontend, and returns
+        the answer, whose `code` is empty. Raises ApiError."""
+        frontend_id = self.record.frontend_id
+        frontend = self.controller.roster.members.get(frontend_id)
+        if frontend is None or not frontend.alive:  # it died while the audit log was written
+            raise self._ended(f"its frontend {frontend_id} died")
+        try:
+            answer = await self.controller.queries.ask(frontend_id, asked)
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                "no_answer",
+                f"frontend {frontend_id}, which has the request, did not answer in time;"
+                f" it may still {self.may_still}",
+                f"llumctl requests {self.record.request_id}",
+            ) from error
+        except MemberDiedError as error:
+            raise self._ended(f"its frontend {frontend_id} died") from error
+        if answer.code:
+            raise self._ended("it ended meanwhile")
+        return answer
+
+    def _ended(self, why: str) -> ApiError:
+        return ApiError(409, "ended", f"{self.cannot}: {why}", "llumctl requests")
+
+
+class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
+    row = SetPriority
+    may_still = "change the priority"
+
+    @property
+    def cannot(self) -> str:
+        return f"the priority of request {self.record.request_id} cannot change"
+
+    async def look(self) -> None:
+        """Raises ApiError for an unknown level, too."""
+        levels = {level.name: level for level in self.controller.live.scheduler.levels}
+        level = levels.get(self.wanted.level)
+        if level is None:
+            raise ApiError(
+                400,
+                "no_such_level",
+                f"there is no priority level {self.wanted.level!r}; there are {', '.join(levels)}",
+                f"llumctl priority REQ {next(iter(levels))}",
+            )
+        self.level: Level = level
+        await super().look()
+        self.found = self._told(self.record.level, self.record.instance_id)
+
+    async def plan(self) -> PriorityReport:
+        if self.deeds():
+            await self._change(Operation("", ""))
+        return self.found
+
+    def deeds(self) -> Sequence[Deed]:
+        was = self.record.level
+        if was == self.level.name:
+            return ()
+        return ((f"{self.order.deed}, was {was}", self.order.target),)
+
+    async def carry_out(self, operation: Operation) -> None:
+        await self._change(operation)
+        operation.undo = self.undone_by({"level": self.found.previous}, {"level": self.found.level})
+
+    async def report(self) -> PriorityReport:
+        return self.found
+
+    async def _change(self, operation: Operation) -> None:
+        """Returns when the request's frontend has noted the new level, which counts from then on
+        wherever the request is."""
+        answer: RankChangeAnswered = await self.ask(
+            lambda query_id: RankChangeAsked(
+                query_id,
+                self.record.request_id,
+                self.level.rank,
+                cause_id=operation.cause_id,
+                actor=operation.actor,
+                reason=one_short_line(self.wanted.reason),
+                dry_run=self.wanted.dry_run,
+            )
+        )
+        self.found = self._told(answer.previous_level, answer.instance_id)
+
+    def _told(self, previous: str, instance_id: str | None) -> PriorityReport:
+        return PriorityReport(
+            request_id=self.record.request_id,
+            client_id=self.record.client_request_id,
+            previous=previous,
+            level=self.level.name,
+            instance_id=instance_id,
+            dry_run=self.wanted.dry_run,
+            effect=self._effect(instance_id) if self.wanted.dry_run else None,
+        )
+
+    def _effect(self, instance_id: str | None) -> PriorityEffect | None:
+        controller, record = self.controller, self.record
+        status = controller.statuses.get(instance_id or "")
+        if status is None or record.state is not RequestState.RUNNING:
+            return None
+        levels = controller.live.scheduler.levels
+        before = status.snapshot
+        after = with_another_rank(before, record.rank, self.level.rank)
+        return PriorityEffect(
+            headroom_blocks_before=total_headroom_blocks(before, levels),
+            headroom_blocks_after=total_headroom_blocks(after, levels),
+            freeness_steps_before=finite(freeness(before, levels)),
+            freeness_steps_after=finite(freeness(after, levels)),
+        )
+
+
+class AbortHandler(_OnLive[AbortRequest, AbortReport]):
+    row = Abort
+    may_still = "end it"
+
+    @property
+    def cannot(self) -> str:
+        return f"request {self.record.request_id} cannot be aborted"
+
+    async def plan(self) -> AbortReport:
+        await self._end(Operation("", ""))
+        return self.found
+
+    def deeds(self) -> Sequence[Deed]:
+        return ((f"{self.order.deed}, was {self._state()}", self.order.target),)
+
+    async def carry_out(self, operation: Operation) -> None:
+        await self._end(operation)
+
+    async def report(self) -> AbortReport:
+        return self.found
+
+    def _state(self) -> WireState:
+        """What is held waits: its frontend does not know that."""
+        scheduler = self.controller.scheduler
+        if place_of(scheduler.held_view(self.controller.now_s()), self.record) is None:
+            return WireState(self.record.state)
+        return WireState.WAITING
+
+    async def _end(self, operation: Operation) -> None:
+        """Returns when the request's frontend has ended it: the client's error is on its way, and
+        the instances that have blocks of it are told."""
+        record, before = self.record, self._state()
+        answer: AbortAnswered = await self.ask(
+            lambda query_id: AbortAsked(
+                query_id,
+                record.request_id,
+                cause_id=operation.cause_id,
+                actor=operation.actor,
+                reason=one_short_line(self.wanted.reason),
+                dry_run=self.wanted.dry_run,
+            )
+        )
+        self.found = AbortReport(
+            request_id=record.request_id,
+            client_id=record.client_request_id,
+            request_ids=answer.request_ids,
+            level=record.level,
+            state=WireState(answer.state or before) if answer.state != record.state else before,
+            instance_id=answer.instance_id,
+            num_output_tokens=answer.num_output_tokens,
+            dry_run=self.wanted.dry_run,
+        )
+
+
+HANDLERS = (MigrateHandler, PriorityHandler, AbortHandler)
+
+
+def held_blocks(record: RequestRecord, block_size: int) -> int:
+    """The blocks that the request holds; a request that waits holds none."""
+    if record.state is not RequestState.RUNNING:
+        return 0
+    return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
+
+
+def unschedulable(controller: Controller, instance_id: str) -> str | None:
+    """Why the instance may take no requests, in words; None if it may."""
+    record = controller.scheduler.instances.get(instance_id)
+    refusal = "dead" if record is None else record.refusal(controller.now_s())
+    return None if refusal is None else _UNSCHEDULABLE[refusal]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

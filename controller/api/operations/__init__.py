@@ -1,0 +1,1 @@
+"""Orders of operators: one row each (`order`), all of them in one table (`table`)."""
