@@ -13,7 +13,7 @@ from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig
 from controller.runtime.live_config import LiveConfig

@@ -11,7 +11,7 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig
 from controller.ports.engine import STEP_PHASES, StepPhase

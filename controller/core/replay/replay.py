@@ -1,8 +1,70 @@
-"""One loss of one request, and its replay."""
+"""What may go on elsewhere after its instance died: limits, reasons why not, and one loss."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from controller.core.instance_ref import InstanceRef
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """What a frontend may spend on replays."""
+
+    max_replays: int = 3
+    """How often one request may begin anew after a death; 0: never. A request that makes engines
+    die takes one more instance with it than this says."""
+    max_tokens_kept: int = 16_000_000
+    """Tokens of prompts and outputs that one frontend keeps for replays in all: 4 bytes for an
+    output token, 3 to 5 for one of a prompt."""
+    patience_s: float = 30.0
+    """A lost request gets its error if no instance can take it for so long."""
+
+
+class ReplayRefusal(StrEnum):
+    """Why a request cannot be replayed. A request without output is dispatched again as it came,
+    whatever it is. One with outputs must go on with exactly the tokens that it would have had."""
+
+    OFF = "off"
+    TOO_OFTEN = "too_often"
+    NOT_KEPT = "not_kept"
+    NO_INSTANCE = "no_instance"
+    NOT_TAKEN = "not_taken"
+    # Of the request, known when it comes.
+    MULTIMODAL = "multimodal"
+    PROMPT_EMBEDS = "prompt_embeds"
+    STREAMED_PROMPT = "streamed_prompt"
+
+
+SENTENCES = {
+    ReplayRefusal.OFF: "replays are switched off",
+    ReplayRefusal.TOO_OFTEN: "it was replayed as often as allowed",
+    ReplayRefusal.NOT_KEPT: "too many tokens were kept for replays already",
+    ReplayRefusal.NO_INSTANCE: "no instance could take it in time",
+    ReplayRefusal.NOT_TAKEN: "the engine cannot go on with it",
+    ReplayRefusal.MULTIMODAL: "it has multimodal input",
+    ReplayRefusal.PROMPT_EMBEDS: "its prompt is given as embeddings",
+    ReplayRefusal.STREAMED_PROMPT: "its prompt was streamed in",
+}
+
+ALWAYS = frozenset({ReplayRefusal.OFF, ReplayRefusal.TOO_OFTEN, ReplayRefusal.NOT_KEPT})
+"""Those that count for a request without output too."""
+
+
+def why_not(
+    config: ReplayConfig,
+    num_replays: int,
+    num_output_tokens: int,
+    mark: ReplayRefusal | None,
+) -> ReplayRefusal | None:
+    """Why a request whose instance died is not replayed now; None if it is. `num_replays`: so
+    often it was before. `mark`: what was known beforehand."""
+    if config.max_replays == 0:
+        return ReplayRefusal.OFF
+    if num_replays >= config.max_replays:
+        return ReplayRefusal.TOO_OFTEN
+    if mark is not None and (num_output_tokens or mark in ALWAYS):
+        return mark
+    return None
 
 
 @dataclass(frozen=True, slots=True)

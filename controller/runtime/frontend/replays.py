@@ -16,9 +16,16 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
-from controller.core.replay.config import ReplayConfig
-from controller.core.replay.refusals import ALWAYS, SENTENCES, ReplayRefusal, why_not
-from controller.core.replay.replay import Replay, RequestLoss, cause_of
+from controller.core.replay.replay import (
+    ALWAYS,
+    SENTENCES,
+    Replay,
+    ReplayConfig,
+    ReplayRefusal,
+    RequestLoss,
+    cause_of,
+    why_not,
+)
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError

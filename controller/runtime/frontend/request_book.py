@@ -24,8 +24,7 @@ from controller.core.record.request_record import (
     found_order,
     match_names,
 )
-from controller.core.replay.refusals import ReplayRefusal
-from controller.core.replay.replay import Replay, RequestLoss
+from controller.core.replay.replay import Replay, ReplayRefusal, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.book_entry import BookEntry
 from controller.runtime.messages.moves import MoveTimed

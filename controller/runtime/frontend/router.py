@@ -12,7 +12,7 @@ from typing import Any
 from controller.core.migration.ownership import Ownership
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
-from controller.core.replay.refusals import ReplayRefusal
+from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox

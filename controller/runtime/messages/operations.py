@@ -6,7 +6,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.ports.engine import StepPhase
 from controller.runtime.messages.message import Message

@@ -2,8 +2,7 @@
 
 import pytest
 
-from controller.core.replay.config import ReplayConfig
-from controller.core.replay.refusals import SENTENCES, ReplayRefusal, why_not
+from controller.core.replay.replay import SENTENCES, ReplayConfig, ReplayRefusal, why_not
 
 CONFIG = ReplayConfig(max_replays=2)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import DispatchRequested
 from controller.ports.engine import Engine
 from controller.runtime.frontend.request_book import RequestBook

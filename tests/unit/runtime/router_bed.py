@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.request_book import RequestBook

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.core.operations.leaving import LeaveReason
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of

@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestState
-from controller.core.replay.config import ReplayConfig
+from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import Dispatch, Reject, RejectCode
 from controller.runtime.frontend import replays
 from controller.runtime.messages import output_tokens

@@ -33,7 +33,7 @@ from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.process import Grammar
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
 from controller.core.record.request_record import RequestState
-from controller.core.replay.refusals import ReplayRefusal
+from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
