@@ -79,7 +79,7 @@ class RankChanges:
         """Tells the request's owner its rank. Does nothing if the rank never changed, or nobody
         owns the request yet."""
         change, route = self._changes.get(request_id), self._routes.live.get(request_id)
-        if change is not None and route is not None and not route.waiting:
+        if change is not None and route is not None and not self._routes.is_lost(request_id):
             told = RankSet(request_id, change.rank, change.number)
             self._send(route.ownership.owner.address, told)
 
@@ -104,7 +104,7 @@ class RankChanges:
     def _tell_again(self, request_id: str, change: _Change) -> None:
         route = self._routes.live.get(request_id)
         if route is not None:
-            if not route.waiting and not _is_confirmed(change, route):
+            if not self._routes.is_lost(request_id) and not _is_confirmed(change, route):
                 self.tell_owner(request_id)
         elif request_id not in self._dispatcher.asked:
             del self._changes[request_id]

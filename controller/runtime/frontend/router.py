@@ -21,7 +21,7 @@ from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
 from controller.runtime.frontend.rank_changes import RankChanges
-from controller.runtime.frontend.replays import Replays
+from controller.runtime.frontend.replays import ReplayRunner
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.routes import Route, Routes
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
@@ -108,7 +108,7 @@ class Router:
             self.keys,
         )
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
-        self.replays = Replays(
+        self.replays = ReplayRunner(
             mailbox,
             self.routes,
             self.dispatcher,
@@ -224,9 +224,10 @@ class Router:
         ended for their clients. `actor` wanted it."""
         by_address: dict[str, list[str]] = {}
         for request_id in request_ids:
+            is_lost = self.routes.is_lost(request_id)
             self._book.ended(request_id, outcome, reason, cause_id, actor)
             if route := self.routes.live.pop(request_id, None):
-                for holder in () if route.waiting else route.ownership.holders:
+                for holder in () if is_lost else route.ownership.holders:
                     by_address.setdefault(holder.address, []).append(request_id)
             else:
                 self.dispatcher.abort(request_id)
@@ -237,7 +238,7 @@ class Router:
         """The deliveries that are due now, in order. Each of `outputs` has a `request_id` and
         `new_token_ids`."""
         by_id = {output.request_id: output for output in outputs}
-        now_s = asyncio.get_running_loop().time()
+        now_s, keep = asyncio.get_running_loop().time(), self.replays.machine.delivered
         due: list[Delivery[Any]] = []
         received: list[tuple[str, int]] = []
         for item in emitted.items:
@@ -259,13 +260,14 @@ class Router:
                 self.routes.unread(emitted.sender, item)
                 continue
             if ownership.owner is not owner:
-                self.routes.find(request_id, route)
+                self.routes.find(request_id)
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
                 self._time(request_id, route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
                 self.keys.use.emitted(request_id, num_new, now_s)
-                self.replays.delivered(request_id, its_output.new_token_ids[num_skip:])
+                if told := keep(request_id, its_output.new_token_ids[num_skip:]):
+                    self.replays.follow(told)
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
                     self.routes.live.pop(request_id, None)
@@ -304,7 +306,7 @@ class Router:
         self.replays.forget(record.request_id)
 
     def _limit(self, limits: FrontendLimits) -> None:
-        self.replays.config = limits.replay
+        self.replays.machine.config = limits.replay
         self.prompt_prefixes.switch(limits.hash_prefixes)
         self.keys.limits = limits.key_limits
         self._events.on_limits(limits)

@@ -65,8 +65,6 @@ class Route:
     """A move of which the destination's first token has not come yet."""
     replay: Replay | None = None
     """A replay of which the first token has not come yet."""
-    waiting: bool = False
-    """It was lost, and no instance has it yet in its next attempt."""
     unclear_s: float = 0.0
     """Since when tokens or the owner are missing."""
     asked_s: float = 0.0
@@ -92,6 +90,8 @@ class Routes:
         for another reason in words."""
         self.on_found: Callable[[str], None]
         """Called if an instance has such a request after all."""
+        self.is_lost: Callable[[str], bool]
+        """Whether a request (id) was lost, and no instance has it yet in its next attempt."""
         self.live: dict[str, Route] = {}
         self._unclear: set[str] = set()
         """Requests that lack tokens, or an owner that is known to live."""
@@ -116,7 +116,7 @@ class Routes:
         return found
 
     def _owned(self) -> Iterator[Route]:
-        return (route for route in self.live.values() if not route.waiting)
+        return (route for r, route in self.live.items() if not self.is_lost(r))
 
     # -- moves ---------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Routes:
     def _announced(self, announced: MoveAnnounced) -> None:
         destination = announced.destination
         route = self.live.get(announced.request_id)
-        if route is not None and not route.waiting:
+        if route is not None and not self.is_lost(announced.request_id):
             route.ownership.announce(destination, announced.epoch)
             known = self._known.incarnation(destination.instance_id)
             if known is not None and known > destination.incarnation:
@@ -151,7 +151,7 @@ class Routes:
         else:
             if route.ownership.moved(owner, moved.epoch, moved.began_index):
                 self._book.moved(request_id, owner.instance_id, owner.incarnation)
-                self.find(request_id, route)
+                self.find(request_id)
             if route.ownership.is_read_from(owner, moved.epoch):
                 confirmed = OwnerConfirmed(request_id, moved.hop, moved.attempt)
                 self.send(owner.address, confirmed)
@@ -172,7 +172,7 @@ class Routes:
         request_id, owner = asked.request_id, asked.owner
         route = self.live.get(request_id)
         fenced: bool | None = True
-        if route is not None and not route.waiting:
+        if route is not None and not self.is_lost(request_id):
             fenced = route.ownership.fence(owner, asked.epoch)
         if route is not None and fenced is None:  # of one that was taken for dead
             if route.ownership.to_ask is not None:
@@ -184,7 +184,7 @@ class Routes:
         )
         if request_id not in self.live:
             self.send(owner.address, AbortRequests((request_id,)))
-        elif route is not None and (route.waiting or asked.attempt < route.attempt):
+        elif route is not None and (self.is_lost(request_id) or asked.attempt < route.attempt):
             self._stop(owner, request_id, asked.epoch)
 
     def _move_timed(self, timed: MoveTimed) -> None:
@@ -231,14 +231,13 @@ class Routes:
 
     def _lose(self, request_id: str, route: Route, owner: InstanceRef | None = None) -> None:
         owner = owner or route.ownership.owner
-        if not route.waiting:
+        if not self.is_lost(request_id):
             what = f"instance {owner.instance_id} died while it ran this request"
             self.on_lost(request_id, owner, what)
 
-    def find(self, request_id: str, route: Route) -> None:
+    def find(self, request_id: str) -> None:
         """Call it when another instance turns out to own the request in the same attempt."""
-        if route.waiting:
-            route.waiting = False
+        if self.is_lost(request_id):
             self.on_found(request_id)
 
     def _stop(self, holder: InstanceRef, request_id: str, epoch: Epoch) -> None:
@@ -283,7 +282,7 @@ class Routes:
         route = self.live.get(request_id)
         if (
             route is None
-            or route.waiting
+            or self.is_lost(request_id)
             or not (route.ownership.to_ask or route.ownership.order.gap)
         ):
             self._unclear.discard(request_id)

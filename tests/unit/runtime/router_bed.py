@@ -68,7 +68,7 @@ class Bed:
         )
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)
-        self.router.replays.config = ReplayConfig(max_replays)
+        self.router.replays.machine.config = ReplayConfig(max_replays)
         self.router.inbox.with_payload[OutputsEmitted] = lambda emitted, _: (
             self.told.outputs.append(emitted)
         )

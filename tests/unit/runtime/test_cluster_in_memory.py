@@ -141,7 +141,7 @@ async def test_requests_that_are_lost_with_their_instance_share_its_cause(
     cluster: ControlledCluster, max_replays: int, kind: str
 ) -> None:
     frontend = cluster.frontend
-    frontend.router.replays.config = ReplayConfig(max_replays)
+    frontend.router.replays.machine.config = ReplayConfig(max_replays)
     for instance in cluster.instances.values():
         instance.engine.hold()
     running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]

@@ -1,0 +1,487 @@
+"""Requests whose instance is gone go on elsewhere, from the tokens that their clients have.
+
+A frontend has one such machine for all of its requests. The machine keeps a copy of each live
+request as it was sent, and of its outputs, within a limit of tokens in all. After a loss it asks
+for an instance anew and sends both there: the outputs beside the prompt and not as part of it, so
+that the request is exactly the one that it was. `replay.py` says which requests cannot be replayed.
+A request that an instance refused only because that instance had restarted is sent again too, and
+that counts as no replay.
+
+    KEPT      An instance has the request, or is asked for the first time.
+    ASKING    No instance has it, and one is asked for.
+    PAUSING   No instance has it; one is asked for at a time that is set.
+    OVER      There is no copy: the request has ended, or the machine has ended it.
+
+    state             event           next      instructions
+    OVER              Kept            KEPT      Mark, if it cannot be replayed
+    KEPT              Lost            ASKING    RecordLoss, Ask
+                                      OVER      Fail, if it cannot be replayed
+    KEPT              Refused         PAUSING   RecordLoss, WakeAt: twice as late each time
+                                      OVER      Fail or Refuse, if asking again would not help
+    PAUSING           Woken           ASKING    Ask
+    ASKING            NotDispatched   PAUSING   WakeAt
+                                      OVER      Fail, when that has lasted for too long
+    ASKING            Dispatched      KEPT      Send
+                                      OVER      Decline and Fail, if it cannot be sent any more
+    ASKING, PAUSING   Found           KEPT      RecordFound, CallOff
+    KEPT, ASKING      NotSent         OVER      Fail
+    any               Delivered       the same  Mark, if its tokens are too many to be kept
+    ASKING, PAUSING   Over            OVER      CallOff
+    KEPT              Over            OVER
+
+In any other state these events change nothing, as an answer or a timer may come late; a dispatch
+that comes late is declined.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.replay.replay import (
+    ALWAYS,
+    SENTENCES,
+    Replay,
+    ReplayConfig,
+    ReplayRefusal,
+    RequestLoss,
+    cause_of,
+    why_not,
+)
+from controller.core.scheduler_events import Dispatch, DispatchRequested
+
+ASK_AGAIN_S = 0.25
+# An instance that restarted refuses what was meant for its predecessor. The wait doubles each time.
+MAX_REFUSALS = 6
+AFTER_REFUSAL_S = 0.05
+
+
+class CopyState(StrEnum):
+    KEPT = "kept"
+    ASKING = "asking"
+    PAUSING = "pausing"
+    OVER = "over"
+
+
+LOST = frozenset({CopyState.ASKING, CopyState.PAUSING})
+
+
+# -- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A new request. `frames` are what its instance gets; `mark`: why it cannot be replayed once it
+    has outputs."""
+
+    request: DispatchRequested
+    frames: Sequence[bytes | memoryview]
+    mark: ReplayRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The client gets these next tokens."""
+
+    request_id: str
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No instance has the request any more, as `owner` is gone or for another reason. `what`
+    happened, in words. `silent_s`: since the client's last token; None if there was none."""
+
+    request_id: str
+    owner: InstanceRef
+    what: str
+    silent_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An instance has the request after all: it had moved before its owner died."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`owner` does not take the request in this attempt. `retryable`: another instance may."""
+
+    request_id: str
+    owner: InstanceRef
+    message: str
+    retryable: bool
+    attempt: int
+    silent_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """The answer to Ask: `instance` gets the request."""
+
+    dispatch: Dispatch
+    instance: InstanceRef
+
+
+@dataclass(frozen=True, slots=True)
+class NotDispatched:
+    """The answer to Ask: no instance takes the request now."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """Ask or Send could not be carried out."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time of this WakeAt has come."""
+
+    request_id: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The request has ended, in whatever way."""
+
+    request_id: str
+
+
+Event = (
+    Kept | Delivered | Lost | Found | Refused | Dispatched | NotDispatched | NotSent | Woken | Over
+)
+
+
+# -- instructions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Find an instance: Dispatched or NotDispatched answers. `request` is in its old order and
+    counts all of its tokens as prompt; its rank is the one that it came with."""
+
+    request: DispatchRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give the request to `instance`, which begins `replay.attempt`. `outputs` are read at once:
+    the machine adds to them."""
+
+    dispatch: Dispatch
+    instance: InstanceRef
+    request: DispatchRequested
+    frames: Sequence[bytes]
+    outputs: "array[int]"
+    replay: Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """Give this dispatch back: no request comes."""
+
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    request_id: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallOff:
+    """Stop what Ask or WakeAt began."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The request cannot be replayed, or not once it has outputs."""
+
+    request_id: str
+    refusal: ReplayRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLoss:
+    request_id: str
+    loss: RequestLoss
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFound:
+    request_id: str
+    num_replays: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the request, which was lost with `owner` and cannot be replayed."""
+
+    request_id: str
+    owner: InstanceRef
+    refusal: ReplayRefusal
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End the request, which no instance takes. `retryable`: its client may send it again."""
+
+    request_id: str
+    message: str
+    retryable: bool
+
+
+Instruction = (
+    Ask | Send | Decline | WakeAt | CallOff | Mark | RecordLoss | RecordFound | Fail | Refuse
+)
+Instructions = Sequence[Instruction]
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Loss:
+    owner: InstanceRef
+    what: str
+    counts: bool
+    """As a replay; a refusal does not."""
+    asked_s: float | None = None
+    """When an instance was asked for first."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    request: DispatchRequested
+    frames: Sequence[bytes]
+    """As the request was sent first; empty exactly if its mark is one of ALWAYS."""
+    mark: ReplayRefusal | None
+    outputs: "array[int]" = field(default_factory=lambda: array("i"))
+    """All that were delivered; empty if there is a mark."""
+    num_not_kept: int = 0
+    """Outputs that were delivered and are not in `outputs`; 0 unless there is a mark."""
+    state: CopyState = CopyState.KEPT
+    attempt: int = 0
+    num_replays: int = 0
+    """At most one for each attempt after the first, and one for a loss that counts."""
+    num_refusals: int = 0
+    """In a row, without a token in between; at most MAX_REFUSALS."""
+    loss: _Loss | None = None
+    """The last one; there is one in the states of LOST."""
+    wake_s: float = 0.0
+    """While PAUSING: when an instance is asked for."""
+
+    @property
+    def num_tokens_kept(self) -> int:
+        return self.request.num_prompt_tokens + len(self.outputs) if self.frames else 0
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.outputs) + self.num_not_kept
+
+
+class ReplayMachine:
+    def __init__(self) -> None:
+        self.config = ReplayConfig()
+        """May be set at any time; requests that are not kept by then stay so."""
+        self._copies: dict[str, _Copy] = {}
+        """By request id, of all requests that are not over."""
+        self.num_tokens_kept = 0
+        """Of all copies; more than the limit only after the limit was lowered."""
+
+    def state(self, request_id: str) -> CopyState:
+        copy = self._copies.get(request_id)
+        return CopyState.OVER if copy is None else copy.state
+
+    def is_lost(self, request_id: str) -> bool:
+        """Whether the request waits: no instance has it, and none has its next attempt yet."""
+        return self.state(request_id) in LOST
+
+    def handle(self, event: Event, now_s: float) -> Instructions:
+        """Takes one event in; returns what to do now, in order. Mutates."""
+        match event:
+            case Delivered(request_id, token_ids):
+                return self.delivered(request_id, token_ids)
+            case Kept():
+                return self._keep(event)
+            case Dispatched():
+                return self._dispatched(event)
+            case Over(request_id):
+                was_lost = self.is_lost(request_id)
+                self._forget(request_id)
+                return [CallOff(request_id)] if was_lost else []
+        copy = self._copies.get(event.request_id)
+        if copy is None:
+            return []
+        match event, copy.state:
+            case Lost() as lost, CopyState.KEPT:
+                return self._lost(lost, copy, now_s)
+            case Refused() as refused, CopyState.KEPT:
+                return self._refused(refused, copy, now_s)
+            case Woken(time_s=time_s), CopyState.PAUSING if time_s == copy.wake_s:
+                return self._ask(copy, now_s)
+            case NotDispatched(), CopyState.ASKING:
+                return self._not_dispatched(copy, now_s)
+            case Found(request_id), CopyState.ASKING | CopyState.PAUSING:
+                return self._found(request_id, copy)
+            case NotSent(), CopyState.KEPT | CopyState.ASKING if copy.loss is not None:
+                return self._fail(copy, copy.loss.owner, copy.loss.what, ReplayRefusal.NOT_TAKEN)
+        return []
+
+    # -- what is kept --------------------------------------------------------------------
+
+    def _keep(self, kept: Kept) -> Instructions:
+        request, mark = kept.request, kept.mark
+        if self.config.max_replays == 0:
+            mark = ReplayRefusal.OFF
+        elif self.num_tokens_kept + request.num_prompt_tokens > self.config.max_tokens_kept:
+            mark = ReplayRefusal.NOT_KEPT
+        frames = () if mark in ALWAYS else tuple(bytes(frame) for frame in kept.frames)
+        self._copies[request.request_id] = copy = _Copy(request, frames, mark)
+        self.num_tokens_kept += copy.num_tokens_kept
+        return [] if mark is None else [Mark(request.request_id, mark)]
+
+    def delivered(self, request_id: str, token_ids: Sequence[int]) -> Instructions:
+        """As `handle` with `Delivered`, for each delivery of each stream: to make that event would
+        take longer than this does."""
+        copy = self._copies.get(request_id)
+        if copy is None:
+            return ()
+        copy.num_refusals = 0
+        if copy.mark is not None:
+            copy.num_not_kept += len(token_ids)
+            return ()
+        copy.outputs.extend(token_ids)
+        self.num_tokens_kept += len(token_ids)
+        if self.num_tokens_kept <= self.config.max_tokens_kept:
+            return ()
+        self.num_tokens_kept -= copy.num_tokens_kept
+        copy.mark, copy.num_not_kept = ReplayRefusal.NOT_KEPT, len(copy.outputs)
+        copy.frames, copy.outputs = (), array("i")
+        return [Mark(request_id, copy.mark)]
+
+    def _forget(self, request_id: str) -> None:
+        copy = self._copies.pop(request_id, None)
+        if copy is not None:
+            self.num_tokens_kept -= copy.num_tokens_kept
+
+    # -- what is lost --------------------------------------------------------------------
+
+    def _lost(self, lost: Lost, copy: _Copy, now_s: float) -> Instructions:
+        refusal = why_not(self.config, copy.num_replays, copy.num_outputs, copy.mark)
+        if refusal is not None:
+            return self._fail(copy, lost.owner, lost.what, refusal)
+        copy.num_replays += 1
+        copy.loss = _Loss(lost.owner, lost.what, counts=True)
+        return [_record(copy, copy.loss, lost.silent_s), *self._ask(copy, now_s)]
+
+    def _refused(self, refused: Refused, copy: _Copy, now_s: float) -> Instructions:
+        owner, message = refused.owner, refused.message
+        if refused.attempt != copy.attempt:
+            return []
+        if not refused.retryable and copy.num_outputs:
+            what = f"instance {owner.instance_id} refused this request as a replay"
+            return self._fail(copy, owner, what, ReplayRefusal.NOT_TAKEN, message)
+        if not refused.retryable or not copy.frames or copy.num_refusals == MAX_REFUSALS:
+            self._forget(refused.request_id)
+            return [Refuse(refused.request_id, message, refused.retryable)]
+        wait_s = AFTER_REFUSAL_S * 2**copy.num_refusals
+        copy.num_refusals += 1
+        copy.loss = _Loss(owner, message, counts=False)
+        return [_record(copy, copy.loss, refused.silent_s), self._pause(copy, now_s + wait_s)]
+
+    def _found(self, request_id: str, copy: _Copy) -> Instructions:
+        assert copy.loss is not None
+        copy.num_replays -= copy.loss.counts
+        copy.state = CopyState.KEPT
+        return [RecordFound(request_id, copy.num_replays), CallOff(request_id)]
+
+    # -- elsewhere -----------------------------------------------------------------------
+
+    def _ask(self, copy: _Copy, now_s: float) -> Instructions:
+        assert copy.loss is not None
+        copy.state = CopyState.ASKING
+        if copy.loss.asked_s is None:
+            copy.loss.asked_s = now_s
+        num_tokens = copy.request.num_prompt_tokens + len(copy.outputs)
+        return [Ask(replace(copy.request, num_prompt_tokens=num_tokens, replayed=True))]
+
+    def _pause(self, copy: _Copy, until_s: float) -> WakeAt:
+        copy.state, copy.wake_s = CopyState.PAUSING, until_s
+        return WakeAt(copy.request.request_id, until_s)
+
+    def _not_dispatched(self, copy: _Copy, now_s: float) -> Instructions:
+        loss = copy.loss
+        assert loss is not None
+        assert loss.asked_s is not None
+        if now_s - loss.asked_s >= self.config.patience_s:
+            return self._fail(copy, loss.owner, loss.what, ReplayRefusal.NO_INSTANCE)
+        return [self._pause(copy, now_s + ASK_AGAIN_S)]
+
+    def _dispatched(self, told: Dispatched) -> Instructions:
+        dispatch = told.dispatch
+        copy = self._copies.get(dispatch.request_id)
+        if copy is None or copy.state is not CopyState.ASKING:
+            return [Decline(dispatch)]
+        loss = copy.loss
+        assert loss is not None
+        if copy.mark in ALWAYS or (copy.mark is not None and copy.num_outputs):
+            # Tokens of the lost attempt came meanwhile.
+            return [Decline(dispatch), *self._fail(copy, loss.owner, loss.what, copy.mark)]
+        copy.attempt += 1
+        copy.state = CopyState.KEPT
+        num_tokens = copy.request.num_prompt_tokens + len(copy.outputs)
+        replayed = Replay(loss.owner.instance_id, num_tokens, copy.attempt, cause_of(loss.owner))
+        return [Send(dispatch, told.instance, copy.request, copy.frames, copy.outputs, replayed)]
+
+    def _fail(
+        self,
+        copy: _Copy,
+        owner: InstanceRef,
+        what: str,
+        refusal: ReplayRefusal,
+        detail: str | None = None,
+    ) -> Instructions:
+        request_id = copy.request.request_id
+        self._forget(request_id)
+        why = f", and it cannot be replayed: {detail or SENTENCES[refusal]}"
+        if refusal is ReplayRefusal.OFF:
+            why = ""
+        return [Fail(request_id, owner, refusal, f"{what}{why}; send it again")]
+
+    # ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        kept = sum(copy.num_tokens_kept for copy in self._copies.values())
+        assert kept == self.num_tokens_kept, "the tokens that are kept are counted wrongly"
+        for request_id, copy in self._copies.items():
+            assert request_id == copy.request.request_id
+            assert copy.state is not CopyState.OVER, "a request that is over has a copy"
+            assert bool(copy.frames) == (copy.mark not in ALWAYS), "kept in vain, or not kept"
+            assert copy.mark is None or not copy.outputs, "kept outputs that can never be replayed"
+            assert copy.mark is not None or not copy.num_not_kept, "an output is missing"
+            assert copy.num_refusals <= MAX_REFUSALS
+            loss, is_lost = copy.loss, copy.state in LOST
+            assert loss is not None or not (is_lost or copy.attempt)
+            counts = is_lost and loss is not None and loss.counts
+            assert 0 <= copy.num_replays <= copy.attempt + counts, "a replay too many is counted"
+            assert copy.state is not CopyState.ASKING or (loss and loss.asked_s is not None)
+
+
+def _record(copy: _Copy, loss: _Loss, silent_s: float | None) -> RecordLoss:
+    num_tokens = copy.request.num_prompt_tokens + copy.num_outputs
+    told = RequestLoss(loss.owner, loss.what, num_tokens, silent_s, copy.num_replays)
+    return RecordLoss(copy.request.request_id, told)
