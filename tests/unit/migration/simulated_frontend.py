@@ -1,10 +1,30 @@
-"""The frontend of the simulation: one client per request, and what each of them read."""
+"""The frontend of the simulation: one client per request, and what each of them read. It runs the
+machines that a real frontend runs; here are its messages and its clients."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.ownership import Loss, Ownership
+from controller.core.replay.replay import ReplayConfig
+from controller.core.replay.replay_machine import (
+    Ask,
+    CallOff,
+    Delivered,
+    Dispatched,
+    Event,
+    Fail,
+    Found,
+    Kept,
+    Lost,
+    NotDispatched,
+    Over,
+    ReplayMachine,
+    Send,
+    WakeAt,
+    Woken,
+)
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.token_order import Epoch
 from tests.unit.migration.simulated_engine import Asked, Token, next_value
 from tests.unit.migration.simulated_instance import Violation
@@ -39,9 +59,6 @@ class Route:
     asked_s: float = 0.0
     owners: list[tuple[str, int]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
-    num_replays: int = 0
-    waiting: bool = False
-    """It was lost, and no instance has its next attempt yet."""
 
 
 class Frontend:
@@ -49,7 +66,12 @@ class Frontend:
 
     def __init__(self, network: Network, max_replays: int) -> None:
         self.network = network
-        self.max_replays = max_replays
+        self.replays = ReplayMachine()
+        self.replays.config = ReplayConfig(max_replays)
+        self._asked: set[str] = set()
+        """Lost requests for which an instance is asked for; the next tick answers."""
+        self._wakes: dict[str, float] = {}
+        """By lost request, the time of its last WakeAt."""
         self.routes: dict[str, Route] = {}
         self.outcomes: dict[str, list[str]] = {}
         self.dead: set[tuple[str, int]] = set()
@@ -58,12 +80,16 @@ class Frontend:
         ownership: Ownership[Emitted] = Ownership(to)
         self.routes[asked.request_id] = Route(asked, ownership, asked.prompt()[-1])
         self.outcomes[asked.request_id] = []
+        requested = DispatchRequested(
+            asked.request_id, FRONTEND.instance_id, asked.num_prompt_tokens, asked.rank, 0.0
+        )
+        self._take(Kept(requested, (b"prompt",)))
         self.network.send(FRONTEND, to, Add(asked))
 
     def client_leaves(self, request_id: str) -> None:
-        route = self.routes[request_id]
+        route, is_lost = self.routes[request_id], self.replays.is_lost(request_id)
         self._close(request_id, "aborted")
-        for holder in () if route.waiting else route.ownership.holders:
+        for holder in () if is_lost else route.ownership.holders:
             self.network.send(FRONTEND, holder, Abort(request_id))
 
     def reads(self, sender: InstanceRef, request_id: str, epoch: Epoch) -> bool:
@@ -71,7 +97,7 @@ class Frontend:
         if (route := self.routes.get(request_id)) is None:
             return False
         read = route.ownership.order.epoch
-        if route.waiting:
+        if self.replays.is_lost(request_id):
             return epoch == read
         return read < epoch or (read == epoch and route.ownership.owner == sender)
 
@@ -86,11 +112,16 @@ class Frontend:
                 self._lose(request_id, route, key)
 
     def tick(self) -> None:
-        """Asks again for what is missing, and for who owns what."""
+        """Asks again for what is missing, and for who owns what; finds instances for replays."""
+        for request_id in sorted(self._asked):
+            self._find_instance(request_id)
+        for request_id, time_s in sorted(self._wakes.items()):
+            if time_s <= self.network.now_s:
+                del self._wakes[request_id]
+                self._take(Woken(request_id, time_s))
         for request_id, route in list(self.routes.items()):
             ownership = route.ownership
-            if route.waiting:
-                self._replay(request_id, route)
+            if self.replays.is_lost(request_id):
                 continue
             if ownership.to_ask is None and ownership.order.gap is None:
                 continue
@@ -110,10 +141,11 @@ class Frontend:
             self._not_wanted(sender, body)
             return
         ownership, request_id = route.ownership, body.request_id
+        is_lost = self.replays.is_lost(request_id)
         match body:
             case Emitted() as emitted:
                 self._emitted(sender, route, emitted)
-            case Announced() | NotMoved() | LostThere() if route.waiting:
+            case Announced() | NotMoved() | LostThere() if is_lost:
                 pass
             case Announced(destination=destination, epoch=epoch):
                 ownership.announce(destination, epoch)
@@ -124,7 +156,7 @@ class Frontend:
             case Moved(owner=owner, epoch=epoch, began_index=began):
                 if ownership.moved(owner, epoch, began):
                     self.network.note("moved", request_id, owner.key, epoch)
-                    route.waiting = False
+                    self._take(Found(request_id))
                 if ownership.is_read_from(owner, epoch):
                     self.network.send(FRONTEND, owner, OwnerConfirmed(request_id, epoch))
             case NotMoved(epoch=epoch):
@@ -140,7 +172,7 @@ class Frontend:
     def _fence_asked(self, sender: InstanceRef, route: Route, asked: FenceAsked) -> None:
         request_id, ownership = asked.request_id, route.ownership
         fenced: bool | None = True
-        if not route.waiting:
+        if not self.replays.is_lost(request_id):
             fenced = ownership.fence(asked.owner, asked.epoch)
             self.network.note("fence", request_id, asked.owner.key, asked.epoch, fenced)
         if fenced is None:
@@ -151,7 +183,9 @@ class Frontend:
         self.network.send(FRONTEND, sender, answer)
         if request_id not in self.routes:
             self.network.send(FRONTEND, sender, Abort(request_id))
-        elif route.waiting or asked.epoch.attempt < ownership.order.epoch.attempt:
+        elif (
+            self.replays.is_lost(request_id) or asked.epoch.attempt < ownership.order.epoch.attempt
+        ):
             self.network.send(FRONTEND, sender, Unread(request_id, asked.epoch))
 
     def _not_wanted(self, sender: InstanceRef, body: Any) -> None:
@@ -173,7 +207,7 @@ class Frontend:
                 self._lost(request_id, route)
             return
         if route.ownership.owner is not owner:
-            route.waiting = False
+            self._take(Found(request_id))
         for item, num_skip in offered:
             if item.first_index + num_skip != route.num_read:
                 raise Violation(f"{request_id}: token {route.num_read} was skipped or repeated")
@@ -182,6 +216,7 @@ class Frontend:
                     raise Violation(f"{request_id}: tokens of two owners are mixed")
                 route.value = token.value
                 route.tokens.append(token)
+                self._take(Delivered(request_id, (route.num_read,)))
                 route.num_read += 1
             if item.finished:
                 if route.num_read != route.asked.max_output_tokens:
@@ -194,23 +229,44 @@ class Frontend:
 
     def _lost(self, request_id: str, route: Route) -> None:
         """No instance has it any more."""
-        if route.waiting:
-            return
-        if route.num_replays == self.max_replays:
-            self._close(request_id, "error")
-        else:
-            route.num_replays += 1
-            route.waiting = True
+        self._take(Lost(request_id, route.ownership.owner, "its instance died", None))
 
-    def _replay(self, request_id: str, route: Route) -> None:
+    def _find_instance(self, request_id: str) -> None:
+        self._asked.discard(request_id)
         if (to := self.network.choose()) is None:
-            return
-        route.waiting = False
+            self._take(NotDispatched(request_id))
+        else:
+            dispatch = Dispatch(request_id, FRONTEND.instance_id, *to.key, seq=1)
+            self._take(Dispatched(dispatch, to))
+
+    def _send(self, send: Send) -> None:
+        to, route = send.instance, self.routes[send.request.request_id]
         epoch = route.ownership.replayed(to)
-        self.network.note("replay", request_id, to.key, epoch)
+        if list(send.outputs) != list(range(route.num_read)):
+            raise Violation(f"{route.asked.request_id} is replayed with other tokens than it had")
+        if epoch.attempt != send.replay.attempt:
+            raise Violation(f"{route.asked.request_id} is replayed in another attempt")
+        self.network.note("replay", route.asked.request_id, to.key, epoch)
         self.network.send(FRONTEND, to, Add(route.asked, epoch, tuple(route.tokens)))
 
     def _close(self, request_id: str, outcome: str) -> None:
         del self.routes[request_id]
         self.outcomes[request_id].append(outcome)
         self.network.note(outcome, request_id)
+        self._take(Over(request_id))
+
+    def _take(self, event: Event) -> None:
+        for instruction in self.replays.handle(event, self.network.now_s):
+            match instruction:
+                case Ask(request):
+                    self._asked.add(request.request_id)
+                case WakeAt(request_id, time_s):
+                    self._wakes[request_id] = time_s
+                case CallOff(request_id):
+                    self._asked.discard(request_id)
+                    self._wakes.pop(request_id, None)
+                case Send():
+                    self._send(instruction)
+                case Fail(request_id):
+                    self._close(request_id, "error")
+        self.replays.check()
