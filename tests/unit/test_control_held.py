@@ -12,7 +12,7 @@ import pytest
 from controller.api.wire.explain import Explanation, OtherStep
 from controller.api.wire.models import RequestDetail, RequestList
 from controller.core.holding.config import HoldingConfig
-from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.scheduler_events import Dispatch, DispatchRequested, Ticked
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
@@ -132,9 +132,11 @@ async def test_why_the_first_waits_and_who_may_go_ahead(bed: Bed) -> None:
 async def test_what_was_on_record_of_it_while_it_was_held(bed: Bed) -> None:
     bed.asks("r-large")
     bed.asks("r-later", after_s=2.0)
+    controller = bed.cluster.controller
     for _ in range(80):
         bed.cluster.now_s += 0.1
-        bed.cluster.controller.holding.tick(bed.cluster.now_s)
+        for record in controller.admission_records.handle(Ticked(), bed.cluster.now_s):
+            controller.journal.admission(record)
     found = await bed.explained("r-large")
     (step,) = found.steps
     assert isinstance(step, OtherStep)

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from controller.core.admission.records import AdmissionRecords, Rejected
 from controller.core.operations.leaving import move_reason
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -33,7 +34,6 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.directories import Directories
-from controller.runtime.controller.holding_watch import HoldingWatch
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.launcher_watch import LauncherWatch
 from controller.runtime.controller.member_config import config_messages
@@ -47,7 +47,6 @@ from controller.runtime.controller.operations.rolling import RollingRestarts
 from controller.runtime.controller.operations.scaling import Scaling
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
-from controller.runtime.controller.refusal_watch import RefusalWatch
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Roster
 from controller.runtime.controller.slow_watch import SlowWatch
@@ -158,8 +157,7 @@ class Controller:
         self.launching = LauncherWatch(
             launcher, self.journal, lambda: self.stop(drain=False, grace_s=0.0)
         )
-        self.holding = HoldingWatch(self.scheduler, self.journal)
-        self.refusals = RefusalWatch(self.journal)
+        self.admission_records = AdmissionRecords(self.scheduler)
         self.traffic = Traffic(self.mail.send_to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
@@ -219,8 +217,7 @@ class Controller:
             ("the look at who is ready", self._note_readiness),
             ("the watch for stalled instances", self._look_for_stalls),
             ("the watch for busy ones", lambda: self.busy.tick(self.now_s(), self.statuses)),
-            ("the watch of what is held", lambda: self.holding.tick(self.now_s())),
-            ("the watch of refusals", lambda: self.refusals.tick(self.now_s())),
+            ("the records of admission", lambda: self._put_on_record(Ticked())),
         )
         unless_stopping: Turns = (
             ("the watch of Ray", self.launching.tick),
@@ -396,4 +393,8 @@ class Controller:
                 self.journal.dispatched(instruction)
             case Reject():
                 self.mail.send(frontend, Refused(instruction))
-                self.refusals.note(instruction, self.now_s())
+                self._put_on_record(Rejected(instruction))
+
+    def _put_on_record(self, event: Ticked | Rejected) -> None:
+        for record in self.admission_records.handle(event, self.now_s()):
+            self.journal.admission(record)

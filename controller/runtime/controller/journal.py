@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from controller.core.admission.records import PutOnRecord
 from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
-from controller.core.scheduler_events import Dispatch, Reject
+from controller.core.scheduler_events import Dispatch
 from controller.ports.event_store import EventStore
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import EventsReported
@@ -100,21 +101,6 @@ class Journal:
             numbers={"score": instruction.candidates[0][1], "num_candidates": number},
         )
 
-    def rejected(self, last: Reject, num_refused: int) -> None:
-        """Of so many that were refused since the last such event, `last` is the last."""
-        self._append(
-            EventKind.REJECTED,
-            f"arrive-{last.request_id}",
-            str(last.code),
-            frontend_id=last.frontend_id,
-            request_id=last.request_id,
-            numbers={
-                "num_refused": num_refused,
-                "rank": last.rank,
-                "retry_after_s": last.retry_after_s,
-            },
-        )
-
     def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:
         """`what`: started, died or failed."""
         is_instance = member.kind == "instance"
@@ -163,25 +149,15 @@ class Journal:
             numbers={"lasted_s": round(lasted_s, 1), "cpu_cores": round(cpu_cores, 2)},
         )
 
-    def holding(
-        self,
-        kind: EventKind,
-        cause_id: str,
-        reason: str,
-        numbers: Mapping[str, Number],
-        *,
-        request_id: str | None = None,
-        frontend_id: str | None = None,
-        instance_id: str | None = None,
-    ) -> None:
+    def admission(self, record: PutOnRecord) -> None:
         self._append(
-            kind,
-            cause_id,
-            reason,
-            instance_id=instance_id,
-            frontend_id=frontend_id,
-            request_id=request_id,
-            numbers=numbers,
+            record.kind,
+            record.cause_id,
+            record.reason,
+            instance_id=record.instance_id,
+            frontend_id=record.frontend_id,
+            request_id=record.request_id,
+            numbers=record.numbers,
         )
 
     def drain(

@@ -9,15 +9,15 @@ MAX_KEYS = 100
 
 def refused(controller: Controller) -> tuple[RefusedStatus, ...]:
     names = {level.rank: level.name for level in controller.live.scheduler.levels}
-    watch, now_s = controller.refusals, controller.now_s()
+    records, now_s = controller.admission_records, controller.now_s()
     return tuple(
         RefusedStatus(
             reason=code,
             level=names.get(rank, str(rank)),
-            num_refused=found.number,
-            num_refused_last_minute=watch.num_last_minute(code, rank, now_s),
+            num_refused=refusals.number,
+            num_refused_last_minute=records.num_last_minute(code, rank, now_s),
         )
-        for (code, rank), found in sorted(watch.refused.items())
+        for (code, rank), refusals in sorted(records.refusals.items())
     )
 
 

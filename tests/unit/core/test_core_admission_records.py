@@ -1,19 +1,32 @@
-"""What is put on record of requests that wait at the controller, and how rarely."""
+"""What is put on record of requests that wait at the controller or are refused, and how rarely."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from controller.core.admission.records import (
+    EVERY_S,
+    KEPT_S,
+    QUIET_S,
+    AdmissionRecords,
+    PutOnRecord,
+    Rejected,
+)
 from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
-from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.event_log import EventKind
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
-from controller.core.scheduler_events import DispatchCancelled, InstanceStarted, Ticked
-from controller.runtime.controller.holding_watch import EVERY_S, KEPT_S, QUIET_S, HoldingWatch
-from controller.runtime.controller.journal import Journal
+from controller.core.scheduler_events import (
+    DispatchCancelled,
+    InstanceStarted,
+    Reject,
+    RejectCode,
+    Ticked,
+)
 from tests.unit.core.core_builders import request, running, status
 
 PLUS = SchedulerConfig(
@@ -26,8 +39,8 @@ class Watched:
 
     def __init__(self, config: SchedulerConfig = PLUS) -> None:
         self.scheduler = GlobalScheduler(config)
-        self.journal = Journal("a1", wall_clock=lambda: self.now_s)
-        self.watch = HoldingWatch(self.scheduler, self.journal)
+        self.records = AdmissionRecords(self.scheduler)
+        self._told: list[PutOnRecord] = []
         self.now_s = 0.0
         if config.holding is not None:
             for instance_id, used in (("a", 70), ("b", 90)):
@@ -51,11 +64,18 @@ class Watched:
         while self.now_s < end_s - 1e-9:
             self.now_s = round(self.now_s + 0.1, 6)
             self.scheduler.handle(Ticked(), self.now_s)
-            self.watch.tick(self.now_s)
+            self.tick()
 
-    def told(self, *kinds: EventKind) -> list[LoggedEvent]:
-        entries = self.journal.log.after(None, 1000).entries
-        return [event for _, event in entries if not kinds or event.kind in kinds]
+    def tick(self) -> None:
+        self._told += self.records.handle(Ticked(), self.now_s)
+        self.records.check()
+
+    def refuses(self, reject: Reject, now_s: float) -> None:
+        self._told += self.records.handle(Rejected(reject), now_s)
+        self.records.check()
+
+    def told(self, *kinds: EventKind) -> list[PutOnRecord]:
+        return [record for record in self._told if not kinds or record.kind in kinds]
 
 
 def test_what_is_held_for_a_moment_is_not_on_record() -> None:
@@ -178,6 +198,100 @@ def test_no_tick_looks_at_all_that_is_held(monkeypatch: pytest.MonkeyPatch) -> N
     num_ticks = int(30 * EVERY_S)
     for _ in range(num_ticks):
         watched.now_s += 0.1
-        watched.watch.tick(watched.now_s)
+        watched.tick()
     assert len(watched.told(EventKind.INSTANCE_KEPT)) == 1
     assert looked_at < 5 * num_ticks
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+FULL, GONE = RejectCode.OVERLOADED, RejectCode.UNAVAILABLE
+
+
+def test_thousands_of_refusals_are_few_events() -> None:
+    watched = Watched()
+    for number in range(10_000):
+        watched.refuses(Reject(f"r{number}", "f-0", FULL, 7), number / 1000)
+    watched.refuses(Reject("h", "f-0", FULL, 7, rank=1), 9.999)
+    watched.refuses(Reject("g", "f-0", GONE), 9.999)
+    assert len(watched.told()) == 3
+    watched.now_s = EVERY_S
+    watched.tick()
+    assert [(e.request_id, e.reason, e.numbers["num_refused"]) for e in watched.told()] == [
+        ("r0", "overloaded", 1),
+        ("h", "overloaded", 1),
+        ("g", "unavailable", 1),
+        ("r9999", "overloaded", 9999),
+    ]
+    assert {e.kind for e in watched.told()} == {EventKind.REJECTED}
+    assert watched.told()[1].numbers == {"num_refused": 1, "rank": 1, "retry_after_s": 7}
+    watched.now_s = 100.0
+    watched.tick()
+    assert len(watched.told()) == 4, "there is nothing to tell"
+
+
+def test_refusals_are_counted_by_reason_and_rank() -> None:
+    watched = Watched()
+    for now_s in (0.0, 30.0, 59.0):
+        watched.refuses(Reject("r", "f-0", FULL), now_s)
+    watched.refuses(Reject("r", "f-0", FULL, rank=1), 59.0)
+    assert {key: found.number for key, found in watched.records.refusals.items()} == {
+        (FULL, 0): 3,
+        (FULL, 1): 1,
+    }
+    assert watched.records.num_last_minute(FULL, 0, 70.0) == 2
+    assert watched.records.num_last_minute(FULL, 1, 200.0) == 0
+
+
+# -- in any order --------------------------------------------------------------------------
+
+
+def test_records_of_any_history_are_rare_and_count_all() -> None:
+    kinds: set[EventKind] = set()
+    for seed in range(20):
+        try:
+            kinds |= history(random.Random(seed))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+    assert kinds == {
+        EventKind.HELD,
+        EventKind.HELD_ENDED,
+        EventKind.INSTANCE_KEPT,
+        EventKind.OVERTAKEN,
+        EventKind.REJECTED,
+    }
+
+
+def history(rng: random.Random) -> set[EventKind]:
+    watched, held, num_sent, num_refused = Watched(), list[str](), 0, 0
+    for number in range(150):
+        match rng.choice(["ask", "overtake", "overtake", "leave", "all leave", "refuse", "wait"]):
+            case "ask":
+                held.append(f"r{number}")
+                watched.asks(held[-1], 50)
+            case "overtake":
+                for _ in range(rng.randint(1, 12)):
+                    num_sent += 1
+                    watched.asks(f"s{num_sent}", 10)
+                    watched.reports("b", 90, seen=num_sent)
+            case "leave" if held:
+                watched.leaves(held.pop(rng.randrange(len(held))))
+            case "all leave" if rng.random() < 0.3:
+                while held:
+                    watched.leaves(held.pop())
+            case "refuse":
+                num_refused += 1
+                watched.refuses(Reject("x", "f-0", FULL), watched.now_s)
+            case _:
+                pass
+        watched.waits(rng.choice([0.1, 0.1, 1.0, 12.0]))
+    ends = [r.kind for r in watched.told(EventKind.HELD, EventKind.HELD_ENDED)]
+    assert ends[::2] == [EventKind.HELD] * len(ends[::2])
+    assert ends[1::2] == [EventKind.HELD_ENDED] * len(ends[1::2])
+    for kind in (EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN, EventKind.REJECTED):
+        assert len(watched.told(kind)) <= 1 + watched.now_s / EVERY_S
+    watched.waits(EVERY_S)
+    assert sum(int(r.numbers["num_refused"] or 0) for r in watched.told(EventKind.REJECTED)) == (
+        num_refused
+    )
+    return {record.kind for record in watched.told()}

@@ -1,0 +1,1 @@
+"""Admission beside the scheduler: what of it is put on record."""

@@ -1,0 +1,255 @@
+"""What of admission is put on record, and how rarely: in an overload most requests wait, and
+thousands are refused, so that their events would push all others out of the log.
+
+    held, held_ended   Once each: from the time when some request has waited for HELD_S until none
+                       has waited for QUIET_S.
+    instance_kept      Once for a request whose instance has been kept for KEPT_S.
+    overtaken          When 10, 100, 1,000 ... went ahead of a request while it was the first.
+    rejected           The first refusal of a reason and rank at once, the others as a number.
+
+Of the last three there is at most one event of a kind (of a reason and rank) in EVERY_S. The state
+of what is held:
+
+    IDLE     nothing is held                              BRIEF    when something is held
+    BRIEF    something is held, and nothing on record     OVERLOAD after HELD_S; IDLE without it
+    OVERLOAD on record as held                            IDLE     when QUIET_S passed without it
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from controller.core.holding.held_queue import Key
+from controller.core.holding.placement import Placement
+from controller.core.holding.view import HeldPlace
+from controller.core.load.windows import CountWindow
+from controller.core.record.event_log import EventKind, Number
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_events import Reject, RejectCode, Ticked
+
+HELD_S = 2.0
+"""At high load some are held for a moment all the time: that is how late binding works."""
+QUIET_S = 10.0
+KEPT_S = 5.0
+EVERY_S = 10.0
+FEWEST_OVERTAKING = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The scheduler refused a request."""
+
+    reject: Reject
+
+
+Event = Ticked | Rejected
+"""Ticked comes after the scheduler's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutOnRecord:
+    kind: EventKind
+    cause_id: str
+    reason: str
+    numbers: Mapping[str, Number]
+    request_id: str | None = None
+    frontend_id: str | None = None
+    instance_id: str | None = None
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Of one reason and rank."""
+
+    number: int = 0
+    lately: CountWindow = field(default_factory=CountWindow)
+    last: Reject | None = None
+    num_untold: int = 0
+    """Of `number`, those that no event has counted yet."""
+    told_s: float = float("-inf")
+
+
+class _Held(StrEnum):
+    IDLE = "idle"
+    BRIEF = "brief"
+    OVERLOAD = "overload"
+
+
+@dataclass(slots=True)
+class _KeptInstance:
+    key: Key
+    since_s: float
+    told: bool = False
+
+
+class AdmissionRecords:
+    """Reads `scheduler`, and changes nothing there."""
+
+    def __init__(self, scheduler: GlobalScheduler) -> None:
+        self._scheduler = scheduler
+        self.refusals: dict[tuple[RejectCode, int], Refusals] = {}
+        """By reason and rank, each of at least one; for others to read."""
+        self._held = _Held.IDLE
+        self._since_s = 0.0
+        """Unless IDLE: when it began. Pauses below QUIET_S do not end an overload."""
+        self._last_s = 0.0
+        """Unless IDLE: when something was held last."""
+        self._most = 0
+        """Held at once since then; 0 while IDLE."""
+        self._num_overloads = 0
+        self._kept: dict[str, _KeptInstance] = {}
+        """By instance, exactly those that the placement kept at the last tick."""
+        self._told_overtaken: tuple[Key | None, int] = (None, 0)
+        """The last request that was told as overtaken, and the power of ten that it was told by."""
+        self._may_tell_s = dict.fromkeys((EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN), 0.0)
+
+    def handle(self, event: Event, now_s: float) -> list[PutOnRecord]:
+        """Takes one event in; returns what to put on record now. Mutates."""
+        if isinstance(event, Rejected):
+            return self._reject(event.reject, now_s)
+        told = self._look_at_all(now_s)
+        placement = self._scheduler.placement
+        if placement is None:
+            self._kept.clear()
+        else:
+            told += self._look_at_kept(placement, now_s)
+            told += self._look_at_first(placement, now_s)
+        for refusals in self.refusals.values():
+            told += _tell_refusals(refusals, now_s)
+        return told
+
+    def num_last_minute(self, code: RejectCode, rank: int, now_s: float) -> int:
+        return self.refusals[code, rank].lately.total(now_s)
+
+    # -- what is refused -----------------------------------------------------------------
+
+    def _reject(self, reject: Reject, now_s: float) -> list[PutOnRecord]:
+        refusals = self.refusals.setdefault((reject.code, reject.rank), Refusals())
+        refusals.number += 1
+        refusals.lately.add(1, now_s)
+        refusals.last = reject
+        refusals.num_untold += 1
+        return _tell_refusals(refusals, now_s)
+
+    # -- what is held --------------------------------------------------------------------
+
+    def _look_at_all(self, now_s: float) -> list[PutOnRecord]:
+        num_held = self._scheduler.num_held
+        if num_held:
+            if self._held is _Held.IDLE:
+                self._held, self._since_s = _Held.BRIEF, now_s
+            self._last_s, self._most = now_s, max(self._most, num_held)
+            if self._held is _Held.BRIEF and now_s - self._since_s >= HELD_S:
+                self._held = _Held.OVERLOAD
+                self._num_overloads += 1
+                reason = "requests wait at the controller"
+                return [self._tell_all(EventKind.HELD, reason, "num_held", num_held)]
+        elif self._held is _Held.BRIEF:
+            self._held, self._most = _Held.IDLE, 0
+        elif self._held is _Held.OVERLOAD and now_s - self._last_s >= QUIET_S:
+            most, self._held, self._most = self._most, _Held.IDLE, 0
+            reason = "none waits at the controller"
+            return [self._tell_all(EventKind.HELD_ENDED, reason, "num_held_at_most", most)]
+        return []
+
+    def _tell_all(self, kind: EventKind, reason: str, name: str, number: int) -> PutOnRecord:
+        lasted_s = round(self._last_s - self._since_s, 1)
+        numbers: dict[str, Number] = {"lasted_s": lasted_s, name: number}
+        return PutOnRecord(kind, f"held-{self._num_overloads}", reason, numbers)
+
+    def _look_at_kept(self, placement: Placement, now_s: float) -> list[PutOnRecord]:
+        before, self._kept = self._kept, {}
+        places: dict[str, HeldPlace] | None = None
+        told = []
+        for instance_id, key in placement.reserved.items():
+            kept = before.get(instance_id)
+            if kept is None or kept.key != key:
+                kept = _KeptInstance(key, now_s)
+            self._kept[instance_id] = kept
+            is_due = now_s - kept.since_s >= KEPT_S and not kept.told
+            if is_due and now_s >= self._may_tell_s[EventKind.INSTANCE_KEPT]:
+                if places is None:
+                    places = self._scheduler.kept(now_s)
+                place = places.get(instance_id)
+                if place is not None and place.held.key == key:
+                    kept.told = True
+                    self._may_tell_s[EventKind.INSTANCE_KEPT] = now_s + EVERY_S
+                    told.append(_tell_kept(place, now_s - kept.since_s))
+        return told
+
+    def _look_at_first(self, placement: Placement, now_s: float) -> list[PutOnRecord]:
+        first = placement.queue.first()
+        if first is None:
+            return []
+        key, told = self._told_overtaken
+        number = placement.num_overtaken.get(first.key, 0)
+        least = FEWEST_OVERTAKING if key != first.key else max(FEWEST_OVERTAKING, 10 * told)
+        if number < least or now_s < self._may_tell_s[EventKind.OVERTAKEN]:
+            return []
+        self._may_tell_s[EventKind.OVERTAKEN] = now_s + EVERY_S
+        self._told_overtaken = (first.key, 10 ** (len(str(number)) - 1))
+        numbers: dict[str, Number] = {
+            "num_went_ahead": number,
+            "waited_s": round(now_s - first.since_s, 1),
+            "needed_blocks": first.demand_blocks,
+        }
+        return [
+            PutOnRecord(
+                EventKind.OVERTAKEN,
+                f"arrive-{first.request_id}",
+                "others fitted where it does not",
+                numbers,
+                request_id=first.request_id,
+                frontend_id=first.key[0],
+            )
+        ]
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert (self._held is _Held.IDLE) == (self._most == 0), "how many were held is wrong"
+        assert self._held is _Held.IDLE or self._since_s <= self._last_s
+        for refusals in self.refusals.values():
+            assert refusals.last is not None
+            assert 0 <= refusals.num_untold < refusals.number, "the first is told at once"
+        for kept in self._kept.values():
+            may_tell_s = self._may_tell_s[EventKind.INSTANCE_KEPT]
+            assert not kept.told or may_tell_s >= kept.since_s + KEPT_S
+
+
+def _tell_refusals(refusals: Refusals, now_s: float) -> list[PutOnRecord]:
+    last, number = refusals.last, refusals.num_untold
+    if last is None or not number or now_s - refusals.told_s < EVERY_S:
+        return []
+    refusals.num_untold, refusals.told_s = 0, now_s
+    numbers: dict[str, Number] = {
+        "num_refused": number,
+        "rank": last.rank,
+        "retry_after_s": last.retry_after_s,
+    }
+    return [
+        PutOnRecord(
+            EventKind.REJECTED,
+            f"arrive-{last.request_id}",
+            str(last.code),
+            numbers,
+            request_id=last.request_id,
+            frontend_id=last.frontend_id,
+        )
+    ]
+
+
+def _tell_kept(place: HeldPlace, kept_s: float) -> PutOnRecord:
+    held = place.held
+    return PutOnRecord(
+        EventKind.INSTANCE_KEPT,
+        f"arrive-{held.request_id}",
+        "nothing else goes there",
+        {
+            "kept_s": round(kept_s, 1),
+            "needed_blocks": held.demand_blocks,
+            "lacking_blocks": place.lacking_blocks,
+        },
+        request_id=held.request_id,
+        frontend_id=held.key[0],
+        instance_id=place.instance_id,
+    )
