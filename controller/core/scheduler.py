@@ -89,6 +89,10 @@ class GlobalScheduler:
         return self._pool.schedulable_snapshots(now_s)
 
     @property
+    def hold_timeout_s(self) -> float:
+        return self._config.hold_timeout_s
+
+    @property
     def num_held(self) -> int:
         return len(self._held)
 

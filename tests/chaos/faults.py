@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
-
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
@@ -86,12 +84,12 @@ class Faults:
         return Done(f"stopped {_names(victims)} for {seconds:g} s")
 
     def _kill_controller(self) -> Done:
-        pid = self._controller_pid()
+        pid = self._cluster.controller_pid
         _signal(pid, signal.SIGKILL)
         return Done(f"killed the controller ({pid})", controller_died=True)
 
     def _pause_controller(self) -> Done:
-        _pause([self._controller_pid()], 2 * MOMENT_S)
+        _pause([self._cluster.controller_pid], 2 * MOMENT_S)
         return Done(f"stopped the controller for {2 * MOMENT_S:g} s")
 
     def _kill_both(self, fault: Fault) -> Done:
@@ -186,14 +184,6 @@ class Faults:
         ]
         begin = int(fault.choice * len(there))
         return [there[(begin + n) % len(there)] for n in range(min(number, len(there) - 1))]
-
-    def _controller_pid(self) -> int:
-        """The one who listens for operators."""
-        for found in psutil.net_connections("tcp"):
-            here = found.laddr and found.laddr.port == self._cluster.control_port
-            if here and found.status == "LISTEN" and found.pid:
-                return int(found.pid)
-        raise AssertionError("no controller listens")
 
 
 def _names(victims: Sequence[tuple[str, int]]) -> str:

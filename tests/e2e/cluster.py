@@ -214,6 +214,18 @@ class Cluster:
         return int(json.loads((self.state_dir / "run.json").read_text())["ray_head_pid"])
 
     @property
+    def controller_pid(self) -> int:
+        """Of the process that listens for operators. The head has the same socket, to keep it."""
+        for process in psutil.process_iter():
+            if process.pid == self.head_pid:
+                continue
+            with suppress(psutil.Error):
+                for each in process.net_connections("tcp"):
+                    if each.status == "LISTEN" and each.laddr.port == self.control_port:
+                        return process.pid
+        raise AssertionError("no controller listens")
+
+    @property
     def openai_options(self) -> dict[str, Any]:
         return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0}
 

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import psutil
-
 from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
 from controller.api.wire.models import Event, InstanceStatus
@@ -95,18 +93,6 @@ def num_used_blocks(client: ControlClient, instance_id: str) -> int:
     assert found.num_total_blocks is not None
     assert found.num_free_blocks is not None
     return found.num_total_blocks - found.num_free_blocks
-
-
-def controller_pid(cluster: Cluster) -> int:
-    """Of the process that listens on the control port."""
-    pids = (
-        each.pid
-        for each in psutil.net_connections("tcp")
-        if each.status == "LISTEN" and each.laddr and each.laddr.port == cluster.control_port
-    )
-    found = next(pids)
-    assert found is not None
-    return found
 
 
 class Story:

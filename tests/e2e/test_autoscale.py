@@ -12,7 +12,7 @@ from controller.api.errors import LlumctlError
 from controller.api.wire.autoscale import AutoscaleStatus
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
-from tests.e2e.steering import Story, controller_pid, done, ids_of, json_of
+from tests.e2e.steering import Story, done, ids_of, json_of
 
 CONFIG = """
 [cluster]
@@ -76,7 +76,7 @@ def test_it_follows_its_load_over_a_death_of_its_controller(
     story = Story(client)
     answers = [Answer(cluster, 200, 500) for _ in range(NUM_REQUESTS)]
     wait_for(lambda: len(ids_of(client)) > 1, "a new instance")
-    os.kill(controller_pid(cluster), signal.SIGKILL)
+    os.kill(cluster.controller_pid, signal.SIGKILL)
     wait_serving(client, 3, 4)
     assert autoscale(client).mode == "on"
     assert autoscale(client).held is None

@@ -14,7 +14,7 @@ from controller.api.wire.operations import DrainRequest
 from tests.chaos.balance import imbalance
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
-from tests.e2e.steering import Story, change, controller_pid, drain, ids_of, instance, undrain
+from tests.e2e.steering import Story, change, drain, ids_of, instance, undrain
 
 CONFIG = """
 [cluster]
@@ -52,7 +52,7 @@ def kill_both(cluster: Cluster, instance_id: str, lost: Sequence[Answer]) -> Non
     """The instance, and the controller as soon as all requests of that instance wait there."""
     assert all(each.wait_tokens(5) for each in lost)
     with cluster.control() as client:
-        controller, pid = controller_pid(cluster), instance(client, instance_id).pid
+        controller, pid = cluster.controller_pid, instance(client, instance_id).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 

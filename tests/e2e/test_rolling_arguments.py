@@ -11,7 +11,7 @@ import pytest
 from controller.api.client import ControlClient
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer
-from tests.e2e.steering import Load, Story, controller_pid, done, ids_of, instance
+from tests.e2e.steering import Load, Story, done, ids_of, instance
 
 CONFIG = """
 [cluster]
@@ -121,7 +121,7 @@ def test_the_controllers_death_in_the_middle_changes_nothing(
         arguments = ("--engine-arg", "num_blocks=800", "--engine-arg", "prefix_caching=false")
         done(cluster, "restart", "--rolling", "-y", "--detach", *arguments)
         wait_for(lambda: 2 in generations(client).values(), "the first with new arguments")
-        os.kill(controller_pid(cluster), signal.SIGKILL)
+        os.kill(cluster.controller_pid, signal.SIGKILL)
         done(cluster, "wait", "--for=ready", "--timeout", "60")
         wait_for(lambda: _state(client) == "done", "the end of the rolling restart", 60.0)
         assert load.check() > 0

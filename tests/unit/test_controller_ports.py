@@ -81,6 +81,25 @@ def test_without_a_head_they_are_bound_again(held: tuple[ClusterPlan, list[Keepe
         assert found.getsockname()[1] == made.settings.control.port
 
 
+def test_the_last_connections_of_a_dead_controller_do_not_keep_the_next_one_out(
+    held: tuple[ClusterPlan, list[Keeper]],
+) -> None:
+    """The head has died, and then the controller: it closed, so the kernel remembers it."""
+    made, keepers = held
+    for keeper in keepers:
+        keeper.close()
+    keepers.clear()
+    with controller_ports.bound_apart(HOST) as inbox:
+        inbox.listen()
+        made = made.model_copy(update={"members_port": inbox.getsockname()[1]})
+        member = socket.create_connection(inbox.getsockname(), timeout=5)
+        inbox.accept()[0].close()
+    with member:
+        assert member.recv(1) == b""
+    with controller_ports.inbox_socket(made, HOST) as found:
+        assert found.getsockname()[1] == made.members_port
+
+
 async def test_members_reach_the_next_controller_at_the_same_address(
     held: tuple[ClusterPlan, list[Keeper]],
 ) -> None:

@@ -22,19 +22,24 @@ CONTROL_BACKLOG = 128
 # All members of the largest cluster connect at once when the controller starts again.
 INBOX_BACKLOG = 2048
 # Above those of Ray's workers, and below those that Linux gives to outgoing connections. On a Ray
-# that is somebody else's no head holds the port while a new controller starts: another program's
-# connection had it once, and the controller needed 70 s.
+# that is somebody else's no head may hold the port while a new controller starts, and another
+# program's connection would have it.
 APART = range(20_000, 32_768)
 MAX_TRIES = 50
 
 
 def bound(host: str, port: int, *, again: bool) -> socket.socket:
     """Binds a socket. `again`: the port was ours a moment ago, and the kernel may still remember
-    its last connections. Raises OSError."""
+    its last connections. Raises OSError.
+
+    It remembers them for a minute, and forgives the next one who binds only if the socket that
+    they came from could be bound again too. So every one can, once it has its port.
+    """
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(again))
         found.bind((host, port))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except BaseException:
         found.close()
         raise

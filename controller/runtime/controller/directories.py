@@ -48,6 +48,7 @@ class Directories:
             sum(frontend.serving for frontend in self._roster.frontends()),
             None if placement is None else placement.config.room_to_grow_tokens,
             any(record.schedulable(self._now_s()) for record in records.values()),
+            self._scheduler.hold_timeout_s,
         )
 
     def tell(self) -> None:
@@ -74,6 +75,7 @@ class Directories:
 def _without_loads(directory: Directory) -> tuple[object, ...]:
     return (
         directory.takes_requests,
+        directory.hold_timeout_s,
         *(
             (
                 entry.instance_id,

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from controller.core.holding.paced_release import PacedRelease
-from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.messages.members import Directory
 
 
 class Bypass:
@@ -18,11 +19,21 @@ class Bypass:
         self._own_blocks_then: Mapping[str, int] = {}
         self._release: PacedRelease | None = None
         """Since the controller is silent."""
+        self._open_s = float("-inf")
 
-    def heard_controller(self) -> None:
+    def heard_controller(self, directory: Directory, now_s: float) -> None:
         """The instances' statuses are known as of now."""
-        self._release = None
-        self._own_blocks_then = self._own_blocks(self._block_size())
+        if directory.takes_requests:
+            self._open_s = now_s
+        if directory.late_binding:
+            self._release = None
+            self._own_blocks_then = self._own_blocks(self._block_size())
+
+    def last_open_s(self, now_s: float) -> float:
+        """When an instance could take requests last, as far as is known here."""
+        if any(not snapshot.draining for snapshot in self._known.snapshots()):
+            self._open_s = now_s
+        return self._open_s
 
     def decide(
         self,
@@ -30,13 +41,12 @@ class Bypass:
         num_frontends: int,
         room_to_grow_tokens: int,
         now_s: float,
-    ) -> list[Dispatch | Reject]:
-        """For those that go now, in order; for all of them if there is no instance to go to."""
+    ) -> list[Dispatch]:
+        """For those that go now, in order."""
         by_id = {each.request_id: each for each in waiting}
         open_ = {s.instance_id: s for s in self._known.snapshots() if not s.draining}
         if not open_:
-            unavailable = RejectCode.UNAVAILABLE
-            return [Reject(r, each.frontend_id, unavailable) for r, each in by_id.items()]
+            return []
         if self._release is None:
             self._release = PacedRelease(
                 self._known.snapshots(),

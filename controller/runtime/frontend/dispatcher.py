@@ -2,7 +2,9 @@
 
 When the controller is silent the frontend decides alone by the last known statuses
 (scheduler-bypass, paper section 5), so that a dead controller fails no request: at once for each
-request, or with late binding, where many may be waiting, as fast as they fit (`bypass`).
+request, or with late binding, where many may be waiting, as fast as they fit (`bypass`). While it
+knows no instance that could take a request, the request waits as it would at the controller: the
+next one is mostly there within seconds.
 """
 
 import asyncio
@@ -53,6 +55,7 @@ class NotDispatchedError(Exception):
 @dataclass(slots=True)
 class _Asked:
     request: DispatchRequested
+    since_s: float
     answer: asyncio.Future[Dispatch | Reject]
 
 
@@ -88,11 +91,10 @@ class Dispatcher:
     def heard_controller(self, directory: Directory) -> None:
         """Call it once the controller's directory is known."""
         self._heard_controller_s = asyncio.get_running_loop().time()
+        self._bypass.heard_controller(directory, self._heard_controller_s)
         is_another, self._heard = directory.controller != self._heard.controller, directory
         if is_another:
             self._keys.use.tell_all_again()
-        if directory.late_binding:
-            self._bypass.heard_controller()
         if is_another:
             for asked in self.asked.values():
                 if not asked.answer.done():
@@ -121,7 +123,8 @@ class Dispatcher:
             refusal = self._keys.refusal_alone(request, self._heard.num_frontends)
             if refusal is not None:
                 raise NotDispatchedError(refusal.code, refusal.retry_after_s)
-        asked = _Asked(request, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        asked = _Asked(request, loop.time(), loop.create_future())
         self.asked[request.request_id] = asked
         try:
             return await self._find(asked)
@@ -189,7 +192,17 @@ class Dispatcher:
                 if self._bypassing is None or self._bypassing.done():
                     self._bypassing = asyncio.create_task(self._keep_bypassing())
             elif self._controller_is_silent():
-                return self._decide_alone(asked.request)
+                chosen = choose_without_controller(self._known.snapshots(), self._load())
+                if chosen is not None:
+                    return Dispatch(
+                        asked.request.request_id,
+                        asked.request.frontend_id,
+                        chosen.instance_id,
+                        chosen.incarnation,
+                        seq=0,
+                    )
+                if asked.since_s <= self._overdue_since_s():
+                    raise NotDispatchedError(RejectCode.UNAVAILABLE)
 
     async def _keep_bypassing(self) -> None:
         """While anybody waits: decides for them whenever the controller is silent."""
@@ -203,19 +216,23 @@ class Dispatcher:
                 )
                 for answer in answers:
                     self.asked[answer.request_id].answer.set_result(answer)
+                overdue_since_s = self._overdue_since_s()
+                for asked in self.asked.values():
+                    if asked.since_s <= overdue_since_s and not asked.answer.done():
+                        r, frontend_id = asked.request.request_id, asked.request.frontend_id
+                        asked.answer.set_result(Reject(r, frontend_id, RejectCode.UNAVAILABLE))
             await asyncio.sleep(BYPASS_EVERY_S)
 
     def _controller_is_silent(self) -> bool:
         now_s = asyncio.get_running_loop().time()
         return now_s - self._heard_controller_s > CONTROLLER_SILENCE_S
 
-    def _decide_alone(self, request: DispatchRequested) -> Dispatch:
-        chosen = choose_without_controller(self._known.snapshots(), self._load())
-        if chosen is None:
-            raise NotDispatchedError(RejectCode.UNAVAILABLE)
-        return Dispatch(
-            request.request_id, request.frontend_id, chosen.instance_id, chosen.incarnation, seq=0
-        )
+    def _overdue_since_s(self) -> float:
+        """Requests that wait for longer than since then get a refusal, as at the controller: no
+        instance could take them for all that time."""
+        now_s = asyncio.get_running_loop().time()
+        overdue_s = now_s - self._heard.hold_timeout_s
+        return overdue_s if self._bypass.last_open_s(now_s) <= overdue_s else float("-inf")
 
     def _withdraw(self, asked: _Asked) -> None:
         answer = asked.answer

@@ -97,6 +97,8 @@ class Directory(Message, frozen=True):
     are not held."""
     takes_requests: bool = True
     """Whether any instance may get new requests: none may that drains, or is stalled."""
+    hold_timeout_s: float = 30.0
+    """For how long a request waits while no instance may get it."""
 
     @property
     def late_binding(self) -> bool:

@@ -2,8 +2,8 @@
 
 import asyncio
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
@@ -265,13 +265,43 @@ async def test_a_controller_that_holds_a_request_is_not_bypassed(network: FakeNe
 
 
 @virtual_time
-async def test_nobody_to_choose_from_is_unavailable(network: FakeNetwork) -> None:
+@pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
+async def test_nobody_to_choose_from_is_unavailable_after_a_while(
+    network: FakeNetwork, room_to_grow_tokens: int | None
+) -> None:
+    bed, loop = Bed(network), asyncio.get_running_loop()
+    nobody = replace(
+        directory(idle_snapshot("i-0", draining=True)),
+        takes_requests=False,
+        room_to_grow_tokens=room_to_grow_tokens,
+        hold_timeout_s=20.0,
+    )
+    await bed.know(nobody)
+    began_s = loop.time()
+    with pytest.raises(NotDispatchedError, match="unavailable"):
+        await bed.submit()
+    assert 20.0 <= loop.time() - began_s <= 22.0
+
+
+@virtual_time
+@pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
+async def test_a_held_request_outlives_its_controller(
+    network: FakeNetwork, room_to_grow_tokens: int | None
+) -> None:
+    """No instance could take it when the controller died, and the next one has one for it."""
     bed = Bed(network)
-    with pytest.raises(NotDispatchedError, match="unavailable"):
-        await bed.submit()
-    await bed.know(directory(idle_snapshot("i-0", draining=True)))
-    with pytest.raises(NotDispatchedError, match="unavailable"):
-        await bed.submit()
+    nobody = replace(
+        directory(idle_snapshot("i-0", draining=True)),
+        takes_requests=False,
+        room_to_grow_tokens=room_to_grow_tokens,
+    )
+    await bed.know(nobody)
+    submitted = bed.submit()
+    await asyncio.sleep(10.0)
+    await bed.know(replace(BOTH, controller="the next one"))
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
+    await submitted
+    assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
 
 
 # -- losses -------------------------------------------------------------------------------
@@ -447,7 +477,7 @@ async def test_it_is_ready_while_an_instance_takes_requests(network: FakeNetwork
     await bed.know(directory(idle_snapshot("i-0", draining=True)))
     assert "no instance takes new requests" in bed.router.why_not_ready()
     # Its status does not say that an instance is stalled.
-    await bed.know(msgspec.structs.replace(BOTH, takes_requests=False))
+    await bed.know(replace(BOTH, takes_requests=False))
     assert "no instance takes new requests" in bed.router.why_not_ready()
     await asyncio.sleep(CONTROLLER_SILENCE_S + 0.1)
     assert bed.router.why_not_ready() == "", "decides alone, by what is known"
