@@ -31,7 +31,8 @@ from controller.adapters.http.request_orders import MigrateHandler
 from controller.api.operations.on_requests import Migrate
 from controller.api.settings.settings import Settings
 from controller.api.wire.moves import MigrateRequest
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.emptying.claims import Drain
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.drain import DrainState
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_events import DispatchRequested
@@ -140,7 +141,7 @@ class Cluster:
         route = self.frontend.router.routes.live.get(request_id)
         assert route is not None
         instance_id = route.ownership.owner.instance_id
-        self.controller.drains.begin([DrainOrder("d-1", instance_id, time.time())])
+        self.controller.drains.begin({instance_id: Drain("d-1", time.time())})
         progress = self.controller.drains.progress
         await until(lambda: progress(instance_id).state is DrainState.DRAINED)
 

@@ -595,8 +595,9 @@ async def test_a_restart_begins_by_emptying_the_instance(bed: Bed) -> None:
     assert (found.state, found.restarts_instance, found.changes) == ("draining", True, True)
     assert (found.incarnation, found.pid, found.safe_to_delete) == (1, 77, False)
     assert (found.on_deadline, found.num_requests_left) == ("abort", 1)
-    order = bed.controller.keeper.spec.drains["i-0"]
-    assert (order.restarts, order.at_once) == ("a", False)
+    claim = bed.controller.keeper.spec.drains["i-0"].restart
+    assert claim is not None
+    assert (claim.nonce, claim.at_once) == ("a", False)
     entry, over = bed.audited()
     assert (entry["action"], entry["target"]) == ("restart i-0 within 1m00s, then abort", "i-0")
     assert (entry["reason"], over["outcome"]) == ("a leak", "done")
@@ -638,7 +639,9 @@ async def test_the_same_restart_again_changes_nothing(bed: Bed) -> None:
     assert (first.changes, again.changes, bed.revision) == (True, False, 1)
     assert len(bed.audited()) == 2
     assert (await restart(bed, reason="a leak", now=True)).changes
-    assert bed.controller.keeper.spec.drains["i-0"].at_once
+    claim = bed.controller.keeper.spec.drains["i-0"].restart
+    assert claim is not None
+    assert claim.at_once
     assert (await bed.drain(reason="a leak")).changes, "it is drained after its restart"
     assert (await bed.undrain()).state == "active"
     assert bed.controller.keeper.spec.drains == {}
@@ -657,7 +660,7 @@ async def test_what_is_not_restarted(bed: Bed) -> None:
     for other in ("i-1", "i-2"):
         await bed.undrain(other)
     await bed.scale(target=2)
-    (leaving,) = [key for key, each in bed.controller.keeper.spec.drains.items() if each.removes]
+    (leaving,) = [key for key, each in bed.controller.keeper.spec.drains.items() if each.goes]
     assert await bed.refused(f"instances/{leaving}/restart") == (409, "leaving")
     await bed.scale(target=4)
     assert await bed.refused("instances/i-3/restart") == (409, "not_started")

@@ -9,7 +9,8 @@ import pytest
 
 from controller.adapters.files.spec_file import FILE, SpecFile
 from controller.api.errors import LlumctlError
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder, ScaleHold
+from controller.core.emptying.claims import Drain, Evacuate, Remove, Restart, SlowDrain
+from controller.core.operations.cluster_spec import ClusterSpec, ScaleHold
 from controller.core.operations.engine_change import EngineChange
 from controller.core.operations.rolling import RollingOrder
 
@@ -26,18 +27,9 @@ SPEC = (
             "endpoint.request_timeout_s": None,
         }
     )
-    .with_drains(
-        DrainOrder(
-            "d-1",
-            "i-2",
-            7.5,
-            deadline_s=9.5,
-            on_deadline="abort",
-            removes=True,
-            plain=DrainOrder("d-1", "i-2", 7.5, reason="a fan"),
-        ),
-        DrainOrder("d-2", "i-0", 8.0, actor="ana", reason="a new disk, größer"),
-    )
+    .with_claims({"i-2": Drain("d-1", 7.5, reason="a fan"), "i-0": SlowDrain("d-3", 7.0)})
+    .with_claims({"i-2": Remove("d-2", 8.5, 9.5, "abort"), "i-0": Restart("d-4", 8.0, nonce="n")})
+    .with_claims({"i-0": Evacuate("d-5", 9.0, 39.0, actor="ana", reason="a new disk, größer")})
     .held_by(ScaleHold("ana", 3, 12.5))
     .with_rolling(
         RollingOrder("op-1", 1.0, (), (), {"i-0": 2.5}, engine=NEW, state="done", ended_s=9.0),
@@ -88,8 +80,15 @@ def test_a_full_disk_leaves_what_was(file: SpecFile, monkeypatch: pytest.MonkeyP
 
 
 def changed(**changes: object) -> dict[str, object]:
-    kept = {"schema_version": 1, "nonce": "n0nce", "spec": {"revision": 1}}
+    kept = {"schema_version": 2, "nonce": "n0nce", "spec": {"revision": 1}}
     return {**kept, **changes}
+
+
+UNCLAIMED = {
+    "instance_ids": ["i-0"],
+    "next_instance": 1,
+    "drains": {"i-0": {"drain_id": "d", "began_s": 1.0}},
+}
 
 
 @pytest.mark.parametrize(
@@ -99,12 +98,14 @@ def changed(**changes: object) -> dict[str, object]:
         ('{"schema_version": 1, "nonce": "n0nce", "spec"', "Invalid JSON"),
         ("[]", "should be an object"),
         ("{}", "schema_version: Field required"),
-        (json.dumps(changed(schema_version=2)), "written by a newer llumctl"),
+        (json.dumps(changed(schema_version=3)), "written by a newer llumctl"),
+        (json.dumps(changed(schema_version=1)), "written by an older llumctl (schema 1, this"),
         (json.dumps(changed(nonce="")), "nonce: "),
         (json.dumps(changed(spec={"revision": "1"})), "spec.revision: "),
         (json.dumps(changed(spec={"settings": {"a": [1]}})), "spec.settings.a"),
         (json.dumps(changed(spec={"instance_ids": ["i-0", "i-0"]})), "named twice"),
         (json.dumps(changed(spec={"drains": {"i-0": {"drain_id": "d"}}})), "spec.drains.i-0"),
+        (json.dumps(changed(spec=UNCLAIMED)), "a drain that nobody claims"),
     ],
 )
 def test_what_is_broken_is_no_spec_and_no_half_of_one(file: SpecFile, text: str, why: str) -> None:

@@ -15,7 +15,8 @@ from controller.core.operations.cluster_spec import ClusterSpec
 
 FILE = "spec.json"
 MAX_BYTES = 16 << 20
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1 had one drain order for each instance, in which the one before was nested."""
 
 
 class _Version(BaseModel):
@@ -66,9 +67,10 @@ class SpecFile:
 
 def _parsed(text: str) -> _Kept:
     """Raises ValueError unless all of the file can be read: a part of a spec is of no use."""
-    if (version := _Version.model_validate_json(text).schema_version) > SCHEMA_VERSION:
+    if (version := _Version.model_validate_json(text).schema_version) != SCHEMA_VERSION:
+        age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise ValueError(
-            f"it was written by a newer llumctl (schema {version}, this one knows {SCHEMA_VERSION})"
+            f"it was written by {age} llumctl (schema {version}, this one reads {SCHEMA_VERSION})"
         )
     kept = _Kept.model_validate_json(text)
     kept.spec.check()

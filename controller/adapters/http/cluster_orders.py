@@ -20,7 +20,7 @@ from controller.api.operations.on_cluster import (
 )
 from controller.api.operations.order import CLUSTER, Wanted
 from controller.api.text.quantities import setting_value
-from controller.api.wire.operations import DrainReport, DrainRequest
+from controller.api.wire.operations import DrainReport
 from controller.api.wire.rolling import (
     PlannedRestart,
     RollingDismissRequest,
@@ -29,6 +29,7 @@ from controller.api.wire.rolling import (
     RollingStopRequest,
 )
 from controller.api.wire.settings import SettingChanges, SettingsPatch
+from controller.core.emptying.claims import Drain
 from controller.core.operations.rolling import RollingOrder
 
 
@@ -70,8 +71,8 @@ class RollingHandler(_OnRolling[RollingRequest]):
     async def plan(self) -> RollingReport:
         controller, wanted = self.controller, self.wanted
         spec, turn = controller.keeper.spec, controller.rolling.turn()
-        reports, drain = SteerReports(controller), DrainRequest(dry_run=True)
-        plans = await asyncio.gather(*(reports.planned(each, drain, ()) for each in turn))
+        reports, drain = SteerReports(controller), Drain("", time.time())
+        plans = await asyncio.gather(*(reports.planned(each, drain) for each in turn))
         return RollingReport(
             left=turn,
             at_once=wanted.at_once,

@@ -1,16 +1,16 @@
 """The controller's half of drain, undrain, restart, evacuate and scale."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.operation_reports import (
     SteerReports,
-    as_drain,
-    deadline_of,
-    differs,
-    restart_differs,
+    drain_claim,
+    evacuate_claim,
+    remove_claim,
+    restart_claim,
 )
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
@@ -27,7 +27,7 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
-from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.emptying.claims import Claim, Claims
 
 
 class _OnInstance(Handler[Wanted, DrainReport]):
@@ -41,8 +41,8 @@ class _OnInstance(Handler[Wanted, DrainReport]):
         self.instance_id = order.target
 
     @property
-    def drain(self) -> DrainOrder | None:
-        """The drain of the instance that goes on."""
+    def claims(self) -> Claims | None:
+        """To the instance, while it drains."""
         return self.controller.keeper.spec.drains.get(self.instance_id)
 
     async def look(self) -> None:
@@ -61,11 +61,14 @@ class _OnInstance(Handler[Wanted, DrainReport]):
     def deeds(self) -> Sequence[Deed]:
         return super().deeds() if self.changes else ()
 
-    def begin(self, order: DrainOrder, operation: Operation, *, can_undo: bool = True) -> None:
+    def would_change(self, claim: Claim) -> bool:
+        return self.claims is None or self.claims.would_change(claim)
+
+    def begin(self, claim: Claim, operation: Operation, *, can_undo: bool = True) -> None:
         """Begins the drain, or changes the one that goes on."""
-        if can_undo and self.drain is None:
+        if can_undo and self.claims is None:
             operation.undo = self.undone_by()
-        self.controller.drains.begin([order])
+        self.controller.drains.begin({self.instance_id: _by(operation, claim)})
         self.revision = self.controller.keeper.spec.revision
 
     async def report(self) -> DrainReport:
@@ -78,7 +81,7 @@ class DrainHandler(_OnInstance[DrainRequest]):
 
     async def look(self) -> None:
         await super().look()
-        self.changes = differs(self.drain, self.wanted)
+        self.changes = self.would_change(drain_claim(self.wanted))
 
     def check(self) -> None:
         """Checks the other drains of the same command too, as it begins all of them or none."""
@@ -93,10 +96,11 @@ class DrainHandler(_OnInstance[DrainRequest]):
             self.controller.drains.check(together)
 
     async def plan(self) -> DrainReport:
-        return await self.reports.planned(self.instance_id, self.wanted, self.wanted.with_ids)
+        claim, others = drain_claim(self.wanted), self.wanted.with_ids
+        return await self.reports.planned(self.instance_id, claim, others)
 
     async def carry_out(self, operation: Operation) -> None:
-        self.begin(_order(self.instance_id, self.wanted, operation), operation)
+        self.begin(drain_claim(self.wanted), operation)
 
 
 class RestartHandler(_OnInstance[RestartRequest]):
@@ -104,9 +108,9 @@ class RestartHandler(_OnInstance[RestartRequest]):
 
     async def look(self) -> None:
         await super().look()
-        self.changes = restart_differs(self.drain, self.wanted)
         member = self.controller.roster.members[self.instance_id]
         self.nonce = member.nonce
+        self.changes = self.would_change(restart_claim(self.wanted, self.nonce))
         self.process = {"incarnation": member.incarnation, "pid": member.pid}
 
     def check(self) -> None:
@@ -118,26 +122,26 @@ class RestartHandler(_OnInstance[RestartRequest]):
             raise ApiError(
                 409, "not_started", f"{instance_id} has not started yet", "llumctl status"
             )
-        drain = self.drain
-        if drain is not None and drain.removes:
+        claims = self.claims
+        if claims is not None and claims.goes:
             raise ApiError(
                 409,
                 "leaving",
                 f"{instance_id} is to be removed once it is empty",
                 f"llumctl undrain {instance_id}",
             )
-        if member.serving and not (wanted.force or wanted.now or drain is not None):
+        if member.serving and not (wanted.force or wanted.now or claims is not None):
             with as_api_errors():
                 self.controller.drains.check([instance_id], "restart {} --now")
 
     async def plan(self) -> DrainReport:
-        return await self.reports.planned_restart(self.instance_id, self.wanted)
+        claim = restart_claim(self.wanted, self.nonce)
+        return await self.reports.planned_restart(self.instance_id, claim)
 
     async def carry_out(self, operation: Operation) -> None:
         """Restarts the process that was there when the order came."""
-        order = _order(self.instance_id, as_drain(self.wanted), operation)
-        order = replace(order, restarts=self.nonce, at_once=self.wanted.now)
-        self.begin(order, operation, can_undo=not self.wanted.now)
+        claim = restart_claim(self.wanted, self.nonce)
+        self.begin(claim, operation, can_undo=not self.wanted.now)
 
     async def report(self) -> DrainReport:
         return (await super().report()).model_copy(update=self.process)
@@ -150,17 +154,16 @@ class EvacuateHandler(_OnInstance[EvacuateRequest]):
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
-        if not (self.wanted.force or self.drain is not None):
+        if not (self.wanted.force or self.claims is not None):
             with as_api_errors():
                 self.controller.drains.check([self.instance_id], "evacuate {} --force")
 
     async def plan(self) -> DrainReport:
-        return await self.reports.planned_evacuation(self.instance_id, self.wanted)
+        claim, within_s = evacuate_claim(self.wanted), self.wanted.within_s
+        return await self.reports.planned_evacuation(self.instance_id, claim, within_s)
 
     async def carry_out(self, operation: Operation) -> None:
-        drain = DrainRequest(deadline_s=self.wanted.within_s, reason=self.wanted.reason)
-        order = _order(self.instance_id, drain, operation)
-        self.begin(replace(order, removes=True, evacuates=True), operation)
+        self.begin(evacuate_claim(self.wanted), operation)
 
 
 class UndrainHandler(_OnInstance[UndrainRequest]):
@@ -168,7 +171,7 @@ class UndrainHandler(_OnInstance[UndrainRequest]):
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
-        if self.drain is None:
+        if self.claims is None:
             raise ApiError(
                 409, "not_draining", f"{self.instance_id} is not being drained", "llumctl status"
             )
@@ -177,11 +180,11 @@ class UndrainHandler(_OnInstance[UndrainRequest]):
         return (await self.report()).model_copy(update={"dry_run": True})
 
     async def carry_out(self, operation: Operation) -> None:
-        reason, drain = self.wanted.reason, self.drain
+        reason, claims = self.wanted.reason, self.claims
         operation.undo = self.undone_by()
         why_ended = f"undrained: {reason}" if reason else "undrained"
         self.controller.drains.end(self.instance_id, why_ended, operation.actor)
-        if drain is not None and drain.removes:
+        if claims is not None and claims.goes:
             self.controller.autoscaling.hold_planned(operation.cause_id, operation.actor)
         self.revision = self.controller.keeper.spec.revision
 
@@ -240,8 +243,8 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
                 {"instances": plan.previous}, {"instances": plan.target}
             )
         hold = autoscaling.hold(operation.actor, plan.target)
-        order = _order("", self.wanted, operation)
-        self.added = self.controller.scaling.carry_out(plan, order, hold)
+        claim = _by(operation, remove_claim(self.wanted))
+        self.added = self.controller.scaling.carry_out(plan, claim, hold)
         if hold is not None:
             autoscaling.tell_held(operation.cause_id, hold)
         self.revision = self.controller.keeper.spec.revision
@@ -255,16 +258,9 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
 HANDLERS = (DrainHandler, UndrainHandler, RestartHandler, EvacuateHandler, ScaleHandler)
 
 
-def _order(
-    instance_id: str, wanted: DrainRequest | ScaleRequest, operation: Operation
-) -> DrainOrder:
-    """The order's id is the operation's cause id, so the drain's events have that cause."""
-    return DrainOrder(
-        drain_id=operation.cause_id,
-        instance_id=instance_id,
-        began_s=time.time(),
-        deadline_s=deadline_of(wanted),
-        on_deadline=wanted.on_deadline,
-        actor=operation.actor,
-        reason=wanted.reason,
-    )
+AnyClaim = TypeVar("AnyClaim", bound=Claim)
+
+
+def _by(operation: Operation, claim: AnyClaim) -> AnyClaim:
+    """The operation's claim. A drain that it begins has its cause id, and so the drain's events."""
+    return replace(claim, cause_id=operation.cause_id, actor=operation.actor)

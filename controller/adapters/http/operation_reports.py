@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from controller.api.wire.operations import (
     REPLAYS,
@@ -15,9 +16,17 @@ from controller.api.wire.operations import (
     ScaleReport,
     ScaleRequest,
 )
+from controller.core.emptying.claims import (
+    Claim,
+    Claims,
+    Drain,
+    Evacuate,
+    Remove,
+    Restart,
+    claimed,
+)
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
-from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.departure_plan import TOO_BUSY, Departure
 from controller.core.operations.drain import DrainState
 from controller.core.operations.drain_pace import estimate_s, measured_pace
@@ -54,20 +63,15 @@ class SteerReports:
             leaving = await look(instance_id)
             progress = controller.drains.progress(instance_id)
         report = self._so_far(progress, leaving, revision)
-        order = progress.order
-        if order is None:
+        claims = progress.claims
+        if claims is None:
             return report
         return report.model_copy(
             update={
-                "drain_id": order.drain_id,
+                "drain_id": claims.drain_id,
                 "estimate_s": self._estimate_s(progress, leaving),
-                "deadline_s": order.deadline_s,
-                "on_deadline": order.on_deadline,
-                "reason": order.reason,
-                "actor": order.actor,
-                "removes_instance": order.removes,
-                "evacuates_instance": order.evacuates,
-                "restarts_instance": bool(order.restarts),
+                "actor": claims.strongest.actor,
+                **_end(claims),
             }
         )
 
@@ -89,62 +93,52 @@ class SteerReports:
         )
 
     async def planned(
-        self,
-        instance_id: str,
-        wanted: DrainRequest | ScaleRequest,
-        going: Sequence[str],
-        *,
-        removes: bool = False,
+        self, instance_id: str, claim: Claim, going: Sequence[str] = ()
     ) -> DrainReport:
-        """What a drain that began now would do. `going`: instances that are drained with it."""
+        """What would come of this claim if it was made now. `going`: instances that are drained
+        with it."""
         revision = self._controller.keeper.spec.revision
         leaving = await self._controller.departures.of(instance_id, going)
         progress = self._controller.drains.progress(instance_id)
-        order = progress.order
+        before = progress.claims
         return self._so_far(progress, leaving, revision).model_copy(
             update={
-                "drain_id": order.drain_id if order else "",
+                "drain_id": before.drain_id if before else "",
                 "estimate_s": self._estimate_s(progress, leaving),
-                "deadline_s": deadline_of(wanted),
-                "on_deadline": wanted.on_deadline,
                 "plan": tuple(_planned_departure(each) for each in leaving.departures),
                 "dry_run": True,
-                "reason": wanted.reason,
-                "removes_instance": removes or bool(order and order.removes),
-                "restarts_instance": bool(order and order.restarts),
-                "changes": differs(order, wanted),
+                "changes": before is None or before.would_change(claim),
+                **_end(claimed(before, claim)),
             }
         )
 
-    async def planned_restart(self, instance_id: str, wanted: RestartRequest) -> DrainReport:
+    async def planned_restart(self, instance_id: str, claim: Restart) -> DrainReport:
         """What a restart that began now would do."""
-        report = await self.planned(instance_id, as_drain(wanted), ())
-        plan = report.plan
-        if wanted.now:
-            why = "it would be replayed elsewhere, or end with an error if it cannot be"
-            replayed = {"to_instance_id": None, "code": REPLAYS, "why": why}
-            plan = tuple(each.model_copy(update=replayed) for each in plan)
-        order = self._controller.keeper.spec.drains.get(instance_id)
-        changes = restart_differs(order, wanted)
-        known = {"plan": plan, "restarts_instance": True, "changes": changes}
-        return report.model_copy(update=known)
+        report = await self.planned(instance_id, claim)
+        if not claim.at_once:
+            return report
+        why = "it would be replayed elsewhere, or end with an error if it cannot be"
+        replayed = {"to_instance_id": None, "code": REPLAYS, "why": why}
+        plan = tuple(each.model_copy(update=replayed) for each in report.plan)
+        return report.model_copy(update={"plan": plan})
 
-    async def planned_evacuation(self, instance_id: str, wanted: EvacuateRequest) -> DrainReport:
+    async def planned_evacuation(
+        self, instance_id: str, claim: Evacuate, within_s: float
+    ) -> DrainReport:
         """What an evacuation that began now would do, by the pace of the last moves."""
-        drain = DrainRequest(deadline_s=wanted.within_s, reason=wanted.reason)
-        report = await self.planned(instance_id, drain, (), removes=True)
+        report = await self.planned(instance_id, claim)
         leaving = await self._controller.departures.lately(instance_id)
         pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
         link = Link(1, None if pace is None else pace.blocks_per_s)  # in blocks
         requests = (each.request for each in leaving.departures if each.destination_id)
-        late = evacuation(requests, link, wanted.within_s).too_late
+        late = evacuation(requests, link, within_s).too_late
         code = ReliefRefusal.TOO_LATE
         stays = {"to_instance_id": None, "code": str(code), "why": SENTENCES[code]}
         plan = tuple(
             each.model_copy(update=stays) if each.request_id in late else each
             for each in report.plan
         )
-        return report.model_copy(update={"plan": plan, "evacuates_instance": True, "changes": True})
+        return report.model_copy(update={"plan": plan})
 
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
         """Plans each drain as if it were the only one, but moves no request to an instance that
@@ -152,7 +146,7 @@ class SteerReports:
         revision = self._controller.keeper.spec.revision
         added = self._controller.scaling.added(plan)
         going = await asyncio.gather(
-            *(self.planned(each, wanted, plan.drained, removes=True) for each in plan.drained)
+            *(self.planned(each, remove_claim(wanted), plan.drained) for each in plan.drained)
         )
         report = self.scaled(plan, revision, added, going)
         return report.model_copy(update={"dry_run": True})
@@ -184,36 +178,50 @@ class SteerReports:
         return None if left_s is None else round(left_s, 2)
 
 
-def as_drain(wanted: RestartRequest) -> DrainRequest:
-    """The drain that empties the instance first. At its deadline the restart is given up."""
-    return DrainRequest(
-        deadline_s=wanted.deadline_s,
-        on_deadline="keep" if wanted.deadline_s is None else "abort",
+def drain_claim(wanted: DrainRequest) -> Drain:
+    """This and the next ones make claims of which nobody knows yet what caused them, and who."""
+    return Drain("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
+
+
+def restart_claim(wanted: RestartRequest, nonce: str) -> Restart:
+    """At its deadline the restart is given up. `nonce`: that of the process that is to go."""
+    deadline_s = deadline_of(wanted)
+    on_deadline: Literal["keep", "abort"] = "keep" if deadline_s is None else "abort"
+    return Restart(
+        "",
+        time.time(),
+        deadline_s,
+        on_deadline,
         reason=wanted.reason,
+        nonce=nonce,
+        at_once=wanted.now,
     )
 
 
-def restart_differs(before: DrainOrder | None, wanted: RestartRequest) -> bool:
-    """Whether `wanted` would change the order `before`: as for drains."""
-    if before is None or not before.restarts or wanted.deadline_s is not None:
-        return True
-    return (before.at_once, before.deadline_s, before.reason) != (wanted.now, None, wanted.reason)
+def remove_claim(wanted: ScaleRequest) -> Remove:
+    return Remove("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
 
 
-def deadline_of(wanted: DrainRequest | ScaleRequest) -> float | None:
+def evacuate_claim(wanted: EvacuateRequest) -> Evacuate:
+    now_s = time.time()
+    return Evacuate("", now_s, deadline_s=now_s + wanted.within_s, reason=wanted.reason)
+
+
+def deadline_of(wanted: DrainRequest | RestartRequest | ScaleRequest) -> float | None:
     return None if wanted.deadline_s is None else time.time() + wanted.deadline_s
 
 
-def differs(before: DrainOrder | None, wanted: DrainRequest | ScaleRequest) -> bool:
-    """Whether `wanted` would change the drain order `before`. A deadline counts from now, so an
-    order with one always differs."""
-    if before is None or isinstance(wanted, ScaleRequest) or wanted.deadline_s is not None:
-        return True
-    if (before.removes or before.restarts) and before.plain is None:
-        return True  # a drain by hand must go on after a scale-in is taken back, or a restart
-    orders = (before,) if before.plain is None else (before, before.plain)
-    held = {(each.deadline_s, each.on_deadline, each.reason) for each in orders}
-    return held != {(None, wanted.on_deadline, wanted.reason)}
+def _end(claims: Claims) -> dict[str, Any]:
+    """What becomes of the instance, and when, as a report has it."""
+    strongest = claims.strongest
+    return {
+        "deadline_s": strongest.deadline_s,
+        "on_deadline": strongest.on_deadline,
+        "reason": strongest.reason,
+        "removes_instance": claims.goes,
+        "evacuates_instance": claims.notice is not None,
+        "restarts_instance": claims.restarts,
+    }
 
 
 def _stays(departure: Departure) -> bool:

@@ -1,52 +1,16 @@
 """What operators want of the cluster, beyond what it was started with. Every change is a new value
 with the next revision, so that two operators cannot undo each other's change unseen."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from controller.core.emptying.claims import Claim, Claims, Remove, Restart, claimed
 from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import RollingOrder
 
 SettingValue = float | int | str | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class DrainOrder:
-    """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty.
-    `evacuates`: it goes at its deadline, whatever is left there.
-    `restarts`: the nonce of its process, which is replaced once the instance is empty, or
-    `at_once`, and the drain is over then. `plain`: the drain before this order, which goes on if
-    the instance is not to go after all, or was restarted."""
-
-    drain_id: str
-    instance_id: str
-    began_s: float
-    deadline_s: float | None = None
-    on_deadline: Literal["keep", "abort"] = "keep"
-    removes: bool = False
-    evacuates: bool = False
-    restarts: str = ""
-    at_once: bool = False
-    actor: str = ""
-    reason: str = ""
-    plain: "DrainOrder | None" = None
-
-    def following(self, before: "DrainOrder | None") -> "DrainOrder":
-        """The drain `before` goes on by this order; it removes or restarts the instance if either
-        did."""
-        if before is None:
-            return self
-        if before.evacuates and not self.evacuates:
-            return before if self.removes else replace(before, plain=self)
-        order = replace(self, drain_id=before.drain_id, began_s=before.began_s)
-        if (order.removes, bool(order.restarts)) == (before.removes, bool(before.restarts)):
-            return replace(order, restarts=before.restarts, plain=before.plain)
-        if order.removes or order.restarts:
-            return replace(order, plain=before)
-        then = replace(order, removes=before.removes, restarts=before.restarts, plain=order)
-        return replace(then, at_once=before.at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +34,8 @@ class ClusterSpec:
     instance_ids: tuple[str, ...] = ()
     next_instance: int = 0
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
-    drains: Mapping[str, DrainOrder] = field(default_factory=dict)
-    """By instance id."""
+    drains: Mapping[str, Claims] = field(default_factory=dict)
+    """By instance id: who wants the instance empty, and what for."""
     autoscale_hold: ScaleHold | None = None
     rolling: RollingOrder | None = None
     engine: EngineChange = AS_STARTED
@@ -90,8 +54,8 @@ class ClusterSpec:
         unknown = set(self.drains) - set(self.instance_ids)
         if unknown:
             raise ValueError(f"a drain of {min(unknown)}, which is no instance")
-        if any(key != order.instance_id for key, order in self.drains.items()):
-            raise ValueError("a drain stands under the name of another instance")
+        for claims in self.drains.values():
+            claims.check()
         used = [int(each.removeprefix("i-")) for each in self.instance_ids]
         if self.next_instance <= max(used, default=-1):
             raise ValueError("the number of the next instance was used already")
@@ -141,48 +105,60 @@ class ClusterSpec:
     def with_rolling(
         self,
         rolling: RollingOrder,
-        orders: Iterable[DrainOrder] = (),
+        restarts: Mapping[str, Restart] = MappingProxyType({}),
         taken_back: Collection[str] = (),
         engines: Mapping[str, EngineChange] = MappingProxyType({}),
     ) -> "ClusterSpec":
         """A rolling restart, the restarts that it begins with this, and the instances whose restart
-        is not to happen; a drain that one of them had before goes on. `engines`: instances that get
-        other arguments with this. Once all are restarted, its arguments are the cluster's."""
+        is taken back, before a new one begins perhaps. `engines`: instances that get other
+        arguments with this. Once all are restarted, its arguments are the cluster's."""
         engine = rolling.engine if rolling.state == "done" else self.engine
         each = {key: self.engine_of(key) for key in self.instance_ids} | dict(engines)
         own = {key: found for key, found in each.items() if found != engine}
-        spec = self.scaled(0, taken_back, orders)
-        return replace(spec, rolling=rolling, engine=engine, engines=own)
+        drains = _made(_taken_back(self.drains, taken_back, Restart), restarts)
+        return self._next(rolling=rolling, engine=engine, engines=own, drains=drains)
 
     def dismissed(self, rolling: RollingOrder) -> "ClusterSpec":
         """The operators need not be told of that rolling restart any more."""
         return self._next(rolling=replace(rolling, dismissed=True))
 
-    def with_drains(self, *orders: DrainOrder) -> "ClusterSpec":
-        """A new drain of an instance replaces the one before."""
-        return self._next(drains={**self.drains, **{each.instance_id: each for each in orders}})
+    def with_claims(self, claims: Mapping[str, Claim]) -> "ClusterSpec":
+        """One new claim to each of these instances."""
+        return self._next(drains=_made(self.drains, claims))
+
+    def without_claim(self, instance_id: str, kind: type[Claim]) -> "ClusterSpec":
+        """The claim of this kind is taken back; the drain goes on while there is another one."""
+        return self._next(drains=_taken_back(self.drains, (instance_id,), kind))
 
     def without_drain(self, instance_id: str) -> "ClusterSpec":
+        """All claims to the instance are taken back."""
         return self._next(drains=self._drains_but(instance_id))
 
-    def falling_back(self, instance_id: str) -> "ClusterSpec":
-        """The drain of this instance ends; a plain drain that it had before goes on."""
-        return self.scaled(0, (instance_id,), ())
-
     def scaled(
-        self, num_added: int, kept: Collection[str], orders: Iterable[DrainOrder]
+        self, num_added: int, kept: Collection[str], removed: Mapping[str, Remove]
     ) -> "ClusterSpec":
         """All of one scale in one step: new instances, the instances that stay after all (`kept`),
-        and the drains of those that go."""
+        and the claims to those that go."""
         grown = self.with_instances_added(num_added)
-        drains = {key: each for key, each in self.drains.items() if key not in kept}
-        plain = [each.plain for key, each in self.drains.items() if key in kept]
-        drains |= {each.instance_id: each for each in plain if each is not None}
-        drains |= {each.instance_id: each for each in orders}
+        drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
 
-    def _drains_but(self, instance_id: str) -> dict[str, DrainOrder]:
-        return {key: order for key, order in self.drains.items() if key != instance_id}
+    def _drains_but(self, instance_id: str) -> dict[str, Claims]:
+        return {key: claims for key, claims in self.drains.items() if key != instance_id}
 
     def _next(self, **changes: Any) -> "ClusterSpec":
         return replace(self, revision=self.revision + 1, **changes)
+
+
+Drains = Mapping[str, Claims]
+
+
+def _made(drains: Drains, claims: Mapping[str, Claim]) -> Drains:
+    return {**drains, **{key: claimed(drains.get(key), each) for key, each in claims.items()}}
+
+
+def _taken_back(drains: Drains, instance_ids: Collection[str], kind: type[Claim]) -> Drains:
+    left = {
+        key: each.without(kind) if key in instance_ids else each for key, each in drains.items()
+    }
+    return {key: each for key, each in left.items() if each is not None}

@@ -7,8 +7,6 @@ A drain is about where requests run, never about whether: whatever a deadline do
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.operations.cluster_spec import DrainOrder
-
 
 class DrainState(StrEnum):
     DRAINING = "draining"
@@ -37,23 +35,3 @@ class Remainder:
     @property
     def nothing(self) -> bool:
         return not (self.num_requests or self.num_moves_in or self.num_moves_out)
-
-
-def is_overdue(order: DrainOrder, now_s: float) -> bool:
-    """`now_s`: seconds since the epoch."""
-    return order.deadline_s is not None and now_s >= order.deadline_s
-
-
-def why_begun(order: DrainOrder, before: DrainOrder | None) -> str:
-    """What the drain is for, in words, and the operator's reason. `before`: the order that `order`
-    follows."""
-    what = "to be removed" if order.removes else ""
-    if order.evacuates:
-        what = "to be evacuated"
-    if order.restarts:
-        what = "to be restarted at once" if order.at_once else "to be restarted"
-    if before is not None and before.removes and not order.removes:
-        what = "not to be removed any more; it drains on"
-    if before is not None and before.restarts and not order.restarts:
-        what = "its restart is over; it drains on"
-    return ": ".join(words for words in (what, order.reason) if words)

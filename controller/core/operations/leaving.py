@@ -2,11 +2,10 @@
 
 from enum import StrEnum
 
+from controller.core.emptying.claims import Evacuate, Remove, Restart, SlowDrain
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 
-SLOW_DRAIN = "slow-"
-"""How the ids of drains begin that the cluster began itself, as an instance was slow."""
 BY_HAND = "by_hand"
 
 
@@ -40,18 +39,22 @@ MOVE_REASONS = (
 
 def why_emptied(spec: ClusterSpec, instance_id: str) -> LeaveReason | None:
     """Why the instance is to be empty; None if it is not."""
-    order = spec.drains.get(instance_id)
-    if order is None:
+    claims = spec.drains.get(instance_id)
+    if claims is None:
         return None
-    if order.evacuates:
-        return LeaveReason.EVACUATION
-    if order.restarts:
-        turns = spec.rolling.under_way if spec.rolling is not None else ()
-        rolling = any(turn.nonce == order.restarts for turn in turns)
-        return LeaveReason.ROLLING_RESTART if rolling else LeaveReason.RESTART
-    if order.removes:
-        return LeaveReason.SCALE_IN
-    return LeaveReason.SLOW if order.drain_id.startswith(SLOW_DRAIN) else LeaveReason.DRAIN
+    match claims.strongest:
+        case Evacuate():
+            return LeaveReason.EVACUATION
+        case Remove():
+            return LeaveReason.SCALE_IN
+        case Restart(nonce=nonce):
+            turns = spec.rolling.under_way if spec.rolling is not None else ()
+            rolling = any(turn.nonce == nonce for turn in turns)
+            return LeaveReason.ROLLING_RESTART if rolling else LeaveReason.RESTART
+        case SlowDrain():
+            return LeaveReason.SLOW
+        case _:
+            return LeaveReason.DRAIN
 
 
 def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:

@@ -6,7 +6,7 @@ A process is known by its nonce, which it has before a controller gives it an in
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.emptying.claims import Restart
 
 
 class RestartStep(StrEnum):
@@ -29,12 +29,12 @@ class InstanceProcess:
     failed: bool
 
 
-def restart_step(order: DrainOrder, process: InstanceProcess, *, is_empty: bool) -> RestartStep:
-    """The next step of an order that restarts. A process that was replaced for another reason, as
+def restart_step(claim: Restart, process: InstanceProcess, *, is_empty: bool) -> RestartStep:
+    """The next step of a claim to restart. A process that was replaced for another reason, as
     it died, needs no second restart."""
-    if process.nonce != order.restarts:
+    if process.nonce != claim.nonce:
         if process.serving:
             return RestartStep.DONE
         return RestartStep.FAILED if process.failed else RestartStep.WAIT
-    may_end = is_empty or order.at_once
+    may_end = is_empty or claim.at_once
     return RestartStep.REPLACE if process.alive and may_end else RestartStep.WAIT

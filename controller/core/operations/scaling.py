@@ -57,7 +57,7 @@ def plan_scale(
     def order(instance_id: str) -> tuple[bool, bool, int, str]:
         drain = spec.drains.get(instance_id)
         takes_requests = instance_id in num_running and drain is None
-        is_restarted = drain is not None and bool(drain.restarts)
+        is_restarted = drain is not None and drain.restarts
         return (is_restarted, takes_requests, num_running.get(instance_id, -1), instance_id)
 
     more = target - len(planned)
@@ -75,10 +75,10 @@ def plan_scale(
 
 def _may_stay(spec: ClusterSpec, instance_id: str) -> bool:
     """It is to go, and not because it will be ended in any case."""
-    order = spec.drains.get(instance_id)
-    return order is not None and order.removes and not order.evacuates
+    claims = spec.drains.get(instance_id)
+    return claims is not None and claims.goes and claims.notice is None
 
 
 def _goes(spec: ClusterSpec, instance_id: str) -> bool:
-    order = spec.drains.get(instance_id)
-    return order is not None and order.removes
+    claims = spec.drains.get(instance_id)
+    return claims is not None and claims.goes

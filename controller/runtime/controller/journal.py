@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from controller.core.admission.records import PutOnRecord
-from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
 from controller.core.scheduler_events import Dispatch
 from controller.ports.event_store import EventStore
@@ -163,16 +162,17 @@ class Journal:
     def drain(
         self,
         kind: EventKind,
-        order: DrainOrder,
+        instance_id: str,
+        drain_id: str,
         reason: str,
         actor: str | None,
         numbers: Mapping[str, Number],
     ) -> None:
         self._append(
             kind,
-            order.drain_id,
+            drain_id,
             reason,
-            instance_id=order.instance_id,
+            instance_id=instance_id,
             actor=actor or None,
             numbers=numbers,
         )

@@ -6,10 +6,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
+from controller.core.emptying.claims import SlowDrain
 from controller.core.fleet.liveness import Key
 from controller.core.fleet.slowness import Slow, Slowness
-from controller.core.operations.cluster_spec import DrainOrder
-from controller.core.operations.leaving import SLOW_DRAIN
 from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.live_config import SlowLimits
@@ -56,16 +55,11 @@ class SlowWatch:
             f"its steps take {1000 * slow.step_time_s:.0f} ms, {slow.factor:.1f} times as long as"
             " the others'"
         )
-        order = DrainOrder(
-            f"{SLOW_DRAIN}{secrets.token_hex(4)}",
-            slow.instance_id,
-            self._wall_clock(),
-            actor=ACTOR,
-            reason=why,
-        )
+        cause_id = f"slow-{secrets.token_hex(4)}"
+        claim = SlowDrain(cause_id, self._wall_clock(), actor=ACTOR, reason=why)
         try:
             self._drains.check([slow.instance_id])
         except OperationRefusedError:
             return
-        self._drains.begin([order])
+        self._drains.begin({slow.instance_id: claim})
         log.warning("%s is emptied: %s", slow.instance_id, why)

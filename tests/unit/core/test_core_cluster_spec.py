@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.emptying.claims import Claims, Drain, Remove, Restart
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import RollingOrder
 
 FIRST = ClusterSpec.first(2)
 
 
-def order(instance_id: str, drain_id: str = "d") -> DrainOrder:
-    return DrainOrder(drain_id, instance_id, began_s=1.0)
+DRAIN, REMOVE = Drain("d", 1.0), Remove("e", 2.0)
+RESTART = Restart("r", 3.0, nonce="old")
 
 
 def test_a_cluster_begins_with_its_instances_numbered() -> None:
@@ -30,65 +31,36 @@ def test_a_number_is_used_once() -> None:
 
 
 def test_the_drain_of_an_instance_ends_with_it() -> None:
-    drained = FIRST.with_drains(order("i-0"), order("i-1"))
-    assert drained.without_instance("i-0").drains == {"i-1": order("i-1")}
-    assert drained.without_drain("i-1").drains == {"i-0": order("i-0")}
-    assert drained.with_drains(order("i-0", "again")).drains["i-0"].drain_id == "again"
-    assert FIRST.drains == {}
-
-
-def test_a_drain_that_goes_on_keeps_its_name_and_goes_on_to_remove() -> None:
-    removing = replace(order("i-0"), removes=True)
-    later = DrainOrder("e", "i-0", began_s=9.0, deadline_s=20.0)
-    assert later.following(None) is later
-    same = replace(later, drain_id="d", began_s=1.0)
-    assert later.following(order("i-0")) == same
-    assert replace(later, removes=True).following(order("i-0")) == replace(
-        same, removes=True, plain=order("i-0")
-    )
-    both = later.following(removing)
-    assert both == replace(same, removes=True, plain=same)
-    again = replace(later, removes=True).following(both)
-    assert again == replace(same, removes=True, plain=same)
-
-
-def test_what_was_ordered_before_a_restart_goes_on_after_it() -> None:
-    restart = DrainOrder("r", "i-0", began_s=9.0, restarts="nonce")
-    drained = restart.following(order("i-0"))
-    assert drained == replace(restart, drain_id="d", began_s=1.0, plain=order("i-0"))
-    assert FIRST.with_drains(drained).falling_back("i-0").drains == {"i-0": order("i-0")}
-    removing = replace(order("i-0"), removes=True)
-    assert FIRST.with_drains(restart.following(removing)).falling_back("i-0").drains == {
-        "i-0": removing
-    }
-    assert FIRST.with_drains(restart).falling_back("i-0").drains == {}
-
-
-def test_a_drain_or_a_removal_that_comes_during_a_restart() -> None:
-    restart = DrainOrder("r", "i-0", began_s=9.0, restarts="nonce", at_once=True)
-    same = replace(order("i-0"), drain_id="r", began_s=9.0)
-    drained = order("i-0").following(restart)
-    assert drained == replace(same, restarts="nonce", at_once=True, plain=same)
-    removing = replace(order("i-0"), removes=True).following(restart)
-    assert removing == replace(same, removes=True, plain=restart)
-
-
-def test_a_second_restart_is_of_the_same_process_and_may_come_at_once() -> None:
-    """The process that it would replace may be the new one already."""
-    first = DrainOrder("r", "i-0", began_s=9.0, restarts="old")
-    second = DrainOrder("s", "i-0", began_s=10.0, restarts="new", at_once=True)
-    assert second.following(first) == replace(first, at_once=True)
+    drained = FIRST.with_claims({"i-0": DRAIN, "i-1": DRAIN})
+    both = drained.with_claims({"i-1": REMOVE})
+    assert drained.without_instance("i-0").drains == {"i-1": Claims.first(DRAIN)}
+    assert both.without_drain("i-1").drains == {"i-0": Claims.first(DRAIN)}
+    assert both.without_claim("i-1", Remove).drains == drained.drains
+    assert drained.without_claim("i-1", Drain).drains == {"i-0": Claims.first(DRAIN)}
+    assert (both.revision, FIRST.drains) == (2, {})
 
 
 def test_a_scale_is_one_step() -> None:
-    plain, gone = order("i-0"), replace(order("i-1"), removes=True)
-    both = replace(plain, removes=True, plain=plain)
-    before = ClusterSpec.first(3).with_drains(both, gone)
-    after = before.scaled(1, ("i-0", "i-1"), [order("i-2")])
+    before = ClusterSpec.first(3).with_claims({"i-0": DRAIN, "i-1": REMOVE})
+    before = before.with_claims({"i-0": REMOVE})
+    after = before.scaled(1, ("i-0", "i-1"), {"i-2": REMOVE})
     assert after.instance_ids == ("i-0", "i-1", "i-2", "i-3")
-    assert after.drains == {"i-0": plain, "i-2": order("i-2")}
+    assert after.drains == {"i-0": Claims.first(DRAIN), "i-2": Claims.first(REMOVE)}
     assert after.revision == before.revision + 1
     after.check()
+
+
+def test_a_restart_that_is_taken_back_may_begin_anew_in_the_same_step() -> None:
+    """Of another process, which a second restart beside the first would not be of."""
+    new, going = Restart("s", 4.0, nonce="new"), RollingOrder("op-1", 1.0, ())
+    before = FIRST.with_claims({"i-0": RESTART, "i-1": DRAIN}).with_claims({"i-1": RESTART})
+    after = before.with_rolling(going, {"i-0": new, "i-1": new}, taken_back=("i-0", "i-1"))
+    assert after.drains == {
+        "i-0": Claims.first(new),
+        "i-1": Claims("d", 1.0, operator=DRAIN, restart=new),
+    }
+    second = before.with_rolling(going, {"i-0": new})
+    assert second.drains["i-0"].restart == Restart("s", 4.0, nonce="old")
 
 
 def test_settings_add_up() -> None:
@@ -103,8 +75,8 @@ def test_settings_add_up() -> None:
         (replace(FIRST, next_instance=1), "used already"),
         (replace(FIRST, revision=-1), "negative"),
         (replace(FIRST, instance_ids=("x",)), "invalid literal"),
-        (replace(FIRST, drains={"i-7": order("i-7")}), "i-7, which is no instance"),
-        (replace(FIRST, drains={"i-0": order("i-1")}), "under the name of another"),
+        (replace(FIRST, drains={"i-7": Claims.first(DRAIN)}), "i-7, which is no instance"),
+        (replace(FIRST, drains={"i-0": Claims("d", 1.0)}), "nobody claims"),
     ],
 )
 def test_what_cannot_have_come_about_is_refused(broken: ClusterSpec, why: str) -> None:

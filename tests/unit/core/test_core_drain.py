@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.departure_plan import TOO_BUSY, Departure, DeparturePlan
-from controller.core.operations.drain import Remainder, is_overdue
+from controller.core.operations.drain import Remainder
 from controller.core.operations.drain_pace import MovePace, estimate_s, measured_pace
 from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
@@ -283,17 +282,6 @@ def test_nothing_is_left_only_without_requests_and_moves() -> None:
     for name in ("num_running", "num_queued", "num_awaited", "num_moves_in", "num_moves_out"):
         assert not Remainder(**{name: 1}).nothing, name
     assert Remainder(1, 2, 3, 9, 9).num_requests == 6
-
-
-def test_a_deadline_is_a_moment() -> None:
-    order = DrainOrder("d", "i-0", began_s=100.0, deadline_s=110.0)
-    assert [is_overdue(order, now_s) for now_s in (100.0, 109.9, 110.0, 200.0)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    assert not is_overdue(DrainOrder("d", "i-0", began_s=100.0), 1e12)
 
 
 def test_a_queued_one_beside_a_queue_keeps_that_queue_s_head() -> None:

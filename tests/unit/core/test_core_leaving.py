@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.emptying.claims import (
+    Claim,
+    Drain,
+    Evacuate,
+    Remove,
+    Restart,
+    SlowDrain,
+)
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.leaving import (
     BY_HAND,
     MOVE_REASONS,
-    SLOW_DRAIN,
     LeaveReason,
     move_reason,
     why_emptied,
@@ -16,23 +23,22 @@ from controller.core.operations.leaving import (
 from controller.core.operations.rolling import RollingOrder, Turn
 from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 
-PLAIN = DrainOrder("op-1", "i-0", 1.0)
 ROLLING = RollingOrder("op-2", 1.0, (), under_way=(Turn("i-0", "n-1", 1.0),))
 
 
 @pytest.mark.parametrize(
-    ("order", "reason"),
+    ("claim", "reason"),
     [
-        (PLAIN, LeaveReason.DRAIN),
-        (replace(PLAIN, drain_id=f"{SLOW_DRAIN}1"), LeaveReason.SLOW),
-        (replace(PLAIN, removes=True), LeaveReason.SCALE_IN),
-        (replace(PLAIN, removes=True, evacuates=True), LeaveReason.EVACUATION),
-        (replace(PLAIN, restarts="n-9"), LeaveReason.RESTART),
-        (replace(PLAIN, restarts="n-1"), LeaveReason.ROLLING_RESTART),
+        (Drain("op-1", 1.0), LeaveReason.DRAIN),
+        (SlowDrain("slow-1", 1.0), LeaveReason.SLOW),
+        (Remove("op-1", 1.0), LeaveReason.SCALE_IN),
+        (Evacuate("op-1", 1.0, 9.0), LeaveReason.EVACUATION),
+        (Restart("op-1", 1.0, nonce="n-9"), LeaveReason.RESTART),
+        (Restart("op-1", 1.0, nonce="n-1"), LeaveReason.ROLLING_RESTART),
     ],
 )
-def test_why_it_is_emptied(order: DrainOrder, reason: LeaveReason) -> None:
-    spec = replace(ClusterSpec.first(2).with_drains(order), rolling=ROLLING)
+def test_why_it_is_emptied(claim: Claim, reason: LeaveReason) -> None:
+    spec = replace(ClusterSpec.first(2).with_claims({"i-0": claim}), rolling=ROLLING)
     assert why_emptied(spec, "i-0") is reason
     assert why_emptied(spec, "i-1") is None
     assert move_reason(spec, "i-0", MoveReason.DRAIN) == reason

@@ -4,40 +4,40 @@ import itertools
 
 import pytest
 
-from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.emptying.claims import Restart
 from controller.core.operations.restart import InstanceProcess, RestartStep, restart_step
 
-ORDER = DrainOrder("d", "i-0", began_s=1.0, restarts="old")
-AT_ONCE = DrainOrder("d", "i-0", began_s=1.0, restarts="old", at_once=True)
+EMPTIED = Restart("d", 1.0, nonce="old")
+AT_ONCE = Restart("d", 1.0, nonce="old", at_once=True)
 
 
 @pytest.mark.parametrize(
-    ("order", "is_empty", "step"),
+    ("claim", "is_empty", "step"),
     [
-        (ORDER, False, RestartStep.WAIT),
-        (ORDER, True, RestartStep.REPLACE),
+        (EMPTIED, False, RestartStep.WAIT),
+        (EMPTIED, True, RestartStep.REPLACE),
         (AT_ONCE, False, RestartStep.REPLACE),
         (AT_ONCE, True, RestartStep.REPLACE),
     ],
 )
 @pytest.mark.parametrize("serving", [False, True])
 def test_the_old_process_ends_once_it_may(
-    order: DrainOrder, is_empty: bool, step: RestartStep, serving: bool
+    claim: Restart, is_empty: bool, step: RestartStep, serving: bool
 ) -> None:
     """Also one that hangs or could not start: it is alive, and does not serve."""
     process = InstanceProcess("old", alive=True, serving=serving, failed=not serving)
-    assert restart_step(order, process, is_empty=is_empty) is step
+    assert restart_step(claim, process, is_empty=is_empty) is step
 
 
 def test_a_process_that_is_gone_is_not_ended_again() -> None:
     gone = InstanceProcess("old", alive=False, serving=False, failed=False)
-    for order, is_empty in itertools.product((ORDER, AT_ONCE), (False, True)):
-        assert restart_step(order, gone, is_empty=is_empty) is RestartStep.WAIT
+    for claim, is_empty in itertools.product((EMPTIED, AT_ONCE), (False, True)):
+        assert restart_step(claim, gone, is_empty=is_empty) is RestartStep.WAIT
 
 
-@pytest.mark.parametrize("order", [ORDER, AT_ONCE])
+@pytest.mark.parametrize("claim", [EMPTIED, AT_ONCE])
 @pytest.mark.parametrize("is_empty", [False, True])
-def test_the_next_process_is_waited_for_and_never_ended(order: DrainOrder, is_empty: bool) -> None:
+def test_the_next_process_is_waited_for_and_never_ended(claim: Restart, is_empty: bool) -> None:
     """An instance that died while it was emptied has its new process by that."""
     for serving, failed, step in (
         (False, False, RestartStep.WAIT),
@@ -45,4 +45,4 @@ def test_the_next_process_is_waited_for_and_never_ended(order: DrainOrder, is_em
         (False, True, RestartStep.FAILED),
     ):
         process = InstanceProcess("new", alive=True, serving=serving, failed=failed)
-        assert restart_step(order, process, is_empty=is_empty) is step
+        assert restart_step(claim, process, is_empty=is_empty) is step

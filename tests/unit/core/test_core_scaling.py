@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.emptying.claims import Drain, Remove, Restart
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.scaling import (
     OtherPlanError,
     ScalePlan,
@@ -17,7 +18,7 @@ from controller.core.operations.scaling import (
 
 def spec(num: int, *removing: str) -> ClusterSpec:
     first = ClusterSpec.first(num)
-    return first.with_drains(*(DrainOrder("d", each, 0.0, removes=True) for each in removing))
+    return first.with_claims(dict.fromkeys(removing, Remove("d", 0.0)))
 
 
 RUNNING = {"i-0": 5, "i-1": 2, "i-2": 2, "i-3": 9}
@@ -66,13 +67,13 @@ def test_agreed_to_go_but_more_are_wanted() -> None:
 
 
 def test_one_that_is_merely_drained_counts() -> None:
-    drained = ClusterSpec.first(2).with_drains(DrainOrder("d", "i-1", 0.0))
+    drained = ClusterSpec.first(2).with_claims({"i-1": Drain("d", 0.0)})
     assert planned_instances(drained) == ("i-0", "i-1")
     assert plan_scale(drained, 1, {"i-0": 3, "i-1": 0}).drained == ("i-1",)
 
 
 def test_one_that_is_restarted_goes_last() -> None:
-    restarted = spec(3).with_drains(DrainOrder("d", "i-2", 0.0, restarts="n"))
+    restarted = spec(3).with_claims({"i-2": Restart("d", 0.0, nonce="n")})
     busy = {"i-0": 3, "i-1": 1}
     assert plan_scale(restarted, 2, busy).drained == ("i-1",)
     assert plan_scale(restarted, 1, busy).drained == ("i-1", "i-0")
@@ -80,7 +81,7 @@ def test_one_that_is_restarted_goes_last() -> None:
 
 @pytest.mark.parametrize("left", [0, 7])
 def test_one_that_is_drained_goes_before_one_that_serves(left: int) -> None:
-    drained = spec(3).with_drains(DrainOrder("d", "i-2", 0.0))
+    drained = spec(3).with_claims({"i-2": Drain("d", 0.0)})
     assert plan_scale(drained, 2, {"i-0": 0, "i-1": 1, "i-2": left}).drained == ("i-2",)
 
 
@@ -106,13 +107,13 @@ def test_a_plan_carried_out_leaves_what_was_wanted(
         now = now.without_drain(each)
     for each in plan.drained:
         assert each not in now.drains
-        now = now.with_drains(DrainOrder("e", each, 0.0, removes=True))
+        now = now.with_claims({each: Remove("e", 0.0)})
     now = now.with_instances_added(plan.num_added)
     assert len(planned_instances(now)) == target
     now.check()
     again = plan_scale(now, target, {})
     assert again == ScalePlan(target, target), "asked again, nothing changes"
-    assert not plan.num_added or not any(o.removes for o in now.drains.values())
+    assert not plan.num_added or not any(each.goes for each in now.drains.values())
 
 
 def test_a_number_is_used_once() -> None:

@@ -1,12 +1,12 @@
 """Drains and scaling at a controller whose members the test plays."""
 
 import asyncio
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.api.errors import LlumctlError
+from controller.core.emptying.claims import Claim, Drain, Remove
 from controller.core.migration.record import MoveInFlight, MoveRecord
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.scaling import ScalePlan
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -21,7 +21,6 @@ from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, idle_snapshot, settle
 
-ORDER = DrainOrder("op-1", "i-0", began_s=1000.0, actor="ana", reason="a fan")
 MOVE = MoveInFlight("m-1", "r-1", "i-1", "copying", 0, 0, 1, "drain", 0.1)
 
 
@@ -43,6 +42,9 @@ def record(request_id: str, instance_id: str, state: RequestState, tokens: int) 
         end_time_s=None,
         finish_reason=None,
     )
+
+
+C = TypeVar("C", bound=Claim)
 
 
 class Disk:
@@ -76,9 +78,12 @@ class SteeringBed(Bed):
     def take_wall_clock(self) -> None:
         self.controller.drains._wall_clock = self.controller.now_s
 
-    def begin(self, instance_id: str = "i-0", **what: Any) -> None:
-        order = replace(ORDER, instance_id=instance_id, began_s=self.controller.now_s(), **what)
-        self.controller.drains.begin([order])
+    def claim(self, kind: type[C], **what: Any) -> C:
+        known = {"cause_id": "op-1", "made_s": self.controller.now_s()}
+        return kind(**{**known, "actor": "ana", "reason": "a fan", **what})
+
+    def begin(self, instance_id: str = "i-0", kind: type[Claim] = Drain, **what: Any) -> None:
+        self.controller.drains.begin({instance_id: self.claim(kind, **what)})
 
     def runs(self, instance_id: str = "i-0", *request_ids: str, tokens: int = 160) -> None:
         """At the frontend. What the instance says of it is `reports`."""
@@ -131,8 +136,7 @@ class SteeringBed(Bed):
 
     def scale(self, target: int, *, force: bool = False, **what: Any) -> ScalePlan:
         plan = self.controller.scaling.plan(target, force=force)
-        order = replace(ORDER, instance_id="", began_s=self.controller.now_s(), **what)
-        self.controller.scaling.carry_out(plan, order)
+        self.controller.scaling.carry_out(plan, self.claim(Remove, **what))
         return plan
 
     async def _answer_for_ever(self) -> None:

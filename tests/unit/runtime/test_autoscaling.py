@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
+from controller.core.emptying.claims import Remove, Restart
 from controller.core.fleet.autoscaler import ACTOR, Outcome
 from controller.core.fleet.scale_rule import ScaleReason
 from controller.core.operations.rolling import RollingOrder
 from controller.core.record.event_log import EventKind
 from tests.unit.runtime.autoscale_bed import AutoscaleBed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
-from tests.unit.runtime.steering_bed import ORDER, Disk
+from tests.unit.runtime.steering_bed import Disk
 
 
 @virtual_time
@@ -80,7 +81,7 @@ async def test_an_operators_scale_wins_until_it_is_released(network: FakeNetwork
     bed.set_mode("on")
     hold = bed.autoscaling.hold("ana", 3)
     plan = bed.controller.scaling.plan(3, force=False)
-    bed.controller.scaling.carry_out(plan, ORDER, hold)
+    bed.controller.scaling.carry_out(plan, bed.claim(Remove), hold)
     await asyncio.sleep(10)
     assert bed.serving == ["i-0", "i-1", "i-2"], "there is no request, and they stay"
     assert bed.autoscaling.held == hold
@@ -208,7 +209,7 @@ async def test_one_that_an_operator_restarts_is_not_replaced(network: FakeNetwor
     bed.num_requests = 2
     await bed.begin_playing(min_instances=2)
     bed.runs("i-0", "r-1")  # at its frontend: it is not drained
-    bed.begin("i-0", restarts="a")
+    bed.begin("i-0", Restart, nonce="a")
     await asyncio.sleep(5)
     assert not bed.controller.scheduler.instances["i-0"].schedulable(bed.controller.now_s())
     assert bed.launcher.launched[-1] == "i-1"
@@ -289,7 +290,7 @@ async def test_it_waits_for_a_rolling_restart_to_end(network: FakeNetwork) -> No
     bed.set_mode("on", min_instances=2)
     await asyncio.sleep(10)
     assert bed.launcher.terminated == []
-    assert all(not each.removes for each in bed.keeper.spec.drains.values())
+    assert all(not each.goes for each in bed.keeper.spec.drains.values())
     assert bed.checked.outcome is Outcome.BLOCKED
     assert bed.checked.why.endswith("; it waits for the rolling restart to end")
     (said,) = bed.told()

@@ -533,9 +533,9 @@ async def test_one_that_steps_slowly_is_emptied_and_one_at_a_time(network: FakeN
             snapshot = idle_snapshot(instance_id, num_running=1)
             bed.says(instance_id, StatusPushed(snapshot, 0, 1, step_s))
         await asyncio.sleep(0.1)
-    (order,) = bed.keeper.spec.drains.values()
-    assert (order.instance_id, order.actor) == ("i-0", "slow-watch")
-    assert "times as long as the others'" in order.reason
+    ((instance_id, claims),) = bed.keeper.spec.drains.items()
+    assert (instance_id, claims.strongest.actor) == ("i-0", "slow-watch")
+    assert "times as long as the others'" in claims.strongest.reason
 
 
 # -- the end ------------------------------------------------------------------------------

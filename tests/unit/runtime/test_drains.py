@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.dispatch.instance_record import LOST_AFTER_S
-from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.emptying.claims import Drain, Remove
 from controller.core.operations.drain import DrainState
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.departures import LATELY_S
@@ -101,13 +101,14 @@ async def test_a_second_order_keeps_the_drain_and_its_new_deadline_counts(
 ) -> None:
     bed = SteeringBed(network)
     await bed.serve()
-    bed.begin("i-0", deadline_s=bed.controller.now_s() + 5.0, removes=True)
+    bed.begin("i-0", Remove, deadline_s=bed.controller.now_s() + 5.0)
     await bed.reports("i-0", num_running=1)
     await bed.migrated()
-    bed.begin("i-0", drain_id="op-2", actor="bo", deadline_s=bed.controller.now_s() + 60.0)
+    deadline_s = bed.controller.now_s() + 60.0
+    bed.begin("i-0", Remove, cause_id="op-2", actor="bo", deadline_s=deadline_s)
     await settle()
-    order = bed.controller.keeper.spec.drains["i-0"]
-    assert (order.drain_id, order.actor, order.removes) == ("op-1", "bo", True)
+    claims = bed.controller.keeper.spec.drains["i-0"]
+    assert (claims.drain_id, claims.strongest.actor, claims.goes) == ("op-1", "bo", True)
     await asyncio.sleep(30)
     assert bed.events(EventKind.DRAIN_OVERDUE) == []
     assert bed.controller.drains.progress("i-0").num_moved == 1
@@ -362,7 +363,7 @@ async def test_a_deadline_that_passes_after_the_end_is_nothing(network: FakeNetw
 async def test_a_removed_instance_is_forgotten_and_no_failure(network: FakeNetwork) -> None:
     bed = SteeringBed(network)
     await bed.serve()
-    bed.begin("i-0", removes=True)
+    bed.begin("i-0", Remove)
     await bed.reports("i-0", num_running=1)
     await asyncio.sleep(2)
     assert bed.launcher.terminated == []
@@ -389,7 +390,7 @@ async def test_a_removed_instance_is_forgotten_and_no_failure(network: FakeNetwo
 async def test_a_hello_of_the_removed_one_comes_to_nothing(network: FakeNetwork) -> None:
     bed = SteeringBed(network)
     await bed.serve()
-    bed.begin("i-0", removes=True)
+    bed.begin("i-0", Remove)
     await bed.reports("i-0")
     await asyncio.wait_for(bed.is_gone(), 5.0)
     await bed.joins("i-0", incarnation=1)
@@ -403,7 +404,7 @@ async def test_a_removal_that_cannot_be_saved_is_tried_again(network: FakeNetwor
     bed = SteeringBed(network)
     disk = bed.keeper._store = Disk()
     await bed.serve()
-    bed.begin("i-0", removes=True)
+    bed.begin("i-0", Remove)
     disk.is_full = True
     await bed.reports("i-0")
     await asyncio.wait_for(bed.is_gone(), 5.0)
@@ -431,7 +432,7 @@ async def test_one_that_cannot_be_ended_harms_no_other_drain(
 
     monkeypatch.setattr(bed.launcher, "terminate", terminate)
     for instance_id in ("i-0", "i-1"):
-        bed.begin(instance_id, removes=True)
+        bed.begin(instance_id, Remove)
         await bed.reports(instance_id)
     await asyncio.wait_for(bed.is_gone("i-1"), 5.0)
     assert not bed.task.done()
@@ -504,7 +505,7 @@ async def test_a_new_controller_goes_on_with_the_drains_of_the_old_one(
 ) -> None:
     bed = SteeringBed(network)
     await bed.serve()
-    bed.begin("i-0", removes=True)
+    bed.begin("i-0", Remove)
     await bed.reports("i-0", num_running=1)
     bed.runs("i-0", "r-1")
     bed.restart_controller()
@@ -531,7 +532,7 @@ async def test_one_that_never_was_there_is_removed_after_a_while(network: FakeNe
     bed = SteeringBed(network)
     for member_id in ("i-1", "i-2", "f-0"):
         await bed.joins(member_id)
-    bed.begin("i-0", removes=True)
+    bed.begin("i-0", Remove)
     await asyncio.sleep(HEARD_WITHIN_S - 2)
     for _ in range(5):
         await bed.joins("f-0", incarnation=1)
@@ -539,5 +540,5 @@ async def test_one_that_never_was_there_is_removed_after_a_while(network: FakeNe
     assert bed.launcher.terminated == ["i-0"]
 
 
-def test_an_order_says_what_a_deadline_does() -> None:
-    assert DrainOrder("d", "i-0", 0.0).on_deadline == "keep"
+def test_a_claim_says_what_a_deadline_does() -> None:
+    assert Drain("d", 0.0).on_deadline == "keep"

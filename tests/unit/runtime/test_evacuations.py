@@ -1,11 +1,11 @@
 """Evacuations at the controller: an instance goes at its moment, empty or not, and stays away."""
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.emptying.claims import Claims, Evacuate, Remove
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.drain import DrainState
 from controller.core.operations.leaving import LeaveReason
 from controller.core.operations.scaling import plan_scale
@@ -19,7 +19,7 @@ from tests.unit.runtime.steering_bed import SteeringBed
 class Bed(SteeringBed):
     def evacuates(self, within_s: float = 10.0, **what: object) -> None:
         deadline_s = self.controller.now_s() + within_s
-        self.begin(removes=True, evacuates=True, deadline_s=deadline_s, **what)
+        self.begin("i-0", Evacuate, deadline_s=deadline_s, **what)
 
     async def notices(self, leaves_in_s: float = 30.0) -> None:
         said = hello("i-0", incarnation=1)
@@ -27,8 +27,13 @@ class Bed(SteeringBed):
         await settle()
 
     @property
-    def order(self) -> DrainOrder:
+    def claims(self) -> Claims:
         return self.keeper.spec.drains["i-0"]
+
+    @property
+    def notice(self) -> Evacuate:
+        assert self.claims.notice is not None
+        return self.claims.notice
 
 
 @virtual_time
@@ -85,17 +90,17 @@ async def test_a_process_that_says_that_it_must_go_is_evacuated(network: FakeNet
     await bed.reports("i-0", num_running=1)
     bed.runs("i-0", "r-1")
     await bed.notices(30.0)
-    assert (bed.order.removes, bed.order.evacuates) == (True, True)
-    assert bed.order.reason == "its process was told to end"
-    deadline_s = bed.order.deadline_s
+    assert bed.claims.goes
+    assert bed.notice.reason == "its process was told to end"
+    deadline_s = bed.notice.deadline_s
     await asyncio.sleep(1)
     await bed.notices(29.0)
-    assert bed.order.deadline_s == deadline_s, "it says so again and again"
+    assert bed.notice.deadline_s == deadline_s, "it says so again and again"
     (began,) = bed.events()
     assert began.cause_id == "notice-i-0-1"
     bed.controller.drains.end("i-0", "undrained", "bo")
     await bed.notices(28.0)
-    assert bed.order.evacuates, "nobody can take that back"
+    assert bed.claims.notice is not None, "nobody can take that back"
 
 
 @virtual_time
@@ -130,14 +135,14 @@ async def test_another_order_does_not_take_its_moment_from_it(network: FakeNetwo
     bed = Bed(network)
     await bed.serve()
     bed.evacuates()
-    moment_s = bed.order.deadline_s
+    moment_s = bed.notice.deadline_s
     bed.begin()
-    assert (bed.order.evacuates, bed.order.deadline_s) == (True, moment_s)
-    assert bed.order.plain is not None
-    bed.begin(removes=True)
-    assert (bed.order.evacuates, bed.order.deadline_s) == (True, moment_s)
+    assert bed.claims.operator is not None
+    bed.begin("i-0", Remove)
+    assert bed.claims.strongest is bed.notice
+    assert bed.notice.deadline_s == moment_s
     bed.evacuates(within_s=60.0)
-    assert bed.order.deadline_s == bed.controller.now_s() + 60.0
+    assert bed.notice.deadline_s == bed.controller.now_s() + 60.0
 
 
 @virtual_time
@@ -172,8 +177,7 @@ async def test_another_controller_ends_it_at_its_moment(network: FakeNetwork) ->
 
 
 def test_an_instance_that_goes_in_any_case_is_none_to_keep() -> None:
-    goes = DrainOrder("d", "i-0", 1.0, removes=True)
-    spec = ClusterSpec.first(3).with_drains(goes)
+    spec = ClusterSpec.first(3).with_claims({"i-0": Remove("d", 1.0)})
     assert plan_scale(spec, 3, {}).undrained == ("i-0",)
-    spec = spec.with_drains(replace(goes, evacuates=True, deadline_s=9.0))
+    spec = spec.with_claims({"i-0": Evacuate("d", 1.0, deadline_s=9.0)})
     assert (plan_scale(spec, 3, {}).undrained, plan_scale(spec, 3, {}).num_added) == ((), 1)

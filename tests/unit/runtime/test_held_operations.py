@@ -20,8 +20,9 @@ from controller.api.operations.on_requests import Abort, SetPriority
 from controller.api.settings.settings import Settings
 from controller.api.wire.operations import AbortRequest, PriorityRequest
 from controller.core.dispatch.policies import POLICIES
+from controller.core.emptying.claims import Drain, Remove
 from controller.core.holding.config import HoldingConfig
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -128,8 +129,7 @@ async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Asyn
     await cluster.end()
 
 
-def drain(instance_id: str, **what: Any) -> DrainOrder:
-    return DrainOrder("op-1", instance_id, began_s=1000.0, actor="ana", reason="", **what)
+DRAIN = Drain("op-1", 1000.0, actor="ana")
 
 
 async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> None:
@@ -222,7 +222,7 @@ async def test_one_whose_client_leaves_is_forgotten(cluster: Cluster) -> None:
 
 async def test_while_the_kept_instance_drains_another_is_kept(cluster: Cluster) -> None:
     assert cluster.kept == {"i-0": "r0"}
-    cluster.controller.drains.begin([drain("i-0")])
+    cluster.controller.drains.begin({"i-0": DRAIN})
     await until(lambda: cluster.kept == {"i-1": "r0"})
     status = cluster.controller.scheduler.held_view(cluster.controller.now_s()).first()
     assert status is not None
@@ -233,7 +233,7 @@ async def test_while_the_kept_instance_drains_another_is_kept(cluster: Cluster) 
 
 
 async def test_while_all_instances_drain_none_is_kept_and_none_goes(cluster: Cluster) -> None:
-    cluster.controller.drains.begin([drain("i-0"), drain("i-1")])
+    cluster.controller.drains.begin({"i-0": DRAIN, "i-1": DRAIN})
     await until(lambda: cluster.kept == {})
     explained = await explain_request(cluster.controller, "r0")
     assert explained.waiting is not None
@@ -247,7 +247,7 @@ async def test_while_all_instances_drain_none_is_kept_and_none_goes(cluster: Clu
 
 async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
     plan = cluster.controller.scaling.plan(3, force=False)
-    cluster.controller.scaling.carry_out(plan, drain(""))
+    cluster.controller.scaling.carry_out(plan, Remove("op-1", 1000.0, actor="ana"))
     await until(lambda: "i-2" in cluster.controller.roster.members)
     cluster.join("i-2")
     await until(lambda: cluster.held == ["r3"])

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.emptying.claims import Evacuate
 from controller.core.record.event_log import EventKind
 from controller.ports.launcher import LauncherLoss
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
@@ -49,7 +49,7 @@ async def test_what_needs_a_process_is_tried_again_when_it_is_back(network: Fake
     bed.launcher.lost = LOST
     keeper = bed.controller.keeper
     keeper.change(keeper.spec.with_instances_added(1))
-    bed.controller.drains.begin([DrainOrder("d", "i-0", 0.0, evacuates=True, deadline_s=1.0)])
+    bed.controller.drains.begin({"i-0": Evacuate("d", 0.0, deadline_s=1.0)})
     await asyncio.sleep(3 * RETRY_S)
     assert bed.launcher.launched == ["f-0", "i-0", "i-1"]
     assert bed.launcher.terminated == []

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from controller.core.emptying.claims import Restart
 from controller.core.operations.drain import DrainState
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drains import (
@@ -21,7 +22,7 @@ class Bed(SteeringBed):
 
     def restart(self, **what: object) -> None:
         nonce = self.controller.roster.members["i-0"].nonce
-        self.begin("i-0", restarts=nonce, **what)
+        self.begin("i-0", Restart, nonce=nonce, **what)
 
     async def until_ended(self) -> None:
         async def ended() -> None:
@@ -245,7 +246,7 @@ async def test_a_drained_instance_is_drained_after_its_restart(network: FakeNetw
     await after(bed)
     await asyncio.sleep(1)
     assert bed.state is DrainState.DRAINED
-    assert bed.keeper.spec.drains["i-0"].restarts == ""
+    assert bed.keeper.spec.drains["i-0"].restart is None
     assert bed.whys(EventKind.DRAIN_STARTED)[-1] == "its restart is over; it drains on: a fan"
     assert bed.launcher.restarted == ["i-0"]
     bed.restart()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controller.core.emptying.claims import Remove
 from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import AS_MANY_AS_FIT, NO_OTHER_SERVES, RollingOrder
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -14,7 +15,7 @@ from controller.runtime.controller.operations.rolling import RETRY_S
 from controller.runtime.messages.members import Welcome
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
-from tests.unit.runtime.steering_bed import ORDER, Disk, SteeringBed
+from tests.unit.runtime.steering_bed import Disk, SteeringBed
 
 IDS = ("i-0", "i-1", "i-2")
 
@@ -293,8 +294,7 @@ async def test_one_that_is_scaled_in_meanwhile_is_left_out(network: FakeNetwork)
     await bed.serve()
     bed.rolls()
     await asyncio.sleep(0.3)
-    going = replace(ORDER, instance_id="i-1", removes=True, began_s=bed.controller.now_s())
-    bed.controller.drains.begin([going])
+    bed.begin("i-1", Remove)
     await bed.is_restarted("i-0")
     assert bed.away == ["i-2"]
     await bed.is_restarted("i-2")

@@ -135,11 +135,11 @@ async def test_who_drained_before_it_was_to_go_drains_on_when_it_stays(
         await bed.reports(f"i-{n}", num_running=9)
     await bed.reports("i-0", num_running=1)
     bed.begin("i-0", reason="a broken fan")
-    plain = bed.keeper.spec.drains["i-0"]
+    drained = bed.keeper.spec.drains["i-0"]
     assert bed.scale(2, deadline_s=bed.controller.now_s() + 60.0).drained == ("i-0",)
-    assert bed.keeper.spec.drains["i-0"].removes
+    assert bed.keeper.spec.drains["i-0"].goes
     assert bed.scale(3).undrained == ("i-0",)
-    assert bed.keeper.spec.drains == {"i-0": plain}
+    assert bed.keeper.spec.drains == {"i-0": drained}
     assert bed.controller.scheduler.instances["i-0"].draining
     said = bed.events()[-1]
     assert said.reason == "not to be removed any more; it drains on: a broken fan"
@@ -154,13 +154,13 @@ async def test_an_aborted_scale_in_leaves_the_drain_of_before(network: FakeNetwo
     await bed.serve()
     await bed.reports("i-0", num_running=1)
     bed.begin("i-0")
-    plain = bed.keeper.spec.drains["i-0"]
+    drained = bed.keeper.spec.drains["i-0"]
     for n in range(1, 3):
         await bed.reports(f"i-{n}", num_running=9)
     deadline_s = bed.controller.now_s() + 2.0
     assert bed.scale(2, deadline_s=deadline_s, on_deadline="abort").drained == ("i-0",)
     await asyncio.sleep(3)
-    assert bed.keeper.spec.drains == {"i-0": plain}
+    assert bed.keeper.spec.drains == {"i-0": drained}
 
 
 @virtual_time
@@ -217,7 +217,7 @@ async def test_one_whose_process_has_ended_already_is_not_taken_back(
     disk.is_full = True
     await bed.reports("i-0")
     await asyncio.wait_for(bed.is_gone("i-0"), 5.0)
-    assert bed.keeper.spec.drains["i-0"].removes
+    assert bed.keeper.spec.drains["i-0"].goes
     disk.is_full = False
     assert bed.scale(3) == ScalePlan(2, 3, num_added=1)
     assert bed.launcher.launched[-1] == "i-3"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.emptying.claims import Drain
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError, SpecKeeper
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
@@ -71,7 +72,7 @@ async def test_a_restarted_controller_has_the_instances_that_were_kept(
     bed = Bed(network)
     more = bed.keeper.spec.with_instances_added(2)
     fewer = more.without_instance("i-0")
-    drained = fewer.with_drains(DrainOrder("d", "i-3", 1.0))
+    drained = fewer.with_claims({"i-3": Drain("d", 1.0)})
     for each in (more, fewer, drained):
         bed.keeper.change(each)
     bed.restart_controller()

@@ -152,18 +152,18 @@ def _instance_state(
 
 def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
     progress = controller.drains.progress(instance_id)
-    if (order := progress.order) is None:
+    if (claims := progress.claims) is None:
         return None
     return DrainStatus(
-        drain_id=order.drain_id,
+        drain_id=claims.drain_id,
         num_requests_left=progress.num_left,
         num_moved=progress.num_moved,
-        deadline_s=order.deadline_s,
-        on_deadline=order.on_deadline,
+        deadline_s=claims.strongest.deadline_s,
+        on_deadline=claims.strongest.on_deadline,
         safe_to_delete=progress.safe_to_delete,
-        removes=order.removes,
-        restarts=bool(order.restarts),
-        evacuates=order.evacuates,
+        removes=claims.goes,
+        restarts=claims.restarts,
+        evacuates=claims.notice is not None,
     )
 
 

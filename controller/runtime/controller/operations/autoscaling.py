@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from controller.api.errors import LlumctlError
+from controller.core.emptying.claims import Claims, Remove
 from controller.core.fleet.autoscaler import (
     ACTOR,
     Autoscaler,
@@ -31,7 +32,7 @@ from controller.core.fleet.autoscaler import (
 from controller.core.fleet.outlook import RecentLatencies
 from controller.core.holding.held_queue import Held
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import DrainOrder, ScaleHold
+from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.scaling import planned_instances
 from controller.ports.launcher import Launcher
 from controller.runtime.controller.operations.drains import OperationRefusedError
@@ -133,17 +134,17 @@ class Autoscaling:
             num_held=num_held,
             held_demand_blocks=scheduler.held_demand_blocks,
             recent=self._recent(schedulable, held, wall_s),
-            leaving=[self._leaving(each) for each in spec.drains.values() if each.removes],
+            leaving=[self._leaving(*each) for each in spec.drains.items() if each[1].goes],
             restarting=[key for key, each in spec.drains.items() if each.restarts],
             fenced=[each.member_id for each in cluster.roster.instances() if each.fenced],
             hold=spec.autoscale_hold,
             rolling=spec.rolling is not None and spec.rolling.goes,
         )
 
-    def _leaving(self, order: DrainOrder) -> Leaving:
-        member = self._cluster.roster.members.get(order.instance_id)
+    def _leaving(self, instance_id: str, claims: Claims) -> Leaving:
+        member = self._cluster.roster.members.get(instance_id)
         failed = member is not None and member.alive and member.phase == "failed"
-        return Leaving(order.instance_id, order.actor, cannot_start=failed)
+        return Leaving(instance_id, claims.strongest.actor, cannot_start=failed)
 
     def _recent(
         self, schedulable: Sequence[InstanceSnapshot], held: Iterable[Held], wall_s: float
@@ -204,10 +205,10 @@ class Autoscaling:
                 if plan.undrained != (instance_id,):
                     return ScaleRefused(f"{instance_id} is gone already")
         check = wanted.check
-        order = DrainOrder(check.cause_id, "", check.time_s, actor=ACTOR, reason=check.why)
-        added = scaling.carry_out(plan, order)
-        drains = self._cluster.keeper.spec.drains.values()
-        return ScaleDone(added, [each.instance_id for each in drains if each.removes])
+        claim = Remove(check.cause_id, check.time_s, actor=ACTOR, reason=check.why)
+        added = scaling.carry_out(plan, claim)
+        drains = self._cluster.keeper.spec.drains
+        return ScaleDone(added, [key for key, claims in drains.items() if claims.goes])
 
 
 def _settings(live: LiveAutoscale) -> SettingsChanged:

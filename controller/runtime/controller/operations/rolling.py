@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from controller.api.errors import LlumctlError
 from controller.api.text.engine_arguments import arguments
+from controller.core.emptying.claims import Restart
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.operations.drain import DrainState
 from controller.core.operations.rolling import (
     NO_OTHER_SERVES,
@@ -133,10 +133,11 @@ class RollingRestarts:
         if order is before:
             return
         spec = self._cluster.keeper.spec
-        begins = self._drains.following([self._restart(order, each) for each in step.begins])
-        begins += [self._put_back(order, each) for each in step.put_back]
+        restarts = {each: self._restart(order, each) for each in step.begins}
+        restarts |= {each: self._put_back(order, each) for each in step.put_back}
         why = f"the rolling restart ended: {order.why}"
-        after = spec.with_rolling(order, begins, step.taken_back, step.engines)
+        taken_back = (*step.taken_back, *step.put_back)
+        after = spec.with_rolling(order, restarts, taken_back, step.engines)
         self._drains.carry_out(after, why, actor)
         self._tell_done(before, order)
         if order.goes:
@@ -152,35 +153,30 @@ class RollingRestarts:
         told = order.why or "every instance has a new process"
         self._tell(EventKind.ROLLING_ENDED, order, told, actor, numbers)
 
-    def _restart(self, order: RollingOrder, instance_id: str) -> DrainOrder:
+    def _restart(self, order: RollingOrder, instance_id: str) -> Restart:
         """Its deadline gives the restart up; what is left stays where it runs."""
         now_s = self.wall_clock()
-        return DrainOrder(
+        return Restart(
             order.order_id,
-            instance_id,
             now_s,
             deadline_s=None if order.deadline_s is None else now_s + order.deadline_s,
             on_deadline="keep" if order.deadline_s is None else "abort",
-            restarts=self._cluster.roster.members[instance_id].nonce,
+            nonce=self._cluster.roster.members[instance_id].nonce,
             actor=order.actor,
             reason=order.reason,
         )
 
-    def _put_back(self, order: RollingOrder, instance_id: str) -> DrainOrder:
+    def _put_back(self, order: RollingOrder, instance_id: str) -> Restart:
         """One more restart, now with the arguments of before: at once if the process serves nobody.
-        It replaces the order to restart the process of before."""
-        cluster = self._cluster
-        member, known = cluster.roster.members[instance_id], cluster.keeper.spec.drains
-        before = known.get(instance_id)
-        return DrainOrder(
+        It stands in place of the claim to restart the process of before."""
+        member = self._cluster.roster.members[instance_id]
+        return Restart(
             f"{order.order_id}-back",
-            instance_id,
             self.wall_clock(),
-            restarts=member.nonce,
+            nonce=member.nonce,
             at_once=not member.serving,
             actor=order.actor,
             reason="it gets the engine arguments that it had",
-            plain=before.plain if before is not None and before.restarts else before,
         )
 
     def _tell_done(self, before: RollingOrder, order: RollingOrder) -> None:
@@ -202,9 +198,10 @@ class RollingRestarts:
 
     def _now(self, member: Member) -> InstanceNow:
         cluster, instance_id = self._cluster, member.member_id
-        order = cluster.keeper.spec.drains.get(instance_id)
+        claims = cluster.keeper.spec.drains.get(instance_id)
         turn = self._turn(instance_id)
-        ordered = order is not None and turn is not None and order.restarts == turn.nonce
+        restart = claims.restart if claims is not None and claims.restarts else None
+        ordered = restart is not None and turn is not None and restart.nonce == turn.nonce
         record = cluster.scheduler.instances.get(instance_id)
         snapshot = record.snapshot if record is not None else None
         now = InstanceNow(
@@ -213,7 +210,7 @@ class RollingRestarts:
             serving=member.serving,
             failed=member.alive and member.phase == "failed",
             detail=member.detail,
-            removes=order is not None and order.removes,
+            removes=claims is not None and claims.goes,
             ordered=ordered,
             away_s=self._away_s(turn if ordered else None),
             takes_requests=record is not None and record.schedulable(cluster.now_s()),

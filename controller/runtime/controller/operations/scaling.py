@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from controller.api.settings.bounds import MAX_INSTANCES
-from controller.core.operations.cluster_spec import DrainOrder, ScaleHold
+from controller.core.emptying.claims import Remove
+from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.scaling import (
     OtherPlanError,
     ScalePlan,
@@ -85,16 +86,15 @@ class Scaling:
             self._drains.check(plan.drained)
 
     def carry_out(
-        self, plan: ScalePlan, order: DrainOrder, hold: ScaleHold | None = None
+        self, plan: ScalePlan, claim: Remove, hold: ScaleHold | None = None
     ) -> tuple[str, ...]:
-        """Carries out a plan; returns the ids of the new instances. `order` is the drains', still
-        without an instance. `hold`: auto-scaling is held from now on."""
-        added = self.added(plan)
-        orders = self._drains.following([_of(order, each) for each in plan.drained])
-        spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, orders)
+        """Carries out a plan; returns the ids of the new instances. `claim`: to each instance that
+        goes. `hold`: auto-scaling is held from now on."""
+        added, removed = self.added(plan), dict.fromkeys(plan.drained, claim)
+        spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, removed)
         if hold is not None:
             spec = replace(spec, autoscale_hold=hold)
-        self._drains.carry_out(spec, "it is wanted again", order.actor)
+        self._drains.carry_out(spec, "it is wanted again", claim.actor)
         self.launch_missing()
         return added
 
@@ -145,7 +145,3 @@ def _other_plan() -> OperationRefusedError:
         "this plan cannot be carried out any more: other instances come or go by now",
         "llumctl status      then      the same command again",
     )
-
-
-def _of(order: DrainOrder, instance_id: str) -> DrainOrder:
-    return replace(order, instance_id=instance_id, removes=True)

@@ -1,0 +1,194 @@
+"""Claims: who wants an instance empty, and what is to happen to it then.
+
+An instance drains while anybody claims it. Each claimant has one claim at most; the weakest first:
+
+    SlowDrain   the cluster, as the instance steps slowly     it stays, empty
+    Drain       an operator                                   it stays, empty
+    Restart     an operator, or a rolling restart             another process takes its place
+    Remove      a scale-in, by an operator or auto-scaling    it goes for good once it is empty
+    Evacuate    a notice that its process will be ended       it goes at its deadline, empty or not
+
+The strongest claim decides what happens once the instance is empty, and at the deadline. A claim
+that is taken back leaves the next one in force, so nobody has to remember what was there before.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Times are seconds since the epoch. `cause_id`: of the order that made it. `deadline_s`: None
+    for any time; what is left then stays if `on_deadline` is abort, as the claim is taken back."""
+
+    cause_id: str
+    made_s: float
+    deadline_s: float | None = None
+    on_deadline: Literal["keep", "abort"] = "keep"
+    actor: str = ""
+    reason: str = ""
+
+    def is_overdue(self, now_s: float) -> bool:
+        """`now_s`: seconds since the epoch."""
+        return self.deadline_s is not None and now_s >= self.deadline_s
+
+    def like(self, other: "Claim") -> bool:
+        """Whether this claim says the same as `other`, whoever made which one when."""
+        return self == replace(other, cause_id=self.cause_id, made_s=self.made_s, actor=self.actor)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDrain(Claim):
+    """Whether the instance serves again is for an operator to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Claim):
+    """Nothing more happens to the instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart(Claim):
+    """`nonce`: that of the process that is to go, which another process has not. `at_once`: it goes
+    with what it has."""
+
+    nonce: str = ""
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remove(Claim):
+    """Nobody launches the instance again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evacuate(Claim):
+    """It has a deadline in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims to one instance, one at least. The drain lasts from the first claim until none is
+    left, and has its id and its beginning from the first one. The fields stand in rising strength.
+    """
+
+    drain_id: str
+    began_s: float
+    slow: SlowDrain | None = None
+    operator: Drain | None = None
+    restart: Restart | None = None
+    scale: Remove | None = None
+    notice: Evacuate | None = None
+
+    @classmethod
+    def first(cls, claim: Claim) -> Self:
+        field: dict[str, Any] = {_FIELDS[type(claim)]: claim}
+        return cls(claim.cause_id, claim.made_s, **field)
+
+    def check(self) -> None:
+        """Raises ValueError if claims that were made and taken back cannot have left this."""
+        if not self.weakest_first:
+            raise ValueError("a drain that nobody claims")
+        if self.notice is not None and self.notice.deadline_s is None:
+            raise ValueError("an evacuation without a deadline")
+        if self.restart is not None and not self.restart.nonce:
+            raise ValueError("a restart of no process")
+
+    @property
+    def weakest_first(self) -> tuple[Claim, ...]:
+        every = (self.slow, self.operator, self.restart, self.scale, self.notice)
+        return tuple(claim for claim in every if claim is not None)
+
+    @property
+    def strongest(self) -> Claim:
+        return self.weakest_first[-1]
+
+    @property
+    def goes(self) -> bool:
+        """The instance is to be gone at the end."""
+        return self.scale is not None or self.notice is not None
+
+    @property
+    def restarts(self) -> bool:
+        """The instance is to have another process at the end."""
+        return self.restart is not None and not self.goes
+
+    def made_by(self, kind: type[Claim]) -> Claim | None:
+        """The claim of this kind, if it stands."""
+        claim: Claim | None = getattr(self, _FIELDS[kind])
+        return claim
+
+    def with_claim(self, claim: Claim) -> "Claims":
+        """In place of the same claimant's claim before. A second restart is of the same process as
+        the first, because the process of now may be the next one already."""
+        if isinstance(claim, Restart) and self.restart is not None:
+            claim = replace(claim, nonce=self.restart.nonce)
+        field: dict[str, Any] = {_FIELDS[type(claim)]: claim}
+        return replace(self, **field)
+
+    def without(self, kind: type[Claim]) -> "Claims | None":
+        """The claim of this kind is taken back, if it stands; None if none is left."""
+        if self.made_by(kind) is None:
+            return self
+        field: dict[str, Any] = {_FIELDS[kind]: None}
+        left = replace(self, **field)
+        return left if left.weakest_first else None
+
+    def would_change(self, claim: Claim) -> bool:
+        """Whether the claim says anything new. A deadline counts from now, so it always does."""
+        before, after = self.made_by(type(claim)), self.with_claim(claim).made_by(type(claim))
+        if before is None or after is None or after.deadline_s is not None:
+            return True
+        return not before.like(after)
+
+
+_FIELDS: dict[type[Claim], str] = {
+    SlowDrain: "slow",
+    Drain: "operator",
+    Restart: "restart",
+    Remove: "scale",
+    Evacuate: "notice",
+}
+
+
+def claimed(before: Claims | None, claim: Claim) -> Claims:
+    """All claims to the instance once this one is made."""
+    return Claims.first(claim) if before is None else before.with_claim(claim)
+
+
+def why_claimed(now: Claims, before: Claims | None) -> str:
+    """What the drain is for, in words, and the reason of whoever changed it: of the new claim, or,
+    if one was taken back, of the claim that is in force by that."""
+    strongest = now.strongest
+    made = newest(now, before)
+    if before is not None and made is None:
+        over = _over(before.strongest)
+        what = f"{over}; {_purpose(strongest) or 'it drains on'}" if over else "it drains on"
+    else:
+        what = _purpose(strongest)
+    reason = (made or strongest).reason
+    return ": ".join(words for words in (what, reason) if words)
+
+
+def newest(now: Claims, before: Claims | None) -> Claim | None:
+    """The claim that `now` has and `before` has not; None if one was only taken back."""
+    known = () if before is None else before.weakest_first
+    new = [claim for claim in now.weakest_first if claim not in known]
+    return new[-1] if new else None
+
+
+def _purpose(claim: Claim) -> str:
+    if isinstance(claim, Evacuate):
+        return "to be evacuated"
+    if isinstance(claim, Remove):
+        return "to be removed"
+    if isinstance(claim, Restart):
+        return "to be restarted at once" if claim.at_once else "to be restarted"
+    return ""
+
+
+def _over(claim: Claim) -> str:
+    """That the claim was taken back, if it would have been the end of the drain."""
+    if isinstance(claim, Remove):
+        return "not to be removed any more"
+    return "its restart is over" if isinstance(claim, Restart) else ""
