@@ -33,9 +33,7 @@ async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.operator_moves.TIMED_PATIENCE_S", 0.2
-    )
+    monkeypatch.setattr("controller.core.emptying.by_hand.TIMED_PATIENCE_S", 0.2)
     async with listening(3) as (served, _):
         remember(served.url, token=TOKEN)
         yield Bed(served)

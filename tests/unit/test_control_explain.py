@@ -45,9 +45,7 @@ class Bed:
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.operator_moves.TIMED_PATIENCE_S", 0.2
-    )
+    monkeypatch.setattr("controller.core.emptying.by_hand.TIMED_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
 

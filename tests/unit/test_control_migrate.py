@@ -44,12 +44,8 @@ class Bed:
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.operator_moves.TIMED_PATIENCE_S", 0.2
-    )
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.operator_moves.MAX_TIMED_PATIENCE_S", 0.2
-    )
+    monkeypatch.setattr("controller.core.emptying.by_hand.TIMED_PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.core.emptying.by_hand.MAX_TIMED_PATIENCE_S", 0.2)
     monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
@@ -199,9 +195,9 @@ async def test_too_many_moves_name_the_setting_its_value_and_the_cure(bed: Bed) 
 
 async def test_moves_that_wait_for_their_turn_are_shown(bed: Bed) -> None:
     bed.source.silent = True
-    bed.cluster.controller.operator_moves.turns.max_moves = 1
+    bed.cluster.controller.operator_moves.machine.max_moves = 1
     first = asyncio.create_task(bed.asks(to="i-1", timeout_s=2))
-    while not bed.cluster.controller.operator_moves._timed:  # it has begun
+    while not bed.cluster.controller.operator_moves._asking:  # it has begun
         await asyncio.sleep(0.01)
     second = asyncio.create_task(bed.asks(to="i-2", timeout_s=1))
     while not (status := (await bed.client.get("/v1/status", headers=AUTHORIZED)).json())[

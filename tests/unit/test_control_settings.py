@@ -92,7 +92,7 @@ async def test_a_change_reaches_every_instance_and_names_the_value_before(both: 
 async def test_each_reaches_whom_it_concerns(both: Both) -> None:
     controller = both[0].cluster.controller
     await patched(both, {"migration.max_moves": 3, "migration.max_moves_per_minute": 7})
-    assert controller.operator_moves.turns.max_moves == 3
+    assert controller.operator_moves.machine.max_moves == 3
     assert controller.rescheduler.config.max_moves_per_minute == 7
     await patched(both, {"scheduler.status_interval_s": 0.5, "scheduler.policy": "round-robin"})
     assert told(both, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)

@@ -21,16 +21,15 @@ from controller.api.wire.operations import (
     PriorityReport,
     PriorityRequest,
 )
+from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
 from controller.core.load.freeness import finite, freeness, with_another_rank
 from controller.core.load.snapshot import Level, blocks_for
 from controller.core.load.virtual_usage import total_headroom_blocks
-from controller.core.migration.queue import BY_MAX_MOVES, MoveByHand
 from controller.core.migration.sentences import why
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.operator_moves import Attempt
 from controller.runtime.controller.queries import MemberDiedError
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered
@@ -113,7 +112,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
                 where = f"{named}, which {role}," if role else named
                 raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
         self.source_id = source_id
-        self.migration_id = controller.operator_moves.next_migration_id()
+        self.migration_id = controller.operator_moves.machine.next_migration_id()
 
     def check(self) -> None:
         self._check_still_there(self.wanted.to)

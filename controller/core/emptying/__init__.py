@@ -1,1 +1,7 @@
-"""Emptying: which request leaves which instance, and what is for an instance to be empty."""
+"""Emptying: which requests leave which instance for which other one.
+
+    by_hand     moves that operators order: where to, in turn, and what is tried next
+    claims      what is for an instance to be empty, and what comes then
+
+What is decided goes by the pure functions of `core.rescheduling` and `core.holding`.
+"""

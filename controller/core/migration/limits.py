@@ -1,8 +1,8 @@
 """What moves may take of a cluster; operators may change each limit while the cluster runs.
 
 Users' defaults are those of `MigrationTable` (controller/api/settings). `max_moves` is enforced by
-`InstanceMoves`, which refuses, `ReliefMoves`, which begins no more, and `MoveQueue`, in which moves
-by hand wait.
+`InstanceMoves`, which refuses, `ReliefMoves`, which begins no more, and `MovesByHand`, in which
+moves by hand wait.
 """
 
 from dataclasses import dataclass

@@ -230,7 +230,7 @@ class Controller:
         at_last: Turns = (
             ("the directory for frontends", self.directories.tick),
             ("the recording of traffic", lambda: self.traffic.tick(self.now_s())),
-            ("the queue of moves", self.operator_moves.turns.look),
+            ("the queue of moves", self.operator_moves.look),
         )
         turns = GuardedTurns(self.now_s)
         while True:
@@ -271,8 +271,8 @@ class Controller:
         """Applies `config` from now on; requests and moves beyond smaller limits go on."""
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
-        self.operator_moves.levels = config.scheduler.levels
-        self.operator_moves.turns.max_moves = config.limits.max_moves
+        self.operator_moves.machine.levels = config.scheduler.levels
+        self.operator_moves.machine.max_moves = config.limits.max_moves
         self.rescheduler.levels = config.scheduler.levels
         if config.rescheduling != before.rescheduling:
             self.rescheduler.config = config.rescheduling

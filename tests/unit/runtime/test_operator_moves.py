@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
+from controller.core.emptying.by_hand import (
+    MAX_TIMED_PATIENCE_S,
+    MAX_TRIES,
+    TIMED_PATIENCE_S,
+    Attempt,
+    MoveByHand,
+)
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.queue import MoveByHand
 from controller.core.migration.record import (
     DESTINATION_DIED,
     DESTINATION_FAILED,
@@ -18,13 +24,7 @@ from controller.core.migration.record import (
 )
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller import queries as calls
-from controller.runtime.controller.operations.operator_moves import (
-    MAX_TIMED_PATIENCE_S,
-    MAX_TRIES,
-    TIMED_PATIENCE_S,
-    Attempt,
-    OperatorMoves,
-)
+from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.queries import REFUSALS_PATIENCE_S, MemberDiedError
 from controller.runtime.messages.members import EventsReported
 from controller.runtime.messages.moves import (
@@ -52,7 +52,7 @@ def ordered(
 ) -> "asyncio.Task[Sequence[Attempt]]":
     operator_moves: OperatorMoves = bed.controller.operator_moves
     return asyncio.create_task(
-        operator_moves.move(order, to, operator_moves.next_migration_id(), patience_s)
+        operator_moves.move(order, to, operator_moves.machine.next_migration_id(), patience_s)
     )
 
 
@@ -272,9 +272,10 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     asked = [await asked_of(bed) for _ in range(limit)]
     await settle()
     assert bed.peers["i-0"].received(MoveAsked) == []
-    assert [
-        each.wanted.request_id for each in bed.controller.operator_moves.turns.queue.waiting
-    ] == ["r4", "r5"]
+    assert [each.wanted.request_id for each in bed.controller.operator_moves.machine.waiting] == [
+        "r4",
+        "r5",
+    ]
     elsewhere = ordered(bed, "i-1", MoveByHand("s", "i-2", 4, "by hand"))
     await settle()
     assert bed.peers["i-2"].received(MoveAsked) == [], "the destination is full"
@@ -288,13 +289,13 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     bed.says("i-2", MoveAnswered(other.query_id, "", record=record_of(other)))
     outcomes = [attempts[-1].outcome for attempts in await asyncio.gather(*moving, elsewhere)]
     assert outcomes == ["migrated"] * (limit + 3)
-    assert bed.controller.operator_moves.turns.queue.waiting == ()
+    assert bed.controller.operator_moves.machine.waiting == ()
 
 
 @virtual_time
 async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> None:
     bed = await serving(network)
-    bed.controller.operator_moves.turns.max_moves = 1
+    bed.controller.operator_moves.machine.max_moves = 1
     first = ordered(bed, "i-1")
     asked = await asked_of(bed)
     (attempt,) = await ordered(bed, "i-1", replace(ORDER, request_id="r2"), patience_s=3.0)
@@ -302,7 +303,7 @@ async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> 
     assert attempt.queued_s == pytest.approx(3.0, abs=0.2)
     answers(bed, asked)
     assert [each.outcome for each in await first] == ["migrated"]
-    bed.controller.operator_moves.turns.max_moves = 0
+    bed.controller.operator_moves.machine.max_moves = 0
     (attempt,) = await ordered(bed, "i-1")
     assert (attempt.outcome, attempt.code, attempt.queued_s) == ("refused", "no_moves", 0.0)
 
@@ -310,11 +311,11 @@ async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> 
 @virtual_time
 async def test_a_higher_limit_lets_the_next_begin(network: FakeNetwork) -> None:
     bed = await serving(network)
-    bed.controller.operator_moves.turns.max_moves = 1
+    bed.controller.operator_moves.machine.max_moves = 1
     moving = [ordered(bed, "i-1"), ordered(bed, "i-1", replace(ORDER, request_id="r2"))]
     asked = [await asked_of(bed)]
-    bed.controller.operator_moves.turns.max_moves = 2
-    bed.controller.operator_moves.turns.look()
+    bed.controller.operator_moves.machine.max_moves = 2
+    bed.controller.operator_moves.look()
     asked.append(await asked_of(bed))
     for each in asked:
         answers(bed, each)
@@ -324,7 +325,7 @@ async def test_a_higher_limit_lets_the_next_begin(network: FakeNetwork) -> None:
 @virtual_time
 async def test_what_dies_while_a_move_waits_for_it(network: FakeNetwork) -> None:
     bed = await serving(network)
-    bed.controller.operator_moves.turns.max_moves = 1
+    bed.controller.operator_moves.machine.max_moves = 1
     first = ordered(bed, "i-1")
     asked = await asked_of(bed)
     second = ordered(bed, "i-2", replace(ORDER, request_id="r2"))

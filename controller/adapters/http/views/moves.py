@@ -4,10 +4,10 @@ import time
 
 from controller.api.wire.models import EndedMoveStatus, MoveStatus
 from controller.api.wire.moves import MoveAttempt, MoveStage
+from controller.core.emptying.by_hand import Attempt
 from controller.core.migration.move_log import EndedMove
 from controller.core.migration.sentences import why
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.operator_moves import Attempt
 
 
 def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
@@ -49,7 +49,7 @@ def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
             reason=move.wanted.reason,
             age_s=round(now_s - move.since_s, 3),
         )
-        for move in controller.operator_moves.turns.queue.waiting
+        for move in controller.operator_moves.machine.waiting
     )
 
 

@@ -1,0 +1,587 @@
+"""Moves by hand: where a request goes that an operator moves, when it does, and what is tried next.
+
+The source carries a move out (`core/migration/source.py`); it goes on if this machine's process
+dies. An order has one attempt where its destination is named, else up to MAX_TRIES, as long as the
+destinations are at fault. Of an order:
+
+    QUEUED    waits until both instances may begin another move
+    ASKED     the source has it, and both instances count it
+    PAUSING   an instance refused it that seemed to have room; it is queued again at a time
+    TIMED     the request has moved; its next token tells the downtime
+    OVER      the machine has forgotten it
+
+    state    event            next      instructions
+    OVER     Ordered          QUEUED    WakeAt; AskSource if its turn has come
+                              OVER      Done, if there is no destination, or no move may wait
+    QUEUED   Looked           ASKED     AskSource
+                              QUEUED, OVER  the attempt is over, as its source or destination died
+    QUEUED   Woken            OVER      Done: its turn did not come
+    ASKED    SourceAnswered   TIMED     WakeAt, if the request has moved
+                              PAUSING   WakeAt
+                              QUEUED    WakeAt: another destination
+                              OVER      Done
+    ASKED    SourceSilent, SourceDied   as SourceAnswered; one that died may have moved it before
+    PAUSING  Woken            QUEUED
+    TIMED    Timed, Woken     OVER      Done
+    any      GivenUp          OVER
+
+The log of ended moves, and who cools, are lost with the process, but for what the requests'
+frontends keep.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.migration.move_log import MoveLog
+from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.stages import MAX_STAGES
+from controller.core.rescheduling.choose_destination import choose_destination
+from controller.core.rescheduling.cooling import Cooling
+
+MAX_TRIES = 3
+TIMED_PATIENCE_S = 2.0
+"""How long the report of a move that is over waits for the request's next token, which tells the
+downtime: some steps, or, if the order has time left, up to MAX_TIMED_PATIENCE_S, the slowest step
+of an instance that does not count as stalled."""
+MAX_TIMED_PATIENCE_S = 10.0
+PAUSE_S = 0.2
+"""Until an order is repeated that an instance refused though it seemed to have room."""
+
+MAX_WAITING = 64
+"""Moves that may wait in the whole cluster; more are refused at once."""
+
+# Why a move did not get its turn.
+NO_TURN, QUEUE_FULL, NO_MOVES = "no_turn", "queue_full", "no_moves"
+BY_MAX_MOVES = frozenset({NO_TURN, QUEUE_FULL, NO_MOVES, str(MoveRefusal.TOO_MANY_MOVES)})
+"""Codes for which `migration.max_moves` stands in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveByHand:
+    """What an operator asked for. `num_blocks`: the request's then, 0 if it was queued."""
+
+    request_id: str
+    source_id: str
+    num_blocks: int
+    reason: str
+    verify_kv: bool = False
+    max_stages: int = MAX_STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMove:
+    """One try of a move by hand, which waits for its turn `since_s`."""
+
+    migration_id: str
+    wanted: MoveByHand
+    destination_id: str
+    since_s: float
+
+    @property
+    def instance_ids(self) -> tuple[str, str]:
+        return self.wanted.source_id, self.destination_id
+
+
+class MoveQueue:
+    """First come, first served at each instance: while a move waits, none that came later may begin
+    at either of its instances, so that moves between two busy instances get their turn too."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, QueuedMove] = {}
+        self._begun: dict[str, QueuedMove] = {}
+
+    @property
+    def waiting(self) -> tuple[QueuedMove, ...]:
+        """In their order."""
+        return tuple(self._waiting.values())
+
+    @property
+    def begun(self) -> set[str]:
+        """The ids of those that count at their instances."""
+        return set(self._begun)
+
+    def join(self, move: QueuedMove) -> bool:
+        """False if too many wait already."""
+        if len(self._waiting) >= MAX_WAITING:
+            return False
+        self._waiting[move.migration_id] = move
+        return True
+
+    def leave(self, migration_id: str) -> None:
+        """The move is over, or nobody waits for it any more."""
+        self._waiting.pop(migration_id, None)
+        self._begun.pop(migration_id, None)
+
+    def begin(self, num_reported: Callable[[str], int], max_moves: int) -> list[QueuedMove]:
+        """The moves that may begin now, in their order; from now on they count. `num_reported`:
+        moves under way at an instance by its last status, which may not know the latest."""
+        own = Counter(end for move in self._begun.values() for end in move.instance_ids)
+        taken: set[str] = set()
+        found = []
+        for move in self.waiting:
+            ends = move.instance_ids
+            if taken.isdisjoint(ends) and all(
+                max(own[end], num_reported(end)) < max_moves for end in ends
+            ):
+                found.append(move)
+                own.update(ends)
+                self._begun[move.migration_id] = self._waiting.pop(move.migration_id)
+            else:
+                taken.update(ends)
+        return found
+
+
+_REFUSED_THERE = frozenset(
+    {
+        MoveRefusal.FINGERPRINT,
+        MoveRefusal.NO_BLOCKS,
+        MoveRefusal.NO_SLOT,
+        MoveRefusal.NO_ADAPTER,
+        MoveRefusal.NOT_TAKEN,
+        MoveRefusal.TOO_MANY_MOVES,
+        MoveRefusal.DRAINING,
+    }
+)
+"""Refusals by a destination after which another one may take the request."""
+
+
+class OrderState(StrEnum):
+    QUEUED = "queued"
+    ASKED = "asked"
+    PAUSING = "pausing"
+    TIMED = "timed"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`outcome`: that of the move's record; `refused` if the move was not begun; `unknown` if the
+    source did not say how it ended. `code`: why it is not `migrated`."""
+
+    migration_id: str
+    destination_id: str
+    outcome: str = "unknown"
+    code: str = ""
+    record: MoveRecord | None = None
+    downtime_s: float | None = None
+    step_time_s: float | None = None
+    excess_s: float | None = None
+    queued_s: float = 0.0
+    """How long the move waited for its turn."""
+
+    @property
+    def another_may_take_it(self) -> bool:
+        """The request runs on at its source, and what failed was the destination."""
+        return self.outcome in ("kept", "resumed") and (
+            self.code in DESTINATION_FAILED or self.code in _REFUSED_THERE
+        )
+
+
+# -- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """`migration_id`: the first attempt's, and the name of the order. `destination_id`: None lets
+    the machine choose."""
+
+    migration_id: str
+    wanted: MoveByHand
+    destination_id: str | None
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAnswered:
+    """`record`: None if the move was not begun. `code`: why the request has not moved."""
+
+    migration_id: str
+    code: str
+    record: MoveRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSilent:
+    """The order's time is over; the move goes on."""
+
+    migration_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDied:
+    migration_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded:
+    """Any move, whoever ordered it. `reason`: one of `leaving.MOVE_REASONS`."""
+
+    record: MoveRecord
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The request's frontend tells of any move that its client has a token since, and the downtime
+    if it is known. `step_time_s`: of the destination."""
+
+    migration_id: str
+    downtime_s: float | None
+    excess_s: float | None
+    step_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Instances may have room for further moves by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time of this WakeAt has come; one that has been replaced may come too."""
+
+    order_id: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Nobody waits for the order any more."""
+
+    order_id: str
+
+
+Event = (
+    Ordered
+    | SourceAnswered
+    | SourceSilent
+    | SourceDied
+    | MoveEnded
+    | Timed
+    | Looked
+    | Woken
+    | GivenUp
+)
+
+
+# -- instructions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskSource:
+    """Have the source move the request: SourceAnswered, SourceSilent or SourceDied answers within
+    `patience_s`."""
+
+    order_id: str
+    move: QueuedMove
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Replaces the order's last one."""
+
+    order_id: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All attempts, the last one last; none if there is no destination."""
+
+    order_id: str
+    attempts: Sequence[Attempt]
+
+
+Instruction = AskSource | WakeAt | Done
+
+
+# -- the machine -----------------------------------------------------------------------------
+
+
+class Instances(Protocol):
+    """What the machine looks at, as it is now."""
+
+    def schedulable_snapshots(self, now_s: float) -> Sequence[InstanceSnapshot]: ...
+
+    def serves(self, instance_id: str) -> bool: ...
+
+    def num_moves(self, instance_id: str) -> int:
+        """Under way there by its last status."""
+
+
+@dataclass(slots=True)
+class _Order:
+    ordered: Ordered
+    move: QueuedMove
+    """The present attempt; its id is the key in `_by_move`."""
+    state: OrderState = OrderState.QUEUED
+    attempts: list[Attempt] = field(default_factory=list)
+    """Those that are over and count; fewer than MAX_TRIES."""
+    queued_s: float = 0.0
+    """Of the present attempt, once it is asked."""
+    timed: Timed | None = None
+    """Told before the source's answer."""
+    moved: Attempt | None = None
+    """While TIMED."""
+    wake_s: float = 0.0
+
+    @property
+    def order_id(self) -> str:
+        return self.ordered.migration_id
+
+
+class MovesByHand:
+    def __init__(
+        self, instances: Instances, levels: Sequence[Level], max_moves: int, epoch: str
+    ) -> None:
+        self.levels, self.max_moves = levels, max_moves
+        """Either may be set at any time; with `max_moves` 0 no move gets a turn."""
+        self.cooling = Cooling()
+        self.log = MoveLog()
+        self._instances = instances
+        self._epoch = epoch
+        self._numbers = itertools.count(1)
+        self._queue = MoveQueue()
+        """The present attempts of the orders that are QUEUED (waiting) or ASKED (begun)."""
+        self._orders: dict[str, _Order] = {}
+        """By order id, until they are over."""
+        self._by_move: dict[str, str] = {}
+        """Order ids by the present attempt's id."""
+
+    @property
+    def waiting(self) -> tuple[QueuedMove, ...]:
+        """In their order."""
+        return self._queue.waiting
+
+    def next_migration_id(self) -> str:
+        return f"m-{self._epoch}-{next(self._numbers)}"
+
+    def choose(
+        self, source_id: str, num_blocks: int, now_s: float, tried: Collection[str] = ()
+    ) -> str | None:
+        """The freest instance that may take so many blocks and does not cool, if possible one that
+        may begin another move; None if there is none."""
+        snapshots = [
+            snapshot
+            for snapshot in self._instances.schedulable_snapshots(now_s)
+            if snapshot.instance_id != source_id
+            and snapshot.instance_id not in tried
+            and not self.cooling.remaining_s(snapshot.instance_id, now_s, source_id)
+        ]
+        at_once = [
+            each
+            for each in snapshots
+            if self._instances.num_moves(each.instance_id) < self.max_moves
+        ]
+        return choose_destination(at_once, self.levels, num_blocks) or choose_destination(
+            snapshots, self.levels, num_blocks
+        )
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Takes one event in; returns what to do now, in order. Mutates."""
+        match event:
+            case Ordered():
+                return self._ordered(event, now_s)
+            case MoveEnded(record, reason):
+                self._ended(record, reason, now_s)
+                return []
+            case Timed():
+                return self._timed(event, now_s)
+            case Looked():
+                return self._begin(now_s)
+            case Woken():
+                return self._woken(event, now_s)
+            case GivenUp(order_id):
+                if order_id in self._orders:
+                    self._forget(self._orders[order_id])
+                return self._begin(now_s)
+        return self._answered(event, now_s)
+
+    # -- an order --------------------------------------------------------------------------
+
+    def _ordered(self, ordered: Ordered, now_s: float) -> list[Instruction]:
+        wanted = ordered.wanted
+        target = ordered.destination_id or self.choose(wanted.source_id, wanted.num_blocks, now_s)
+        if target is None:
+            return [Done(ordered.migration_id, ())]
+        order = _Order(ordered, QueuedMove(ordered.migration_id, wanted, target, now_s))
+        self._orders[order.order_id] = order
+        return self._enqueue(order, order.move, now_s)
+
+    def _enqueue(self, order: _Order, move: QueuedMove, now_s: float) -> list[Instruction]:
+        """Has the move wait for its turn as the order's present attempt."""
+        self._by_move.pop(order.move.migration_id, None)
+        self._by_move[move.migration_id] = order.order_id
+        order.move, order.state, order.timed = move, OrderState.QUEUED, None
+        if not self.max_moves:
+            return self._over(order, self._refused(order, NO_MOVES, now_s), now_s)
+        if not self._queue.join(move):
+            return self._over(order, self._refused(order, QUEUE_FULL, now_s), now_s)
+        return [self._wake_at(order, order.ordered.deadline_s), *self._begin(now_s)]
+
+    def _begin(self, now_s: float) -> list[Instruction]:
+        """The moves whose turn has come."""
+        instructions: list[Instruction] = []
+        while begun := self._queue.begin(self._instances.num_moves, self.max_moves):
+            for move in begun:
+                order = self._orders[self._by_move[move.migration_id]]
+                order.queued_s = now_s - move.since_s
+                if code := self._gone(move):
+                    self._queue.leave(move.migration_id)
+                    refused = self._refused(order, code, now_s)
+                    instructions += self._over(order, refused, now_s)
+                else:
+                    order.state = OrderState.ASKED
+                    patience_s = max(0.0, order.ordered.deadline_s - now_s)
+                    instructions.append(AskSource(order.order_id, move, patience_s))
+        return instructions
+
+    def _gone(self, move: QueuedMove) -> str:
+        """The code of the instance that died while the move waited; empty if both live."""
+        if not self._instances.serves(move.wanted.source_id):
+            return "source_died"
+        return "" if self._instances.serves(move.destination_id) else DESTINATION_DIED
+
+    def _woken(self, event: Woken, now_s: float) -> list[Instruction]:
+        order = self._orders.get(event.order_id)
+        if order is None or event.time_s != order.wake_s:
+            return []
+        match order.state:
+            case OrderState.QUEUED:
+                self._queue.leave(order.move.migration_id)
+                refused = self._refused(order, NO_TURN, now_s)
+                return [*self._over(order, refused, now_s), *self._begin(now_s)]
+            case OrderState.PAUSING:
+                again = replace(order.move, migration_id=self.next_migration_id(), since_s=now_s)
+                return self._enqueue(order, again, now_s)
+            case OrderState.TIMED:
+                assert order.moved is not None
+                return self._over(order, order.moved, now_s)
+        return []
+
+    def _answered(
+        self, event: SourceAnswered | SourceSilent | SourceDied, now_s: float
+    ) -> list[Instruction]:
+        """The turn ends with the source's answer: both instances may begin other moves then."""
+        order = self._orders.get(self._by_move.get(event.migration_id, ""))
+        if order is None or order.state is not OrderState.ASKED:
+            return []
+        self._queue.leave(event.migration_id)
+        attempt = Attempt(event.migration_id, order.move.destination_id, queued_s=order.queued_s)
+        match event:
+            case SourceAnswered(_, code, record):
+                outcome = "refused" if record is None else record.outcome
+                attempt = replace(attempt, outcome=outcome, code=code, record=record)
+            case SourceSilent():
+                attempt = replace(attempt, code="timed_out")
+            case SourceDied():
+                attempt = replace(attempt, code="source_died")
+        may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
+        if not may_have_moved or attempt.outcome == "refused":
+            return [*self._over(order, attempt, now_s), *self._begin(now_s)]
+        if order.timed is not None:
+            attempt = _with_downtime(attempt, order.timed)
+            return [*self._over(order, attempt, now_s), *self._begin(now_s)]
+        order.state, order.moved = OrderState.TIMED, attempt
+        left_s = order.ordered.deadline_s - now_s
+        patience_s = max(TIMED_PATIENCE_S, min(left_s, MAX_TIMED_PATIENCE_S))
+        return [self._wake_at(order, now_s + patience_s), *self._begin(now_s)]
+
+    def _timed(self, event: Timed, now_s: float) -> list[Instruction]:
+        if event.downtime_s is not None and event.excess_s is not None:
+            self.log.timed(event.migration_id, event.downtime_s, event.excess_s)
+        order = self._orders.get(self._by_move.get(event.migration_id, ""))
+        if order is None:
+            return []
+        order.timed = event
+        if order.state is not OrderState.TIMED:
+            return []
+        assert order.moved is not None
+        return self._over(order, _with_downtime(order.moved, event), now_s)
+
+    # -- an attempt is over ----------------------------------------------------------------
+
+    def _refused(self, order: _Order, code: str, now_s: float) -> Attempt:
+        move = order.move
+        queued_s = now_s - move.since_s
+        return Attempt(move.migration_id, move.destination_id, "refused", code, queued_s=queued_s)
+
+    def _over(self, order: _Order, attempt: Attempt, now_s: float) -> list[Instruction]:
+        """What follows an attempt: the same again, another destination, or the end."""
+        ordered, wanted = order.ordered, order.ordered.wanted
+        if _is_too_early(attempt, ordered.destination_id) and now_s + PAUSE_S < ordered.deadline_s:
+            order.state = OrderState.PAUSING
+            return [self._wake_at(order, now_s + PAUSE_S)]
+        order.attempts.append(attempt)
+        target = None
+        if (
+            ordered.destination_id is None
+            and attempt.another_may_take_it
+            and len(order.attempts) < MAX_TRIES
+            and now_s < ordered.deadline_s
+        ):
+            tried = [each.destination_id for each in order.attempts]
+            target = self.choose(wanted.source_id, wanted.num_blocks, now_s, tried)
+        if target is None:
+            self._forget(order)
+            return [Done(order.order_id, tuple(order.attempts))]
+        again = QueuedMove(self.next_migration_id(), wanted, target, now_s)
+        return self._enqueue(order, again, now_s)
+
+    def _wake_at(self, order: _Order, time_s: float) -> WakeAt:
+        order.wake_s = time_s
+        return WakeAt(order.order_id, time_s)
+
+    def _forget(self, order: _Order) -> None:
+        self._queue.leave(order.move.migration_id)
+        self._by_move.pop(order.move.migration_id, None)
+        del self._orders[order.order_id]
+
+    def _ended(self, record: MoveRecord, reason: str, now_s: float) -> None:
+        self.log.ended(record, now_s, reason)
+        if record.code == DESTINATION_DIED:
+            self.cooling.died(record.destination_id, now_s)
+        elif record.code in DESTINATION_FAILED:
+            self.cooling.failed(record.source_id, record.destination_id, now_s)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        queued = {each.migration_id for each in self._queue.waiting}
+        states = {o.move.migration_id: o.state for o in self._orders.values()}
+        assert queued == {m for m, s in states.items() if s is OrderState.QUEUED}, "lost its turn"
+        begun = {m for m, s in states.items() if s is OrderState.ASKED}
+        assert begun == self._queue.begun, "a place is kept for a move that is over"
+        named = {o.move.migration_id: key for key, o in self._orders.items()}
+        assert self._by_move == named, "an attempt belongs to no order"
+        for order in self._orders.values():
+            assert len(order.attempts) < MAX_TRIES, "tried too often"
+            tried = [each.destination_id for each in order.attempts]
+            assert len(set(tried)) == len(tried), "a destination was tried twice"
+            assert (order.moved is None) == (order.state is not OrderState.TIMED)
+
+
+def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
+    """Whether an instance refused because the rescheduler's moves took the places that its last
+    status showed as free. If no destination was named, another one is tried instead of a full
+    one."""
+    by_source = attempt.outcome == "refused"
+    by_destination = attempt.outcome == "kept" and destination_id is not None
+    return attempt.code == MoveRefusal.TOO_MANY_MOVES and (by_source or by_destination)
+
+
+def _with_downtime(attempt: Attempt, timed: Timed) -> Attempt:
+    """A request whose frontend reports a downtime has moved, even if its source has died since."""
+    return replace(
+        attempt,
+        outcome="migrated",
+        code="",
+        downtime_s=timed.downtime_s,
+        step_time_s=timed.step_time_s,
+        excess_s=timed.excess_s,
+    )

@@ -1,0 +1,239 @@
+"""Moves by hand: at most so many at an instance, each in its turn, and whatever happens, an end."""
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.emptying.by_hand import (
+    MAX_TRIES,
+    MAX_WAITING,
+    AskSource,
+    Attempt,
+    Done,
+    Event,
+    GivenUp,
+    Looked,
+    MoveByHand,
+    MoveEnded,
+    MoveQueue,
+    MovesByHand,
+    Ordered,
+    QueuedMove,
+    SourceAnswered,
+    SourceDied,
+    SourceSilent,
+    Timed,
+    WakeAt,
+    Woken,
+)
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.migration.record import DESTINATION_FAILED, MoveRecord
+from tests.unit.runtime.fakes import idle_snapshot
+
+
+def move(number: int, source: str, destination: str) -> QueuedMove:
+    wanted = MoveByHand(f"r-{number}", source, 4, "by hand")
+    return QueuedMove(f"m-{number}", wanted, destination, 0.0)
+
+
+def begun(queue: MoveQueue, max_moves: int, **reported: int) -> list[str]:
+    named = {name.replace("_", "-"): num for name, num in reported.items()}
+    found = queue.begin(lambda id_: named.get(id_, 0), max_moves)
+    return [each.migration_id for each in found]
+
+
+def test_moves_between_other_instances_pass_by() -> None:
+    queue = MoveQueue()
+    for number, ends in enumerate((("i-0", "i-1"), ("i-0", "i-1"), ("i-2", "i-3"))):
+        assert queue.join(move(number, *ends))
+    assert begun(queue, 1) == ["m-0", "m-2"]
+    assert begun(queue, 1) == []
+    queue.leave("m-0")
+    assert begun(queue, 1) == ["m-1"]
+
+
+def test_what_an_instance_reports_counts_too() -> None:
+    queue = MoveQueue()
+    queue.join(move(0, "i-0", "i-1"))
+    assert begun(queue, 2, i_1=2) == []
+    assert begun(queue, 2, i_1=1) == ["m-0"]
+
+
+def test_what_waits_is_not_overtaken_at_its_instances() -> None:
+    """Else a move between two busy instances might never find both with room."""
+    queue = MoveQueue()
+    queue.join(move(0, "i-0", "i-1"))
+    queue.join(move(1, "i-0", "i-2"))
+    queue.join(move(2, "i-3", "i-1"))
+    assert begun(queue, 1, i_1=1) == []
+    assert begun(queue, 1) == ["m-0"]
+
+
+def test_who_does_not_wait_any_more_is_forgotten() -> None:
+    queue = MoveQueue()
+    queue.join(move(0, "i-0", "i-1"))
+    queue.leave("m-0")
+    assert begun(queue, 1) == []
+    queue.leave("m-0")
+
+
+def test_it_has_an_end() -> None:
+    queue = MoveQueue()
+    assert all(queue.join(move(number, "i-0", "i-1")) for number in range(MAX_WAITING))
+    assert not queue.join(move(99, "i-0", "i-1"))
+    assert len(queue.waiting) == MAX_WAITING
+
+
+ends = st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")).filter(lambda e: e[0] != e[1])
+steps = st.lists(st.one_of(ends, st.integers(0, 30)), max_size=60)
+
+
+@given(steps, st.integers(1, 3))
+def test_never_too_many_and_nobody_is_left_behind(
+    found: list[tuple[str, str] | int], max_moves: int
+) -> None:
+    """Moves come, and end in any order: an integer ends one of those under way."""
+    queue, under_way, waiting = MoveQueue(), dict[str, QueuedMove](), list[str]()
+
+    def look() -> None:
+        for each in queue.begin(lambda _: 0, max_moves):
+            under_way[each.migration_id] = each
+            waiting.remove(each.migration_id)
+        counts = Counter(end for each in under_way.values() for end in each.instance_ids)
+        assert all(count <= max_moves for count in counts.values())
+        assert [each.migration_id for each in queue.waiting] == waiting
+        assert under_way or not waiting
+
+    for number, step in enumerate(found):
+        if isinstance(step, tuple):
+            if queue.join(move(number, *step)):
+                waiting.append(f"m-{number}")
+        elif under_way:
+            ended = sorted(under_way)[step % len(under_way)]
+            del under_way[ended]
+            queue.leave(ended)
+        look()
+    while under_way:
+        for ended in list(under_way):
+            del under_way[ended]
+            queue.leave(ended)
+        look()
+    assert not waiting
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+LEVELS = (Level("normal", 0, 0),)
+CODES = (*sorted(DESTINATION_FAILED), "no_blocks", "too_many_moves", "finished", "in_prefill")
+
+
+class World:
+    """Instances that come and go, sources that answer in any way, and callers that leave."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now_s = 0.0
+        self.serving = set("abcd")
+        self.asked: dict[str, AskSource] = {}
+        self.timers: dict[str, float] = {}
+        self.done: dict[str, Sequence[Attempt]] = {}
+        self.given_up: set[str] = set()
+        self.machine = MovesByHand(self, LEVELS, 2, "e")
+
+    def schedulable_snapshots(self, now_s: float) -> Sequence[InstanceSnapshot]:
+        assert now_s == self.now_s
+        return [idle_snapshot(each) for each in sorted(self.serving)]
+
+    def serves(self, instance_id: str) -> bool:
+        return instance_id in self.serving
+
+    def num_moves(self, instance_id: str) -> int:
+        ends = (a.move.instance_ids for a in self.asked.values())
+        return sum(instance_id in each for each in ends)
+
+    def take(self, event: Event) -> None:
+        for instruction in self.machine.handle(event, self.now_s):
+            match instruction:
+                case AskSource(order_id, move):
+                    assert order_id not in self.asked, "asked twice at a time"
+                    assert set(move.instance_ids) <= self.serving, "asked for one that is gone"
+                    self.asked[order_id] = instruction
+                case WakeAt(order_id, time_s):
+                    self.timers[order_id] = time_s
+                case Done(order_id, attempts):
+                    assert order_id not in self.done, "done twice"
+                    self.done[order_id] = attempts
+                    self.timers.pop(order_id, None)
+        self.machine.check()
+        counts = Counter(end for a in self.asked.values() for end in a.move.instance_ids)
+        assert max(counts.values(), default=0) <= max(2, self.machine.max_moves), "too many"
+
+    def order(self, ordered: Ordered) -> None:
+        self.take(ordered)
+
+    def answer(self, order_id: str) -> None:
+        asked, draw = self.asked.pop(order_id), self.random
+        move = asked.move
+        kind = draw.choice(["migrated", "kept", "resumed", "refused", "silent", "died"])
+        if kind == "silent":
+            return self.take(SourceSilent(move.migration_id))
+        if kind == "died":
+            return self.take(SourceDied(move.migration_id))
+        if kind == "refused":
+            return self.take(SourceAnswered(move.migration_id, draw.choice(CODES)))
+        code = "" if kind == "migrated" else draw.choice(CODES)
+        ids = (move.migration_id, move.wanted.request_id, *move.instance_ids)
+        record = MoveRecord(*ids, "by hand", kind, code, 60, 0, 0.05)
+        self.take(MoveEnded(record, "by_hand"))
+        return self.take(SourceAnswered(move.migration_id, code, record))
+
+    def step(self) -> None:
+        draw = self.random
+        self.now_s += draw.choice([0.0, 0.05, 1.0])
+        for order_id, time_s in list(self.timers.items()):
+            if time_s <= self.now_s and self.timers.get(order_id) == time_s:
+                del self.timers[order_id]
+                self.take(Woken(order_id, time_s))
+        if self.asked and draw.random() < 0.5:
+            self.answer(draw.choice(sorted(self.asked)))
+        elif draw.random() < 0.2:
+            self.serving ^= {draw.choice("abcd")}
+            self.take(Looked())
+        elif draw.random() < 0.1:
+            self.machine.max_moves = draw.choice([0, 1, 2])
+            self.take(Looked())
+        elif draw.random() < 0.2 and self.timers:
+            order_id = draw.choice(sorted(self.timers))
+            self.asked.pop(order_id, None)
+            self.timers.pop(order_id)
+            self.given_up.add(order_id)
+            self.take(GivenUp(order_id))
+        else:
+            known = [a.move.migration_id for a in self.asked.values()] or ["m-e-1"]
+            self.take(Timed(draw.choice(known), 0.01, 0.001, 0.01))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_order_ends_whatever_happens(seed: int) -> None:
+    world = World(seed)
+    orders = []
+    for number in range(12):
+        source, named = world.random.sample("abcd", 2)
+        wanted = MoveByHand(f"r-{number}", source, 4, "by hand")
+        to = named if world.random.random() < 0.5 else None
+        orders.append(world.machine.next_migration_id())
+        world.order(Ordered(orders[-1], wanted, to, world.now_s + 20.0))
+        world.step()
+    for _ in range(2_000):
+        if len(world.done.keys() | world.given_up) == len(orders):
+            break
+        world.step()
+    assert world.done.keys() | world.given_up == set(orders), f"seed {seed}: one never ends"
+    for attempts in world.done.values():
+        assert len(attempts) <= MAX_TRIES
+        assert all(each.another_may_take_it for each in attempts[:-1])
+    assert world.machine.waiting == ()
