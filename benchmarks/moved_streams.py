@@ -14,6 +14,7 @@ from benchmarks.servers import LlumctlServer
 from benchmarks.token_stream import StreamEndedError, TokenStream
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_requests import Migrate
 from controller.api.wire.models import RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 
@@ -70,8 +71,9 @@ class MovedStreams:
         """Raises StreamEndedError if the request was over before it could move, and RuntimeError
         if it did not move for another reason."""
         wanted = MigrateRequest(to=to, max_stages=max_stages, reason="benchmark")
+        order = Migrate(stream.reference, wanted)
         try:
-            report = await asyncio.to_thread(self.control.migrate, stream.reference, wanted)
+            report = await asyncio.to_thread(self.control.send, order)
         except LlumctlError as error:
             found = await self.status(stream)
             if found.finish_reason is not None:

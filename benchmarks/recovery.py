@@ -29,6 +29,7 @@ from benchmarks.recovery_client import Client, Strategy
 from benchmarks.servers import LlumctlServer, ServerError, control_of, running, until
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import SetSettings
 from controller.api.wire.models import ClusterState, RequestState
 from controller.api.wire.settings import SettingsPatch, SettingValue
 
@@ -83,7 +84,7 @@ class Kills:
             "replay.max_replays": 3 if strategy is Strategy.REPLAY else 0
         }
         patch = SettingsPatch(changes=changes, reason="bench-recovery")
-        await asyncio.to_thread(self._control.change_settings, patch)
+        await asyncio.to_thread(self._control.send, SetSettings(patch))
         dice = random.Random(self._options.seed)  # the same moments for each strategy
         samples: list[Sample] = []
         for kill in range(self._options.kills):

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.lifetimes import CONTEXT_TOKENS, prompt_that_lives, time_left_s
 from benchmarks.moved_streams import MovedStreams
 from benchmarks.token_stream import StreamEndedError, TokenStream
+from controller.api.operations.on_cluster import SetSettings
 from controller.api.wire.settings import SettingsPatch
 
 # 7,500 tokens are 30 MB in the embedded model; the slowest limit takes them 2 s.
@@ -125,7 +126,7 @@ class Slowdowns:
 
     async def _limit(self, max_bytes_per_s: float | None) -> None:
         patch = SettingsPatch(changes={"migration.max_bytes_per_s": float(max_bytes_per_s or 0)})
-        await asyncio.to_thread(self._streams.control.change_settings, patch)
+        await asyncio.to_thread(self._streams.control.send, SetSettings(patch))
 
 
 def needed_s(limit: float | None, num_bytes: int) -> float:

@@ -40,6 +40,7 @@ from benchmarks.servers import (
 )
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import Rolling, Scale
 from controller.api.wire.operations import ScaleRequest
 from controller.api.wire.rolling import RollingRequest
 from llumctl.bench.connection import Endpoint, ExchangeError, Pool
@@ -198,7 +199,7 @@ class Ours(Way):
     def upgrade(self) -> float:
         free_s: list[float] = []
         with self._control() as control:
-            control.begin_rolling(RollingRequest(engine_args=self._engine_args))
+            control.send(Rolling(RollingRequest(engine_args=self._engine_args)))
 
             def is_over() -> bool:
                 rolling = control.rolling()
@@ -215,7 +216,7 @@ class Ours(Way):
 
     def scale_away(self) -> None:
         with self._control() as control:
-            control.scale(ScaleRequest(target=NUM_ENGINES - 1, draining=("i-0",)))
+            control.send(Scale(ScaleRequest(target=NUM_ENGINES - 1, draining=("i-0",))))
             until(
                 lambda: len(control.status().instances) == NUM_ENGINES - 1,
                 "an instance to leave",

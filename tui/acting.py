@@ -1,49 +1,29 @@
 """From a key to an order: the one way by which the dashboard changes the cluster."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from textual.screen import Screen
 
-from controller.api.wire.models import ClusterStatus
+from controller.api.operations.on_cluster import Autoscale, Scale
+from controller.api.operations.on_instances import Undrain
+from controller.api.operations.order import Danger
+from controller.api.operations.table import ORDERS
 from controller.api.wire.settings import Setting
 from tui.actions import log
-from tui.actions.aborts import Abort
-from tui.actions.action import Danger
-from tui.actions.autoscaling import Autoscale, modes
-from tui.actions.choice import Choices
-from tui.actions.drains import Undrain, drains
-from tui.actions.evacuations import Evacuate
+from tui.actions.asking import AnyOrder, Several, TakeBack, Together
+from tui.actions.choices import CHOICES, Choices, modes
 from tui.actions.lock import why_locked
-from tui.actions.order import Order, Planned, Together
 from tui.actions.outbox import Call, Phase
 from tui.actions.registry import action_of
-from tui.actions.requests import destinations, levels
-from tui.actions.restarts import Restart
-from tui.actions.scaling import Scale
 from tui.actions.session_orders import SessionOrders
-from tui.actions.several import Several
 from tui.actions.target import Target
-from tui.actions.undoing import TakeBack
 from tui.console import Console
 from tui.drawing.format import Tone
 from tui.feed.caller import Caller
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.edit import EditScreen
-
-Make = Callable[[Sequence[Target], ClusterStatus], Sequence[Order] | Choices]
-
-ORDERS: Mapping[str, Make] = {
-    "drain": lambda targets, _: drains([each.instance_id for each in targets]),
-    "undrain": lambda targets, _: [Undrain(each.instance_id) for each in targets],
-    "evacuate": lambda targets, _: [Evacuate(each.instance_id) for each in targets],
-    "restart": lambda targets, _: [Restart(each.instance_id) for each in targets],
-    "abort": lambda targets, _: [Abort(each.request_id) for each in targets],
-    "priority": levels,
-    "migrate": destinations,
-}
-"""By the action's id: the orders for rows, one for each, or what they are chosen from."""
 
 Push = Callable[[Screen[Any], Callable[[Any], None]], object]
 
@@ -97,17 +77,20 @@ class Acting:
             off = self._key("back")
             self._console.say(f"{action_id} one at a time: {off} takes the marks off")
         elif status is not None:
-            orders = ORDERS[action_id](list(found.values()), status)
-            if isinstance(orders, Choices) or not (marked or len(orders) > 1):
-                self._begin(orders if isinstance(orders, Choices) else orders[0])
-            else:
-                asked = Several(cast(Sequence[Planned], orders), f"{change.target}s")
+            if choose := CHOICES.get(action_id):
+                self._begin(choose(list(found.values()), status))
+                return
+            orders = ORDERS[action_id].of_each(list(found))
+            if marked or len(orders) > 1:
+                asked = Several(orders, f"{change.target}s")
                 self._push(ConfirmScreen(asked), self._give)
+            else:
+                self._begin(orders[0])
 
-    def order(self, order: Order) -> None:
+    def order(self, order: AnyOrder) -> None:
         """Begins what was typed with all that it wants."""
         if locked := self.locked():
-            self._console.say(f"no {order.action_id} now: {locked}", Tone.BAD)
+            self._console.say(f"no {order.kind} now: {locked}", Tone.BAD)
         else:
             self._begin(order)
 
@@ -127,7 +110,7 @@ class Acting:
         if locked := self.locked():
             self._console.say(f"no autoscale now: {locked}", Tone.BAD)
         elif mode:
-            self._begin(Autoscale.to(mode))
+            self._begin(Autoscale.to_mode(mode))
         elif status is not None:
             self._begin(modes(status.autoscale, status.revision))
 
@@ -171,23 +154,23 @@ class Acting:
             for other in self.orders.outbox
         )
 
-    def _begin_if(self, order: Order | None) -> None:
+    def _begin_if(self, order: AnyOrder | None) -> None:
         if order is not None:
             self._begin(order)
 
-    def _begin(self, order: Order | Choices) -> None:
+    def _begin(self, order: AnyOrder | Choices) -> None:
         if isinstance(order, Choices):
             self._push(ChooseScreen(order), self._give)
             return
-        change = action_of(order.action_id).change
+        change = action_of(order.kind).change
         status = self._console.present.status
         assert change is not None
         if change.danger is Danger.CONFIRM:
-            self._push(ConfirmScreen(cast(Planned, order)), self._give)
+            self._push(ConfirmScreen(order), self._give)
         elif status is not None:
             self._give(order.at(status.revision))
 
-    def _give(self, agreed: Order | Together | None) -> None:
+    def _give(self, agreed: AnyOrder | Together | None) -> None:
         if agreed is None:
             return
         now_s = self._console.source.now_s()

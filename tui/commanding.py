@@ -6,15 +6,18 @@ from typing import Any, Protocol
 from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import SetSettings
+from controller.api.operations.on_requests import Migrate, SetPriority
+from controller.api.operations.order import Kind
+from controller.api.operations.table import ORDERS
 from controller.api.text.quantities import printable, setting_value
+from controller.api.wire.moves import MigrateRequest
+from controller.api.wire.operations import PriorityRequest
 from controller.api.wire.settings import SettingList
 from tui.acting import Acting
-from tui.actions.order import Order
+from tui.actions.asking import AnyOrder
 from tui.actions.registry import action_of
-from tui.actions.requests import Migrate, SetPriority
-from tui.actions.rolling import Rolling, StopRolling
-from tui.actions.target import Kind, Target
-from tui.actions.tuning import SetSettings
+from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
 from tui.drawing.themes import THEMES
@@ -68,8 +71,6 @@ class Commanding:
         self._does: Mapping[str, Callable[[Command], None]] = {
             "scale": lambda command: app.acting.scale(command.argument),
             "autoscale": lambda command: app.acting.autoscale(command.argument),
-            "rolling": lambda _: app.acting.order(Rolling()),
-            "stop_rolling": lambda _: app.acting.order(StopRolling()),
             "priority": self._priority,
             "migrate": self._migrate,
             "get": self._get,
@@ -141,7 +142,10 @@ class Commanding:
     def _act(self, command: Command) -> None:
         change = action_of(command.name).change
         assert change is not None
-        if change.target is Kind.REQUEST:
+        if change.target is Kind.CLUSTER:
+            row = ORDERS[command.name]
+            self._app.acting.order(row.of("", row.body()))
+        elif change.target is Kind.REQUEST:
             self._with_ids(command, command.arguments, self._begin)
         else:
             self._begin(command, [Target(each) for each in command.arguments])
@@ -180,12 +184,12 @@ class Commanding:
         return screen
 
     def _priority(self, command: Command) -> None:
-        self._to(command, SetPriority)
+        self._to(command, lambda id_, to: SetPriority(id_, PriorityRequest(level=to)))
 
     def _migrate(self, command: Command) -> None:
-        self._to(command, Migrate)
+        self._to(command, lambda id_, to: Migrate(id_, MigrateRequest(to=to)))
 
-    def _to(self, command: Command, order: Callable[[str, str], Order]) -> None:
+    def _to(self, command: Command, order: Callable[[str, str], AnyOrder]) -> None:
         """What to set or where to move may stand behind the request, or is chosen."""
         reference, *to = command.arguments
 

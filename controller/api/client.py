@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from controller.api.connection import Answer, ControlConnection
 from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
+from controller.api.operations.order import Order, Report, Wanted
 from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
@@ -21,28 +22,9 @@ from controller.api.wire.models import (
     StopProgress,
     StopRequest,
 )
-from controller.api.wire.moves import MigrateRequest, MigrationReport
-from controller.api.wire.operations import (
-    AbortReport,
-    AbortRequest,
-    DrainList,
-    DrainReport,
-    DrainRequest,
-    EvacuateRequest,
-    PriorityReport,
-    PriorityRequest,
-    RestartRequest,
-    ScaleReport,
-    ScaleRequest,
-    UndrainRequest,
-)
-from controller.api.wire.rolling import (
-    RollingDismissRequest,
-    RollingReport,
-    RollingRequest,
-    RollingStopRequest,
-)
-from controller.api.wire.settings import SettingChanges, SettingList, SettingsPatch
+from controller.api.wire.operations import DrainList
+from controller.api.wire.rolling import RollingReport
+from controller.api.wire.settings import SettingList
 from controller.api.wire.stream import Frame
 from controller.api.wire.traffic import TrafficBatch, TrafficRequest
 
@@ -111,72 +93,38 @@ class ControlClient(ControlConnection):
         """
         return self._call(answer, "GET", f"/v1/answers/{quote(key, safe='')}")
 
-    def migrate(self, request_id: str, wanted: MigrateRequest, *, key: str = "") -> MigrationReport:
-        """Returns when the move is over, however it ended.
+    def send(self, order: Order[Wanted, Report], *, key: str = "") -> Report:
+        """Gives an order, or asks for its dry run. Returns when it is carried out, or has begun if
+        it goes on without this client; a move is over then, however it ended.
+
+        One whose answer is lost is sent again where that has no other effect; a caller that gave
+        the key asks for the answer instead (`answer`).
 
         Raises:
             NotFoundError: there is no such instance, or no request with that whole id.
-            RefusedError: the request has ended, or cannot move.
-            TimedOutError: the move is not over after `timeout_s`, and goes on.
+            RefusedError: it cannot be carried out now, or would change nothing.
+            ConflictError: the cluster's spec has another revision.
+            TimedOutError: a move is not over in its time, and goes on.
         """
-        path = f"/v1/requests/{quote(request_id, safe='')}/migrate"
-        timeout_s = self._timeout_s + wanted.timeout_s
-        return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s, key=key)
-
-    def drain(self, instance_id: str, wanted: DrainRequest, *, key: str = "") -> DrainReport:
-        """Returns when the drain has begun; it goes on without this client."""
-        path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
-        return self._once(DrainReport, path, wanted, key)
-
-    def restart(self, instance_id: str, wanted: RestartRequest, *, key: str = "") -> DrainReport:
-        """Returns when the instance begins to be emptied, or with `now` when its process is to end.
-        It goes on without this client."""
-        path = f"/v1/instances/{quote(instance_id, safe='')}/restart"
-        return self._once(DrainReport, path, wanted, key)
-
-    def evacuate(self, instance_id: str, wanted: EvacuateRequest, *, key: str = "") -> DrainReport:
-        """Returns when it has begun; it goes on without this client."""
-        path = f"/v1/instances/{quote(instance_id, safe='')}/evacuate"
-        return self._once(DrainReport, path, wanted, key)
-
-    def undrain(self, instance_id: str, wanted: UndrainRequest, *, key: str = "") -> DrainReport:
-        """Raises NotDrainingError: the instance is not being drained."""
-        path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
-        return self._call(DrainReport, "POST", path, wanted, key=key)
+        once = key
+        if order.keyed and not key and not getattr(order.wanted, "dry_run", False):
+            once = secrets.token_hex(8)
+        return self._call(
+            order.report,
+            order.method,
+            order.url,
+            order.wanted,
+            timeout_s=self._timeout_s + order.takes_s,
+            key=once,
+            repeatable=not key and (order.repeatable or bool(once)),
+        )
 
     def rolling(self) -> RollingReport:
         """The last rolling restart; its state is `none` if there was none."""
         return self._call(RollingReport, "GET", "/v1/rolling-restart")
 
-    def begin_rolling(self, wanted: RollingRequest, *, key: str = "") -> RollingReport:
-        """Returns when it has begun; it goes on without this client."""
-        return self._once(RollingReport, "/v1/rolling-restart", wanted, key)
-
-    def dismiss_rolling(self, wanted: RollingDismissRequest) -> RollingReport:
-        """The last rolling restart is not shown any more. Raises RefusedError: it goes on."""
-        return self._call(RollingReport, "POST", "/v1/rolling-restart/dismiss", wanted)
-
-    def stop_rolling(self, wanted: RollingStopRequest, *, key: str = "") -> RollingReport:
-        """Raises NotRollingError: no rolling restart goes on."""
-        return self._call(RollingReport, "POST", "/v1/rolling-restart/stop", wanted, key=key)
-
     def drains(self) -> DrainList:
         return self._call(DrainList, "GET", "/v1/drains")
-
-    def scale(self, wanted: ScaleRequest, *, key: str = "") -> ScaleReport:
-        """Returns when the scaling has begun: instances start and leave in the background."""
-        return self._call(ScaleReport, "POST", "/v1/scale", wanted, key=key, repeatable=not key)
-
-    def set_priority(
-        self, request_id: str, wanted: PriorityRequest, *, key: str = ""
-    ) -> PriorityReport:
-        path = f"/v1/requests/{quote(request_id, safe='')}/priority"
-        return self._call(PriorityReport, "POST", path, wanted, key=key)
-
-    def abort(self, request_id: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
-        """Returns when the request is over. Raises RefusedError if it was already."""
-        path = f"/v1/requests/{quote(request_id, safe='')}/abort"
-        return self._once(AbortReport, path, wanted, key)
 
     def operations(self, limit: int = 20) -> OperationList:
         """What operators did lately, the newest first, and what takes each back."""
@@ -185,10 +133,6 @@ class ControlClient(ControlConnection):
 
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")
-
-    def change_settings(self, patch: SettingsPatch, *, key: str = "") -> SettingChanges:
-        path = "/v1/settings"
-        return self._call(SettingChanges, "PATCH", path, patch, key=key, repeatable=not key)
 
     def watch(
         self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
@@ -226,19 +170,6 @@ class ControlClient(ControlConnection):
                 raise self._stranger() from error
             self._check_schema(batch.schema_version)
             yield batch
-
-    def _once(
-        self,
-        answer: type[Answer],
-        path: str,
-        wanted: DrainRequest | RestartRequest | EvacuateRequest | AbortRequest | RollingRequest,
-        key: str,
-    ) -> Answer:
-        """Calls what has another effect the second time: with a key of its own, unless the caller
-        gave one, and then a lost answer is asked for again."""
-        once = key or ("" if wanted.dry_run else secrets.token_hex(8))
-        again = bool(once) and not key
-        return self._call(answer, "POST", path, wanted, key=once, repeatable=again)
 
     def _frame(self, reader: FrameReader, line: str) -> Frame | None:
         try:

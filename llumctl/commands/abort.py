@@ -25,10 +25,11 @@ def abort(
     choices.an_id(reference, "REQUEST")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
+        from controller.api.operations.on_requests import Abort
         from controller.api.wire.operations import AbortRequest
 
         request_id = client.whole_id(reference, any_choice=True)
-        report = client.abort(request_id, AbortRequest(reason=reason, dry_run=dry_run))
+        report = client.send(Abort(request_id, AbortRequest(reason=reason, dry_run=dry_run)))
     output.emit(_text(report, output_format))
     if dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)

@@ -69,12 +69,13 @@ def autoscale(
     name = connect.attached(cluster)
     with connect.client(name) as client:
         if wanted:
+            from controller.api.operations.on_cluster import SetSettings
             from controller.api.wire.settings import SettingsPatch
 
             patch = SettingsPatch(
                 changes=wanted, dry_run=dry_run, reason=reason, if_revision=if_revision
             )
-            found = client.change_settings(patch)
+            found = client.send(SetSettings(patch))
             if dry_run and (planned := settings_text(found, output_format)):
                 output.emit(planned)
             _say(found)

@@ -1,7 +1,7 @@
 """`llumctl drain`: empty instances by moving their requests."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,17 +24,13 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from controller.api.client import ControlClient
-    from controller.api.wire.operations import (
-        DrainReport,
-        DrainRequest,
-        EvacuateRequest,
-        RestartRequest,
-    )
+    from controller.api.operations.on_instances import Drain
+    from controller.api.operations.order import Order
+    from controller.api.wire.operations import DrainReport
 
 ON_DEADLINE = ("keep", "abort")
 
-Order = TypeVar("Order", "DrainRequest", "EvacuateRequest", "RestartRequest")
+Given = TypeVar("Given", bound="Order[Any, DrainReport]")
 
 
 def drain(
@@ -83,13 +79,10 @@ def drain(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
-    if not (yes or dry_run):
-        command = f"llumctl drain {' '.join(wanted_ids)}"
-        connect.check(name)
-        confirm.check_terminal("drain", f"{command} --dry-run      then      {command} -y")
+    from controller.api.operations.on_instances import Drain
     from controller.api.wire.operations import DrainRequest
 
-    order = DrainRequest(
+    wanted = DrainRequest(
         deadline_s=deadline_s,
         on_deadline="abort" if on_deadline == "abort" else "keep",
         dry_run=dry_run,
@@ -97,16 +90,10 @@ def drain(
         reason=reason,
         if_revision=if_revision,
     )
+    orders = Drain.of_each(wanted_ids, wanted)
     if not (yes or dry_run):
-        order = agreed(
-            name,
-            order,
-            lambda client, asked: [
-                client.drain(each, _with(asked, each, wanted_ids)) for each in wanted_ids
-            ],
-            f"Drain {', '.join(wanted_ids)}?",
-        )
-    reports = _sent(name, wanted_ids, order)
+        orders = agreed(name, orders, f"llumctl drain {' '.join(wanted_ids)}")
+    reports = _sent(name, orders)
     if dry_run or detach:
         output.emit(text(reports, output_format))
     if dry_run and any(report.changes for report in reports):
@@ -133,47 +120,38 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
 
 
-def agreed(
-    cluster: str,
-    order: Order,
-    plan: "Callable[[ControlClient, Order], Sequence[DrainReport]]",
-    question: str,
-) -> Order:
-    """The order that the operator agreed to, bound to the revision that was shown. `plan` sends the
-    dry run that it gets, for each instance."""
+def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
+    """The orders that the operator agreed to, bound to the revision that was shown. `command`: what
+    was typed, if that is not the command of the first one."""
     from llumctl.text import drains as drain_text
 
+    first, command = orders[0], command or orders[0].command
+    connect.check(cluster)
+    confirm.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
     with connect.client(cluster) as client:
-        plans = plan(client, order.model_copy(update={"dry_run": True}))
+        plans = [client.send(each.dry()) for each in orders]
         status = client.status()
     output.say(drain_text.question(plans, status, colours=output.use_colours(sys.stderr)))
-    confirm.ask(question)
-    if order.if_revision is not None:
-        return order
+    names = ", ".join(each.target for each in orders)
+    confirm.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
+    if first.revision is not None:
+        return list(orders)
     # All of what was shown is at least as new as the first plan.
-    return order.model_copy(update={"if_revision": plans[0].revision})
+    return [each.at(plans[0].revision) for each in orders]
 
 
-def _with(order: "DrainRequest", instance_id: str, all_ids: "Sequence[str]") -> "DrainRequest":
-    """The order as it is sent for one instance: it names the others."""
-    others = tuple(each for each in all_ids if each != instance_id)
-    return order.model_copy(update={"with_ids": others})
-
-
-def _sent(
-    cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest"
-) -> "list[DrainReport]":
+def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
     """Sends the orders one after the other, each on the revision that the one before left. The
     first one makes the controller check whether all of them may go."""
     reports: list[DrainReport] = []
     with connect.client(cluster) as client:
-        for each in instance_ids:
-            if reports and order.if_revision is not None:
-                order = order.model_copy(update={"if_revision": reports[-1].revision})
+        for each in orders:
+            is_next = bool(reports) and each.revision is not None
             try:
-                reports.append(client.drain(each, _with(order, each, instance_ids)))
+                order = each.at(reports[-1].revision) if is_next else each
+                reports.append(client.send(order))
             except LlumctlError:
-                if reports and not order.dry_run:
+                if reports and not each.wanted.dry_run:
                     begun = " ".join(report.instance_id for report in reports)
                     output.say(f"draining has begun: {begun} (llumctl undrain {begun})")
                 raise

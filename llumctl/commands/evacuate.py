@@ -6,7 +6,7 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S
-from llumctl import choices, completion, confirm, connect, durations
+from llumctl import choices, completion, connect, durations
 from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
@@ -66,24 +66,17 @@ def evacuate(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
-    if not (yes or dry_run):
-        command = f"llumctl evacuate {instance_id}"
-        connect.check(name)
-        confirm.check_terminal("evacuate", f"{command} --dry-run      then      {command} -y")
+    from controller.api.operations.on_instances import Evacuate
     from controller.api.wire.operations import EvacuateRequest
 
-    order = EvacuateRequest(
+    wanted = EvacuateRequest(
         within_s=within_s, dry_run=dry_run, force=force, reason=reason, if_revision=if_revision
     )
+    order = Evacuate(instance_id, wanted)
     if not (yes or dry_run):
-        order = agreed(
-            name,
-            order,
-            lambda client, asked: [client.evacuate(instance_id, asked)],
-            f"Evacuate {instance_id} within {order.within_s:g} s?",
-        )
+        (order,) = agreed(name, [order])
     with connect.client(name) as client:
-        report = client.evacuate(instance_id, order)
+        report = client.send(order)
     if dry_run or detach:
         output.emit(text((report,), output_format))
     if dry_run:

@@ -59,6 +59,7 @@ def migrate(
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
+        from controller.api.operations.on_requests import Migrate
         from controller.api.wire.moves import MigrateRequest
 
         wanted = MigrateRequest(
@@ -66,7 +67,7 @@ def migrate(
         )
         request_id = client.whole_id(reference)
         try:
-            report = client.migrate(request_id, wanted)
+            report = client.send(Migrate(request_id, wanted))
         except KeyboardInterrupt:
             if dry_run:
                 raise

@@ -31,10 +31,11 @@ def priority(
     choices.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
+        from controller.api.operations.on_requests import SetPriority
         from controller.api.wire.operations import PriorityRequest
 
         wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)
-        report = client.set_priority(client.whole_id(reference), wanted)
+        report = client.send(SetPriority(client.whole_id(reference), wanted))
     output.emit(_text(report, output_format))
     if report.previous == report.level:
         output.say("nothing to change")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
-from llumctl import choices, completion, confirm, connect
+from llumctl import choices, completion, connect
 from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
@@ -125,13 +125,10 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
     if now and deadline_s is not None:
         raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
     name = connect.attached(flags.cluster)
-    if not (flags.yes or flags.dry_run):
-        command = f"llumctl restart {instance_id}{' --now' if now else ''}"
-        connect.check(name)
-        confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
+    from controller.api.operations.on_instances import Restart
     from controller.api.wire.operations import RestartRequest
 
-    order = RestartRequest(
+    wanted = RestartRequest(
         deadline_s=deadline_s,
         now=now,
         dry_run=flags.dry_run,
@@ -139,15 +136,11 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
         reason=flags.reason,
         if_revision=flags.if_revision,
     )
+    order = Restart(instance_id, wanted)
     if not (flags.yes or flags.dry_run):
-        order = agreed(
-            name,
-            order,
-            lambda client, asked: [client.restart(instance_id, asked)],
-            f"Restart {instance_id}{' at once' if order.now else ''}?",
-        )
+        (order,) = agreed(name, [order])
     with connect.client(name) as client:
-        report = client.restart(instance_id, order)
+        report = client.send(order)
     if flags.dry_run or flags.detach:
         output.emit(text((report,), flags.output_format))
     if flags.dry_run and report.changes:

@@ -20,7 +20,8 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.wire.rolling import RollingReport, RollingRequest
+    from controller.api.operations.on_cluster import Rolling
+    from controller.api.wire.rolling import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
 
@@ -47,9 +48,10 @@ def begin(
         command = shlex.join(["llumctl", "restart", "--rolling", *given])
         connect.check(name)
         confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
+    from controller.api.operations.on_cluster import Rolling
     from controller.api.wire.rolling import RollingRequest
 
-    order = RollingRequest(
+    wanted = RollingRequest(
         at_once=num_at_once,
         deadline_s=deadline_s,
         start_timeout_s=start_timeout_s,
@@ -59,10 +61,11 @@ def begin(
         if_revision=flags.if_revision,
         engine_args=engine_args,
     )
+    order = Rolling(wanted)
     if not (flags.yes or flags.dry_run):
         order = _agreed(name, order)
     with connect.client(name) as client:
-        report = client.begin_rolling(order)
+        report = client.send(order)
     if flags.dry_run or flags.detach:
         output.emit(_text(report, flags.output_format))
     if flags.dry_run:
@@ -74,13 +77,14 @@ def begin(
 def stop(flags: Flags) -> None:
     """Stops a rolling restart; does nothing if none goes on."""
     with connect.client(connect.attached(flags.cluster)) as client:
+        from controller.api.operations.on_cluster import StopRolling
         from controller.api.wire.rolling import RollingStopRequest
 
         wanted = RollingStopRequest(
             dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
         )
         try:
-            report = client.stop_rolling(wanted)
+            report = client.send(StopRolling(wanted))
         except NotRollingError:
             output.say("nothing to change")
             return
@@ -92,11 +96,14 @@ def stop(flags: Flags) -> None:
 def dismiss(flags: Flags) -> None:
     """Takes a rolling restart that is over out of the status; does nothing if there is none."""
     with connect.client(connect.attached(flags.cluster)) as client:
+        from controller.api.operations.on_cluster import DismissRolling
         from controller.api.wire.rolling import RollingDismissRequest
 
-        report = client.dismiss_rolling(
-            RollingDismissRequest(
-                dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
+        report = client.send(
+            DismissRolling(
+                RollingDismissRequest(
+                    dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
+                )
             )
         )
     if not report.changes:
@@ -134,17 +141,15 @@ def _follow(name: str, begun: "RollingReport", output_format: Format) -> None:
     rolling_watch.check(watch.report)
 
 
-def _agreed(cluster: str, order: "RollingRequest") -> "RollingRequest":
+def _agreed(cluster: str, order: "Rolling") -> "Rolling":
     """The order that the operator agreed to, bound to the revision that was shown."""
     from controller.api.text import rolling as words
 
     with connect.client(cluster) as client:
-        plan = client.begin_rolling(order.model_copy(update={"dry_run": True}))
+        plan = client.send(order.dry())
     output.say("\n".join(words.plan(plan)))
-    confirm.ask("Restart all?")
-    if order.if_revision is not None:
-        return order
-    return order.model_copy(update={"if_revision": plan.revision})
+    confirm.ask(order.question)
+    return order if order.revision is not None else order.at(plan.revision)
 
 
 def _at_once(text: str | None) -> int:

@@ -27,7 +27,8 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.wire.operations import ScaleReport, ScaleRequest
+    from controller.api.operations.on_cluster import Scale
+    from controller.api.wire.operations import ScaleReport
 
 DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
@@ -99,10 +100,11 @@ def scale(
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
     connect.check(name)
+    from controller.api.operations.on_cluster import Scale
     from controller.api.wire.operations import ScaleRequest
 
     is_planned_first = not dry_run and (change is not None or not yes)
-    order = ScaleRequest(
+    wanted = ScaleRequest(
         target=target_count,
         change=change,
         if_revision=if_revision,
@@ -111,10 +113,11 @@ def scale(
         reason=reason,
         deadline_s=deadline_s,
     )
+    order = Scale(wanted)
     if is_planned_first:
         order = agreed(name, f"llumctl scale {target}", order, yes=yes)
     with connect.client(name) as client:
-        report = client.scale(order)
+        report = client.send(order)
         changed = _changes(report)
         if wait and not dry_run and not changed:
             report = _begun_before(client, report)
@@ -168,13 +171,13 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
     return (None, int(f"{sign}{number}")) if sign else (number, None)
 
 
-def agreed(cluster: str, command: str, order: "ScaleRequest", *, yes: bool) -> "ScaleRequest":
+def agreed(cluster: str, command: str, order: "Scale", *, yes: bool) -> "Scale":
     """The order for what the plan says; if instances are to go, for those that were agreed to.
     `command`: what was typed."""
     from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
-        planned = client.scale(order.model_copy(update={"dry_run": True}))
+        planned = client.send(order.dry())
         status = client.status() if planned.draining and not yes else None
     if status is not None:
         confirm.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
@@ -182,15 +185,7 @@ def agreed(cluster: str, command: str, order: "ScaleRequest", *, yes: bool) -> "
         output.say(drain_text.question(planned.draining, status, colours=colours))
         going = ", ".join(report.instance_id for report in planned.draining)
         confirm.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
-    revision = planned.revision if order.if_revision is None else order.if_revision
-    found = {
-        "target": planned.target,
-        "change": None,
-        "dry_run": False,
-        "draining": tuple(report.instance_id for report in planned.draining),
-        "if_revision": revision,
-    }
-    return order.model_copy(update=found)
+    return order.planned(planned)
 
 
 def _text(report: "ScaleReport", output_format: Format) -> str:

@@ -27,7 +27,8 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.wire.settings import SettingChanges, SettingsPatch
+    from controller.api.operations.on_cluster import SetSettings
+    from controller.api.wire.settings import SettingChanges
     from llumctl.config.saving import Saving
 
 
@@ -56,14 +57,16 @@ def set_settings(
             raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
     name = connect.attached(cluster)
     with connect.client(name) as client:
+        from controller.api.operations.on_cluster import SetSettings
         from controller.api.wire.settings import SettingsPatch
 
         patch = SettingsPatch(
             changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision
         )
         # What cannot be saved is found before anything has changed.
-        saving = _saving(client, patch, config, name) if save else None
-        found = client.change_settings(patch)
+        order = SetSettings(patch)
+        saving = _saving(client, order, config, name) if save else None
+        found = client.send(order)
     if shown := text(found, output_format):
         output.emit(shown)
     if output_format in (Format.TABLE, Format.WIDE):
@@ -81,15 +84,15 @@ def set_settings(
 
 
 def _saving(
-    client: "ControlClient", patch: "SettingsPatch", config: Path | None, cluster: str
+    client: "ControlClient", order: "SetSettings", config: Path | None, cluster: str
 ) -> "Saving":
     """Plans the lines of the configuration file, with values as the controller understands them."""
     from llumctl.config import saving
 
-    planned = client.change_settings(patch.model_copy(update={"dry_run": True}))
+    planned = client.send(order.dry())
     values = {each.key: each.value for each in client.settings().settings}
     values |= {each.key: each.value for each in planned.changes}
-    wanted = {key: values[key] for key in patch.changes}
+    wanted = {key: values[key] for key in order.wanted.changes}
     for variable in saving.overriding(list(wanted)):
         output.say(
             f"{variable} is set here, and wins over the configuration file at the next start"

@@ -2,19 +2,19 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.text.quantities import moment
-from llumctl import choices, confirm, connect
+from llumctl import choices, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Yes, one_line
 from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.undo import Inverse
+    from controller.api.operations.order import Order
     from controller.api.wire.audit import OperationEntry, OperationList
 
 
@@ -50,7 +50,7 @@ def undo(
             done = client.operations()
             output.emit(_text(done, done.operations, output_format))
             return
-        from controller.api import undo as undoing
+        from controller.api.operations import table as undoing
 
         done = client.operations(undoing.MAX_LISTED)
         entry = undoing.chosen(done, entry_id)
@@ -58,29 +58,26 @@ def undo(
     if not dry_run:
         order = undoing.inverse(entry, done.revision, reason)
         if not yes:
-            order = _agreed(name, entry.id, entry.undo.target, order)
+            order = _agreed(name, entry.id, order)
         with connect.client(name) as client:
-            undoing.give(client, entry.undo.target, order)
+            client.send(order)
     output.emit(_text(done, (entry,), output_format))
     if dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
-def _agreed(cluster: str, entry_id: str, target: str, order: "Inverse") -> "Inverse":
+def _agreed(cluster: str, entry_id: str, order: "Order[Any, Any]") -> "Order[Any, Any]":
     """The order, after a question like that of the command that gives it: instances are removed or
     drained only by who agreed to it."""
-    from controller.api.wire.operations import DrainRequest, ScaleRequest
+    from controller.api.operations.on_cluster import Scale
+    from controller.api.operations.on_instances import Drain
     from llumctl.commands import drain, scale
 
     command = f"llumctl undo {entry_id}"
-    if isinstance(order, ScaleRequest):
+    if isinstance(order, Scale):
         return scale.agreed(cluster, command, order, yes=False)
-    if isinstance(order, DrainRequest):
-        confirm.check_terminal("drain", f"{command} --dry-run      then      {command} -y")
-        question = f"Drain {target}?"
-        return drain.agreed(
-            cluster, order, lambda client, asked: [client.drain(target, asked)], question
-        )
+    if isinstance(order, Drain):
+        return drain.agreed(cluster, [order], command)[0]
     return order
 
 
@@ -90,7 +87,7 @@ def _text(
     if output_format is Format.NAME:
         return "\n".join(entry.id for entry in entries)
     if output_format in (Format.TABLE, Format.WIDE):
-        from controller.api import undo as undoing
+        from controller.api.operations import table as undoing
 
         now_s = time.time()
         rows = [

@@ -45,13 +45,14 @@ def undrain(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     with connect.client(connect.attached(cluster)) as client:
+        from controller.api.operations.on_instances import Undrain
         from controller.api.wire.operations import UndrainRequest
 
         reports: list[DrainReport] = []
         for each in wanted_ids:
             wanted = UndrainRequest(reason=reason, if_revision=if_revision, dry_run=dry_run)
             try:
-                reports.append(client.undrain(each, wanted))
+                reports.append(client.send(Undrain(each, wanted)))
             except NotDrainingError:
                 continue
             except LlumctlError:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import Scale
+from controller.api.operations.on_instances import Drain, Undrain
 from controller.api.wire.models import InstanceState
 from controller.api.wire.operations import DrainRequest, ScaleRequest, UndrainRequest
 from tests.chaos.schedule import Fault, Kind
@@ -66,9 +68,9 @@ class Faults:
         with suppress(LlumctlError), self._cluster.control() as client:
             for each in client.drains().drains:
                 with suppress(LlumctlError):
-                    client.undrain(each.instance_id, UndrainRequest(reason="chaos"))
+                    client.send(Undrain(each.instance_id, UndrainRequest(reason="chaos")))
             if len(client.status().instances) != self._num_instances:
-                client.scale(ScaleRequest(target=self._num_instances, reason="chaos"))
+                client.send(Scale(ScaleRequest(target=self._num_instances, reason="chaos")))
 
     # -- processes -----------------------------------------------------------------------
 
@@ -111,7 +113,7 @@ class Faults:
     def _drain(self, fault: Fault) -> Done:
         victims = self._victims(fault, 1)
         with self._cluster.control() as client:
-            client.drain(victims[0][0], DrainRequest(reason="chaos"))
+            client.send(Drain(victims[0][0], DrainRequest(reason="chaos")))
         time.sleep(0.2 * fault.choice)
         done = self._kill_controller()
         return Done(f"drained {_names(victims)}, {done.what}", controller_died=True)
@@ -120,7 +122,7 @@ class Faults:
         change = 1 if fault.choice < 0.5 else -1
         target = self._num_instances + change
         with self._cluster.control() as client:
-            client.scale(ScaleRequest(target=target, reason="chaos"))
+            client.send(Scale(ScaleRequest(target=target, reason="chaos")))
         time.sleep(0.2 * fault.choice)
         done = self._kill_controller()
         return Done(f"scaled to {target}, {done.what}", controller_died=True)
@@ -132,7 +134,7 @@ class Faults:
         with self._cluster.control() as client:
             for each in client.status().instances:
                 if each.id != name:
-                    client.drain(each.id, DrainRequest(reason="chaos"))
+                    client.send(Drain(each.id, DrainRequest(reason="chaos")))
             _wait_until(lambda: any(_num_running(client, name)))
             _signal(pid, signal.SIGKILL)
             _wait_until(lambda: client.status().num_held_reqs > 0)

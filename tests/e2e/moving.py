@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
+from controller.api.operations.on_requests import Migrate
 from controller.api.wire.models import RequestList, RequestState, RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from tests.e2e.cluster import Cluster, wait_for
@@ -119,7 +120,7 @@ class Stream:
             there = "i-1" if request.instance_id == "i-0" else "i-0"
             wanted = MigrateRequest(to=there, verify_kv=verify_kv, reason="test")
             try:
-                reports.append(client.migrate(request.id, wanted))
+                reports.append(client.send(Migrate(request.id, wanted)))
             except RefusedError as error:  # it has finished since
                 self.refused.append(str(error))
         return reports

@@ -11,6 +11,8 @@ from typing import Any
 
 from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
+from controller.api.operations.on_cluster import SetSettings
+from controller.api.operations.on_instances import Drain, Undrain
 from controller.api.wire.models import Event, InstanceStatus
 from controller.api.wire.operations import DrainRequest, UndrainRequest
 from controller.api.wire.settings import SettingsPatch, SettingValue
@@ -30,7 +32,7 @@ def json_of(cluster: Cluster, *arguments: str, code: int = 0) -> Any:
 def drain(client: ControlClient, *instance_ids: str) -> None:
     """As `undrain`, and they are empty when it returns."""
     for instance_id in instance_ids:
-        client.drain(instance_id, DrainRequest(reason="test"))
+        client.send(Drain(instance_id, DrainRequest(reason="test")))
     wait_for(
         lambda: all(each.state == "drained" for each in client.drains().drains), "drained instances"
     )
@@ -40,11 +42,11 @@ def undrain(client: ControlClient, *instance_ids: str) -> None:
     """At once, as the command does after the second that it takes to start on a busy machine:
     requests that wait for this grow meanwhile."""
     for instance_id in instance_ids:
-        client.undrain(instance_id, UndrainRequest(reason="test"))
+        client.send(Undrain(instance_id, UndrainRequest(reason="test")))
 
 
 def change(client: ControlClient, changes: dict[str, SettingValue]) -> None:
-    client.change_settings(SettingsPatch(changes=changes, reason="test"))
+    client.send(SetSettings(SettingsPatch(changes=changes, reason="test")))
 
 
 @contextmanager

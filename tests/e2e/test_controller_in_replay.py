@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_instances import Drain
 from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.operations import DrainRequest
 from tests.chaos.balance import imbalance
@@ -107,7 +108,7 @@ def test_replays_that_wait_for_room_outlive_their_controller(cluster: Cluster) -
         lost = [Answer(cluster, *LOST) for _ in range(3)]
         assert all(each.wait_tokens(1) for each in lost)
         (there,) = {*ids_of(client)} - {full.status(client).instance_id}
-        client.drain(there, DrainRequest(reason="test"))
+        client.send(Drain(there, DrainRequest(reason="test")))
     kill_both(cluster, there, lost)
     wait_for_another(cluster, there, before)
     with cluster.control() as client:

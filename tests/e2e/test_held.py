@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from controller.api.client import ControlClient
+from controller.api.operations.on_instances import Drain, Undrain
+from controller.api.operations.on_requests import Abort, SetPriority
 from controller.api.wire.models import RequestStatus
 from controller.api.wire.operations import (
     AbortRequest,
@@ -94,7 +96,7 @@ def test_they_are_seen_and_operated_on(cluster: Cluster, client: ControlClient) 
     assert [i.id for i in status.instances if i.kept_for is not None] == [kept]
 
     third_id = queue(client)[2].id
-    client.set_priority(third_id, PriorityRequest(level="high"))
+    client.send(SetPriority(third_id, PriorityRequest(level="high")))
     wait_for(lambda: queue(client)[0].id == third_id, "the new order")
     wait_for(
         lambda: (held := client.status().held) and held.head.request_id == third_id, "the new head"
@@ -105,18 +107,18 @@ def test_they_are_seen_and_operated_on(cluster: Cluster, client: ControlClient) 
 
     second_status = status_of(client, second)
     assert second_status is not None
-    client.abort(second_status.id, AbortRequest(reason="too much"))
+    client.send(Abort(second_status.id, AbortRequest(reason="too much")))
     wait_for(lambda: second.ended, "the end that its client is told")
     assert "an operator ended this request" in str(second.error)
     assert status_of(client, second) is None
 
-    client.drain(str(kept), DrainRequest(reason="test"))
+    client.send(Drain(str(kept), DrainRequest(reason="test")))
     (other,) = [item.id for item in status.instances if item.id != kept]
     wait_for(
         lambda: (held := client.status().held) and held.head.instance_id == other,
         "another instance to be kept",
     )
-    client.undrain(str(kept), UndrainRequest(reason="test"))
+    client.send(Undrain(str(kept), UndrainRequest(reason="test")))
     check((*running, first, third))
     assert client.status().held is None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
+from controller.api.operations.on_requests import Abort
 from controller.api.wire.operations import AbortRequest
 from tests.e2e.cluster import NOTHING_MOVES, Cluster, wait_for
 from tests.e2e.moving import Read, Stream
@@ -142,7 +143,7 @@ def test_a_moved_request_says_so(cluster: Cluster) -> None:
         detail = client.request(after.id)
         kinds = [event.kind for event in detail.history]
         assert kinds.count("migrated") == 1
-        client.abort(after.id, AbortRequest())
+        client.send(Abort(after.id, AbortRequest()))
     cluster.wait_quiet()
 
 

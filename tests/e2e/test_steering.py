@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from controller.api.client import ControlClient
+from controller.api.operations.on_requests import SetPriority
 from controller.api.wire.models import Event
 from controller.api.wire.operations import PriorityRequest
 from tests.e2e import emulated
@@ -143,10 +144,10 @@ def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     urgent.wait_tokens(1)
     request_id = urgent.status(client).id
     wanted = PriorityRequest(level="high", reason="somebody waits")
-    planned = client.set_priority(request_id, wanted.model_copy(update={"dry_run": True}))
+    planned = client.send(SetPriority(request_id, wanted.model_copy(update={"dry_run": True})))
     assert (planned.previous, planned.level) == ("normal", "high")
     assert urgent.status(client).level == "normal"
-    client.set_priority(request_id, wanted)
+    client.send(SetPriority(request_id, wanted))
     assert urgent.status(client).level == "high"
     neighbours = answers(cluster, 4, 192, 500)
     assert num_used_blocks(client, first) > TARGET_BLOCKS

@@ -13,6 +13,9 @@ import controller
 from controller.api import connection
 from controller.api.client import ControlClient
 from controller.api.errors import AnswerLostError, LlumctlError, UnreachableError
+from controller.api.operations.on_cluster import Scale, SetSettings
+from controller.api.operations.on_instances import Drain, Undrain
+from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.wire.models import ClusterState, StopRequest
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
@@ -146,22 +149,22 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key(dry_run: bool)
         wanted = DrainRequest(deadline_s=60.0, dry_run=dry_run)
         if dry_run:
             with pytest.raises(LlumctlError):
-                control.drain("i-0", wanted)
+                control.send(Drain("i-0", wanted))
             assert keys == [None]
             return
-        assert control.drain("i-0", wanted).state == "draining"
-        control.drain("i-0", wanted)
+        assert control.send(Drain("i-0", wanted)).state == "draining"
+        control.send(Drain("i-0", wanted))
     assert keys[0] == keys[1] != keys[2], "another order has another key"
 
 
 CALLS: tuple[Callable[[ControlClient], object], ...] = (
-    lambda control: control.drain("i-0", DrainRequest(), key="k"),
-    lambda control: control.undrain("i-0", UndrainRequest(), key="k"),
-    lambda control: control.scale(ScaleRequest(target=2), key="k"),
-    lambda control: control.set_priority("r1", PriorityRequest(level="high"), key="k"),
-    lambda control: control.migrate("r1", MigrateRequest(to="i-1"), key="k"),
-    lambda control: control.change_settings(SettingsPatch(changes={"a.b": 1}), key="k"),
-    lambda control: control.abort("r1", AbortRequest(), key="k"),
+    lambda control: control.send(Drain("i-0", DrainRequest()), key="k"),
+    lambda control: control.send(Undrain("i-0", UndrainRequest()), key="k"),
+    lambda control: control.send(Scale(ScaleRequest(target=2)), key="k"),
+    lambda control: control.send(SetPriority("r1", PriorityRequest(level="high")), key="k"),
+    lambda control: control.send(Migrate("r1", MigrateRequest(to="i-1")), key="k"),
+    lambda control: control.send(SetSettings(SettingsPatch(changes={"a.b": 1})), key="k"),
+    lambda control: control.send(Abort("r1", AbortRequest()), key="k"),
 )
 
 
@@ -195,8 +198,8 @@ def test_what_states_how_it_should_be_is_sent_again_as_it_is() -> None:
         return httpx.Response(200, json=answer)
 
     with client(handler) as control:
-        assert control.scale(ScaleRequest(target=2, if_revision=0)).target == 2
-        assert control.change_settings(SettingsPatch(changes={"a.b": 1})).revision == 1
+        assert control.send(Scale(ScaleRequest(target=2, if_revision=0))).target == 2
+        assert control.send(SetSettings(SettingsPatch(changes={"a.b": 1}))).revision == 1
     assert sent[0] == sent[1] == ("/v1/scale", sent[0][1], None)
     assert sent[2] == sent[3] == ("/v1/settings", sent[2][1], None)
 
@@ -227,7 +230,7 @@ def test_what_never_arrived_or_is_lost_twice_is_not_sent_for_ever() -> None:
             raise error
 
         with client(handler) as control, pytest.raises(LlumctlError):
-            control.scale(ScaleRequest(target=2))
+            control.send(Scale(ScaleRequest(target=2)))
         assert len(sent) == times
 
 
@@ -284,7 +287,7 @@ def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> 
     with client(answering(200, answer)) as control, pytest.raises(UnreachableError, match="bad"):
         control.status()
     with client(answering(200, answer)) as control, pytest.raises(AnswerLostError, match="bad"):
-        control.scale(ScaleRequest(target=2), key="k")
+        control.send(Scale(ScaleRequest(target=2)), key="k")
 
 
 @pytest.mark.parametrize(

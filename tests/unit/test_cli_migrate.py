@@ -234,7 +234,7 @@ async def test_an_interrupted_wait_says_that_the_move_is_not_taken_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ControlClient, "migrate", interrupted)
+    monkeypatch.setattr(ControlClient, "send", interrupted)
     assert await llumctl("migrate", "r-1", "--to", "i-2") == EXIT_INTERRUPTED
     told = capsys.readouterr().err
     assert "the move goes on, even if it still waits for its turn" in told

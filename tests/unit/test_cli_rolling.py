@@ -197,7 +197,7 @@ def test_it_asks_with_what_it_would_do(
         "i-1: 4 requests (80 blocks), 2 cannot move now and would be waited for,"
         " then a start of about 9.0s",
     ]
-    assert questions == ["Restart all?"]
+    assert questions == ["Restart all, one after the other?"]
     assert bed.bodies()[-1]["if_revision"] == 4, "what was shown is what is done"
 
 

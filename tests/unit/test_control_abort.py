@@ -12,6 +12,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
+from controller.api.operations.on_requests import Abort
 from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import AbortReport, AbortRequest
 from controller.core.record.request_record import RequestState
@@ -181,9 +182,9 @@ async def test_the_same_call_again_gets_the_same_answer(bed: Bed) -> None:
 async def test_a_client_that_repeats_its_call_ends_it_once(bed: Bed) -> None:
     def twice() -> AbortReport:
         with ControlClient(bed.listener.url, TOKEN) as client:
-            report = client.abort("r-1", AbortRequest())
+            report = client.send(Abort("r-1", AbortRequest()))
             with pytest.raises(RefusedError, match="it was aborted"):
-                client.abort("r-1", AbortRequest())
+                client.send(Abort("r-1", AbortRequest()))
             return report
 
     assert (await asyncio.to_thread(twice)).request_id == "r-1"

@@ -11,6 +11,8 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import ConflictError, NotFoundError, RefusedError
+from controller.api.operations.on_cluster import Scale
+from controller.api.operations.on_instances import Drain, Undrain
 from controller.api.wire.models import ClusterState, ClusterStatus
 from controller.api.wire.operations import (
     DrainList,
@@ -765,15 +767,15 @@ async def test_a_frontend_that_does_not_answer_is_named_and_nothing_is_estimated
 async def test_the_typed_client(bed: Bed) -> None:
     def use() -> None:
         with ControlClient(bed.listener.url, "t0ken") as client:
-            assert client.drain("i-0", DrainRequest()).state == "draining"
+            assert client.send(Drain("i-0", DrainRequest())).state == "draining"
             assert [each.instance_id for each in client.drains().drains] == ["i-0"]
-            assert client.undrain("i-0", UndrainRequest()).state == "active"
-            assert client.scale(ScaleRequest(target=4)).added == ("i-3",)
+            assert client.send(Undrain("i-0", UndrainRequest())).state == "active"
+            assert client.send(Scale(ScaleRequest(target=4))).added == ("i-3",)
             with pytest.raises(RefusedError, match="at least one"):
-                client.scale(ScaleRequest(target=0))
+                client.send(Scale(ScaleRequest(target=0)))
             with pytest.raises(ConflictError, match="revision"):
-                client.drain("i-0", DrainRequest(if_revision=99))
+                client.send(Drain("i-0", DrainRequest(if_revision=99)))
             with pytest.raises(NotFoundError):
-                client.drain("i-77", DrainRequest())
+                client.send(Drain("i-77", DrainRequest()))
 
     await asyncio.to_thread(use)

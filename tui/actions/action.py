@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tui.actions.target import Kind
+from controller.api.operations.order import Danger, Kind
 
 
 class Place(StrEnum):
@@ -21,15 +21,6 @@ class Place(StrEnum):
     TUNING = "tuning"
     HELP = "help"
     ANYWHERE = "anywhere"
-
-
-class Danger(StrEnum):
-    """`choose`: the order is given by choosing what it says; `confirm`: after its plan was shown,
-    which may ask for a typed name."""
-
-    NONE = "none"
-    CHOOSE = "choose"
-    CONFIRM = "confirm"
 
 
 @dataclass(frozen=True, slots=True)

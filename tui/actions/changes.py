@@ -1,113 +1,53 @@
-"""The actions by which an operator changes the cluster, and what shows and allows them."""
+"""The actions by which an operator changes the cluster, and what shows and allows them. Orders have
+their words, their danger and their command from their rows; keys are the console's own."""
 
-from tui.actions.action import Action, Change, Danger, Place
-from tui.actions.target import Kind
+from typing import Any
 
-CHANGES: tuple[Action, ...] = (
-    Action(
-        "drain",
-        ("d",),
-        "act('drain')",
-        "empty the instance of this row",
+from controller.api.operations.on_cluster import (
+    Autoscale,
+    Rolling,
+    Scale,
+    SetSettings,
+    StopRolling,
+)
+from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain
+from controller.api.operations.on_requests import Abort, Migrate, SetPriority
+from controller.api.operations.order import Danger, Kind, Order
+from controller.api.operations.table import ORDERS
+from tui.actions.action import Action, Change, Place
+
+
+def _gives(
+    row: type[Order[Any, Any]], key: str = "", *, does: str = "", footer: str = ""
+) -> Action:
+    """`does`: what the key calls, if it does not act on rows; an order without a key is typed."""
+    return Action(
+        row.kind,
+        (key,) if key else (),
+        (does or f"act('{row.kind}')") if key else "",
+        row.meaning,
         Place.ROWS,
-        "drain",
-        "drain ID...",
-        change=Change(Kind.INSTANCE, "llumctl drain ID", Danger.CONFIRM),
-    ),
-    Action(
-        "undrain",
-        ("u",),
-        "act('undrain')",
-        "take its drain back, or an operator's event",
-        Place.ROWS,
-        "undrain",
-        "undrain ID...",
-        change=Change(Kind.INSTANCE, "llumctl undrain ID"),
-    ),
-    Action(
-        "priority",
-        ("p",),
-        "act('priority')",
-        "choose the priority of the request of this row",
-        Place.ROWS,
-        typed="priority REQUEST [LEVEL]",
-        change=Change(Kind.REQUEST, "llumctl priority REQUEST LEVEL", Danger.CHOOSE),
-    ),
-    Action(
-        "migrate",
-        ("m",),
-        "act('migrate')",
-        "choose where the request of this row is moved",
-        Place.ROWS,
-        typed="migrate REQUEST [ID]",
-        change=Change(Kind.REQUEST, "llumctl migrate REQUEST --to ID", Danger.CHOOSE),
-    ),
-    Action(
-        "abort",
-        ("a",),
-        "act('abort')",
-        "end the request of this row",
-        Place.ROWS,
-        typed="abort REQUEST...",
-        change=Change(Kind.REQUEST, "llumctl abort REQUEST", Danger.CONFIRM),
-    ),
-    Action(
-        "restart",
-        ("r",),
-        "act('restart')",
-        "empty the instance of this row, then replace its process",
-        Place.ROWS,
-        typed="restart ID",
-        change=Change(Kind.INSTANCE, "llumctl restart ID", Danger.CONFIRM, several=False),
-    ),
-    Action(
-        "evacuate",
-        (),
-        "",
-        "move an instance's requests to others within 30 s, and remove it then",
-        Place.ROWS,
-        typed="evacuate ID",
-        change=Change(Kind.INSTANCE, "llumctl evacuate ID", Danger.CONFIRM, several=False),
-    ),
-    Action(
-        "rolling",
-        (),
-        "",
-        "restart all instances, one after the other",
-        Place.ROWS,
-        typed="rolling",
-        change=Change(Kind.CLUSTER, "llumctl restart --rolling", Danger.CONFIRM),
-    ),
-    Action(
-        "stop_rolling",
-        (),
-        "",
-        "stop the rolling restart: no other instance follows",
-        Place.ROWS,
-        typed="stop_rolling",
-        change=Change(Kind.CLUSTER, "llumctl restart --stop", Danger.CONFIRM),
-    ),
+        footer,
+        row.typed,
+        change=Change(row.about, row.usage, row.danger, row.several),
+    )
+
+
+_FIRST: tuple[Action, ...] = (
+    _gives(Drain, "d", footer="drain"),
+    _gives(Undrain, "u", footer="undrain"),
+    _gives(SetPriority, "p"),
+    _gives(Migrate, "m"),
+    _gives(Abort, "a"),
+    _gives(Restart, "r"),
+    _gives(Evacuate),
+    _gives(Rolling),
+    _gives(StopRolling),
     Action("mark", ("x",), "mark", "mark this row, or not: keys act on all marked", Place.ROWS),
-    Action(
-        "scale",
-        (),
-        "",
-        "another number of instances",
-        Place.ROWS,
-        typed="scale N",
-        change=Change(Kind.CLUSTER, "llumctl scale N", Danger.CONFIRM),
-    ),
+    _gives(Scale),
     Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS, live=True),
     Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS, live=True),
-    Action(
-        "autoscale",
-        ("A",),
-        "autoscale",
-        "choose whether instances come and go with the load",
-        Place.ROWS,
-        typed="autoscale [MODE]",
-        change=Change(Kind.CLUSTER, "llumctl autoscale MODE", Danger.CHOOSE),
-    ),
+    _gives(Autoscale, "A", does="autoscale"),
     Action(
         "tune",
         ("t",),
@@ -127,15 +67,7 @@ CHANGES: tuple[Action, ...] = (
         "edit",
         change=Change(Kind.CLUSTER, "llumctl set KEY=VALUE", Danger.CONFIRM),
     ),
-    Action(
-        "set",
-        (),
-        "",
-        "change a setting",
-        Place.ROWS,
-        typed="set KEY=VALUE...",
-        change=Change(Kind.CLUSTER, "llumctl set KEY=VALUE", Danger.CONFIRM),
-    ),
+    _gives(SetSettings),
     Action(
         "undo",
         ("U",),
@@ -163,4 +95,8 @@ CHANGES: tuple[Action, ...] = (
         typed="read_only",
         live=True,
     ),
+)
+_NAMED = {each.action_id for each in _FIRST}
+CHANGES = _FIRST + tuple(
+    _gives(row) for row in ORDERS.values() if row.meaning and row.kind not in _NAMED
 )

@@ -19,11 +19,11 @@ from controller.api.errors import (
     UnderWayError,
     UnreachableError,
 )
+from controller.api.operations.progress import Awaited, End, progress
 from controller.api.text import hints
 from controller.api.text.quantities import duration
 from controller.api.wire.models import ClusterStatus
-from tui.actions.order import Order
-from tui.actions.progress import Awaited, End, progress
+from tui.actions.asking import AnyOrder
 
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
@@ -59,7 +59,7 @@ class Call:
     """An order and what became of it. `time_s`: when it was given, by the controller's clock."""
 
     call_id: int
-    order: Order
+    order: AnyOrder
     key: str
     given_at_s: float
     time_s: float
@@ -105,7 +105,7 @@ class Outbox:
     def __getitem__(self, call_id: int) -> Call:
         return self._calls[call_id]
 
-    def put(self, order: Order, key: str, now_s: float, time_s: float = 0.0) -> Call:
+    def put(self, order: AnyOrder, key: str, now_s: float, time_s: float = 0.0) -> Call:
         number = len(self._calls) + 1
         call = Call(number, order, key, now_s, time_s, of_cluster=self._of_cluster)
         self._calls[call.call_id] = call

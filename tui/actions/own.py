@@ -9,12 +9,13 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from controller.api.errors import UsageError
+from controller.api.operations.order import Kind, Plan
 from controller.api.text.quantities import printable
 from controller.api.wire.models import ClusterStatus
-from tui.actions.order import Plan
-from tui.actions.target import Kind, Target
+from tui.actions.target import Target
 
 OWN = "own."
 """What the ids of their actions begin with."""
@@ -76,7 +77,7 @@ class Run:
         """The arguments as a shell would take them, to be read."""
         return printable(self.told or shlex.join(self.arguments))
 
-    def plan(self, _: object) -> Plan:
+    def plan(self, _: object) -> Plan[Self]:
         """The very arguments, one a line: what a value holds cannot look like two of them, and a
         long one does not hide those behind it."""
         lines = [f"{place}  {_shortened(each)}" for place, each in enumerate(self.arguments)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.api.errors import NoSuchCallError
 from controller.api.wire.models import ClusterStatus
-from tui.actions.order import Order
+from tui.actions.asking import AnyOrder
 from tui.actions.outbox import Call, Missing, Outbox
 from tui.feed.caller import Caller, Reply, Work
 
@@ -36,7 +36,7 @@ class SessionOrders:
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _About | Then] = {}
 
-    def order(self, order: Order, now_s: float, time_s: float) -> Call:
+    def order(self, order: AnyOrder, now_s: float, time_s: float) -> Call:
         return self.outbox.put(order, secrets.token_hex(8), now_s, time_s)
 
     def ask(self, question: Work, then: Then) -> None:
@@ -81,13 +81,13 @@ class SessionOrders:
 
 
 def _posted(call: Call) -> Work:
-    return lambda client: call.order.post(client, call.key)
+    return lambda client: client.send(call.order, key=call.key)
 
 
 def _told(call: Call) -> Work:
     def ask(client: "ControlClient") -> Any:
         try:
-            return call.order.told(client, call.key)
+            return client.answer(call.order.report, call.key)
         except NoSuchCallError:
             status = client.status()
             return Missing(status.uptime_s, status.revision)

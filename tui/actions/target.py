@@ -1,13 +1,8 @@
 """What an action is done to: the ids of a row, taken when its key is pressed."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Kind(StrEnum):
-    INSTANCE = "instance"
-    REQUEST = "request"
-    CLUSTER = "cluster"
+from controller.api.operations.order import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.api.errors import NotFoundError, UsageError
-from tui.actions.autoscaling import MODES
+from tui.actions.choices import MODES
 from tui.actions.registry import ACTIONS
 
 

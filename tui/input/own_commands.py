@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 
+from controller.api.operations.order import Kind
 from controller.api.settings.own_commands import OwnCommandTable
 from tui.actions.action import Action, Place
 from tui.actions.own import FIELDS, PLACEHOLDER, OwnCommand
-from tui.actions.target import Kind
 from tui.input.commands import ALIASES, FORMS
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")

@@ -10,8 +10,8 @@ from textual.containers import Vertical
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
 from tui.actions.action import Place
-from tui.actions.choice import Choice, Choices, Estimate
-from tui.actions.order import Order, Together
+from tui.actions.asking import AnyOrder, Together
+from tui.actions.choices import Choice, Choices, Estimate
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
@@ -45,7 +45,7 @@ COLUMNS: tuple[Column[ChoiceRow], ...] = (
 )
 
 
-class ChooseScreen(Dialog[Order | Together | None]):
+class ChooseScreen(Dialog[AnyOrder | Together | None]):
     """Ends with the chosen order, or with None. The choices are those of the moment of the key, and
     keep their places."""
 

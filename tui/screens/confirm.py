@@ -8,9 +8,10 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable
 from tui.actions.action import Place
-from tui.actions.order import Asked, Order, Plan, Together
+from tui.actions.asking import AnyOrder, Asked, Together
 from tui.actions.own import Run
 from tui.actions.registry import bindings
 from tui.drawing.format import Line, Span, Tone, wrapped
@@ -21,9 +22,10 @@ from tui.widgets.lines import Lines
 FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""
 FRAME_WIDTH = 4
+_Order = AnyOrder | Together | Run
 
 
-class ConfirmScreen(Dialog[Order | Together | Run | None]):
+class ConfirmScreen(Dialog[_Order | None]):
     """Ends with the order to give, which carries the plan's revision, or with None.
 
     The cursor is on Cancel. Where a name must be typed, neither `y` nor the other button does it
@@ -36,7 +38,7 @@ class ConfirmScreen(Dialog[Order | Together | Run | None]):
     def __init__(self, order: Asked) -> None:
         super().__init__()
         self.wanted = order
-        self.found: Plan | None = None
+        self.found: Plan[_Order] | None = None
         self._error = ""
 
     def compose(self) -> ComposeResult:
@@ -56,7 +58,7 @@ class ConfirmScreen(Dialog[Order | Together | Run | None]):
         self.query_one("#no").focus()
         self.console.ask(self.wanted.plan, self._planned)
 
-    def _planned(self, plan: Plan | None, error: Exception | None) -> None:
+    def _planned(self, plan: Plan[_Order] | None, error: Exception | None) -> None:
         if not self.is_attached:
             return
         self.found = plan

@@ -8,12 +8,13 @@ from textual.containers import Vertical
 from textual.widgets import Input
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import SetSettings
+from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire.settings import Setting
 from tui.actions.action import Place
-from tui.actions.order import Plan
+from tui.actions.asking import AnyOrder
 from tui.actions.registry import bindings
-from tui.actions.tuning import SetSettings
 from tui.drawing.format import Line, Span, Tone
 from tui.panes import setting_list
 from tui.screens.dialog import Dialog
@@ -80,7 +81,7 @@ class EditScreen(Dialog[SetSettings | None]):
             self.console.ask(order.plan, self._planned)
         self.show()
 
-    def _planned(self, plan: Plan | None, error: Exception | None) -> None:
+    def _planned(self, plan: Plan[AnyOrder] | None, error: Exception | None) -> None:
         """Of another value typed meanwhile nothing is known yet, so this one goes on."""
         order, self._asking = self._asking, None
         if not self.is_attached:

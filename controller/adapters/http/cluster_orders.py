@@ -8,7 +8,7 @@ from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import PlannedChanges
 from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operator_log import Deed, Operation
-from controller.adapters.http.perform import Handler, as_api_errors
+from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
 from controller.adapters.http.views.rolling import rolling_report
 from controller.api.errors import UsageError
@@ -20,6 +20,7 @@ from controller.api.operations.on_cluster import (
 )
 from controller.api.operations.order import CLUSTER, Wanted
 from controller.api.text.quantities import setting_value
+from controller.api.wire.audit import Undo
 from controller.api.wire.operations import DrainReport
 from controller.api.wire.rolling import (
     PlannedRestart,
@@ -31,6 +32,7 @@ from controller.api.wire.rolling import (
 from controller.api.wire.settings import SettingChanges, SettingsPatch
 from controller.core.emptying.claims import Drain
 from controller.core.operations.rolling import RollingOrder
+from controller.runtime.controller.queries import Found
 
 
 class _OnRolling(Handler[Wanted, RollingReport]):
@@ -120,6 +122,12 @@ class StopRollingHandler(_OnRolling[RollingStopRequest]):
         why = f"stopped: {reason}" if reason else "stopped by an operator"
         self.controller.rolling.stop(why, operation.actor)
 
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        rolling = operated.controller.keeper.spec.rolling
+        same = rolling is not None and rolling.goes and rolling.order_id == entry_id
+        return "" if same else "that rolling restart is over"
+
 
 class DismissRollingHandler(_OnRolling[RollingDismissRequest]):
     """Nothing changes if there is nothing to dismiss."""
@@ -173,6 +181,14 @@ class SetHandler(Handler[SettingsPatch, SettingChanges]):
 
     async def report(self) -> SettingChanges:
         return self.answer
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        now = {each.key: each.value for each in operated.settings.listed().settings}
+        for key, made in undo.made.items():
+            if now.get(key) != made:
+                return f"{key} is {setting_value(now.get(key))} by now"
+        return ""
 
 
 HANDLERS = (SetHandler, RollingHandler, StopRollingHandler, DismissRollingHandler)

@@ -111,8 +111,8 @@ class ControlServer:
         self._started_s = time.monotonic()
         self._statuses = LatestStatus(self._new_status)
         answers = AnswersByKey()
-        operated = Operated(controller, self._live_settings, check_engine)
-        self._orders = Orders(operated, self._log, answers.once)
+        self._operated = Operated(controller, self._live_settings, check_engine)
+        self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
         # asyncio does this only where a socket names its protocol, which one of create_server does
@@ -265,9 +265,9 @@ class ControlServer:
     async def _operations(self, request: Request) -> Response:
         query = _query(request, OperationsQuery)
         done = await operations_done(
-            self._controller,
+            self._operated,
+            {each.row.kind: each for each in HANDLERS},
             self._audit,
-            self._live_settings,
             since_s=self._labels.started_at_s,
             limit=query.limit,
         )

@@ -18,6 +18,7 @@ from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_witho
 from controller.api.operations.on_cluster import Scale
 from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain, until
 from controller.api.operations.order import CLUSTER, Order, Wanted
+from controller.api.wire.audit import Undo
 from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
@@ -28,6 +29,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from controller.core.emptying.claims import Claim, Claims
+from controller.runtime.controller.queries import Found
 
 
 class _OnInstance(Handler[Wanted, DrainReport]):
@@ -101,6 +103,13 @@ class DrainHandler(_OnInstance[DrainRequest]):
 
     async def carry_out(self, operation: Operation) -> None:
         self.begin(drain_claim(self.wanted), operation)
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        spec = operated.controller.keeper.spec
+        if undo.target not in spec.instance_ids:
+            return f"{undo.target} is gone"
+        return f"{undo.target} is being drained" if undo.target in spec.drains else ""
 
 
 class RestartHandler(_OnInstance[RestartRequest]):
@@ -188,6 +197,13 @@ class UndrainHandler(_OnInstance[UndrainRequest]):
             self.controller.autoscaling.hold_planned(operation.cause_id, operation.actor)
         self.revision = self.controller.keeper.spec.revision
 
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        """Another drain may have taken the place of the operation's."""
+        drain = operated.controller.keeper.spec.drains.get(undo.target)
+        same = drain is not None and drain.drain_id == entry_id
+        return "" if same else f"{undo.target} is not being drained by it any more"
+
 
 class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
     row = Scale
@@ -253,6 +269,12 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         plan = self.scaling
         going = await self.reports.several(plan.drained, self.revision)
         return self.reports.scaled(plan, self.revision, self.added, going)
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        planned = operated.controller.scaling.num_planned
+        same = planned == undo.made["instances"]
+        return "" if same else f"{planned} instances are planned by now"
 
 
 HANDLERS = (DrainHandler, UndrainHandler, RestartHandler, EvacuateHandler, ScaleHandler)

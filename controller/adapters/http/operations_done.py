@@ -5,13 +5,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.adapters.http.live_settings import LiveSettings
+from controller.adapters.http.perform import Handler, Operated
 from controller.adapters.http.requests import find_by_ids
+from controller.api.operations.order import Kind
+from controller.api.operations.table import ORDERS
 from controller.api.state.audit import AuditLog
-from controller.api.text.quantities import setting_value
-from controller.api.wire.audit import OperationEntry, OperationList, Undo
-from controller.core.record.request_record import ENDED
-from controller.runtime.controller.controller import Controller
+from controller.api.wire.audit import OperationEntry, OperationList
 from controller.runtime.controller.queries import Found
 
 NOT_UNDOABLE = "it cannot be undone"
@@ -24,14 +23,15 @@ class OperationsQuery(BaseModel):
 
 
 async def operations_done(
-    controller: Controller,
+    operated: Operated,
+    handlers: Mapping[str, type[Handler[Any, Any]]],
     audit: AuditLog,
-    settings: LiveSettings,
     *,
     since_s: float,
     limit: int,
 ) -> OperationList:
-    """`since_s`: when the cluster was started, as the audit log outlives it."""
+    """`handlers`: by kind. `since_s`: when the cluster was started, as the audit log outlives
+    it."""
     found = [
         each
         for each in _entries(audit.tail())
@@ -39,11 +39,11 @@ async def operations_done(
         if each.time_s >= since_s and not each.outcome.startswith("refused: ")
     ][:limit]
     undos = [each.undo for each in found if each.undo is not None]
-    ids = [each.target for each in undos if each.kind in ("priority", "migrate")]
-    known = await find_by_ids(controller, ids)
-    revision = controller.keeper.spec.revision
+    ids = [each.target for each in undos if ORDERS[each.kind].about is Kind.REQUEST]
+    known = await find_by_ids(operated.controller, ids)
+    revision = operated.controller.keeper.spec.revision
     judged = [
-        each.model_copy(update={"why_not": _why_not(each, controller, settings, known)})
+        each.model_copy(update={"why_not": _why_not(each, operated, handlers, known)})
         for each in found
     ]
     return OperationList(operations=tuple(judged), revision=revision)
@@ -73,56 +73,15 @@ def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
 
 
 def _why_not(
-    entry: OperationEntry, controller: Controller, settings: LiveSettings, known: Found
+    entry: OperationEntry,
+    operated: Operated,
+    handlers: Mapping[str, type[Handler[Any, Any]]],
+    known: Found,
 ) -> str:
-    undo = entry.undo
     if entry.outcome == "begun":
         return "it is not over"
     if not entry.was_done:
         return "it was not done"
-    if undo is None:
+    if entry.undo is None:
         return NOT_UNDOABLE
-    spec = controller.keeper.spec
-    match undo.kind:
-        case "undrain":
-            order = spec.drains.get(undo.target)
-            same = order is not None and order.drain_id == entry.id
-            return "" if same else f"{undo.target} is not being drained by it any more"
-        case "drain":
-            if undo.target not in spec.instance_ids:
-                return f"{undo.target} is gone"
-            return f"{undo.target} is being drained" if undo.target in spec.drains else ""
-        case "stop_rolling":
-            rolling = spec.rolling
-            same = rolling is not None and rolling.goes and rolling.order_id == entry.id
-            return "" if same else "that rolling restart is over"
-        case "scale":
-            planned = controller.scaling.num_planned
-            same = planned == undo.made["instances"]
-            return "" if same else f"{planned} instances are planned by now"
-        case "priority" | "migrate":
-            return _why_not_request(known, undo)
-        case "set":
-            return _why_not_set(settings, undo)
-
-
-def _why_not_request(known: Found, undo: Undo) -> str:
-    record = next((each for each in known.requests if each.request_id == undo.target), None)
-    if record is None:
-        silent = f": {', '.join(known.silent)} may know it and did not answer"
-        return f"request {undo.target} is not known any more{silent if known.silent else ''}"
-    if record.state in ENDED:
-        return f"request {undo.target} has ended"
-    if undo.kind == "migrate":
-        same = record.instance_id == undo.made["instance"]
-        return "" if same else f"it is on {record.instance_id or 'no instance'} by now"
-    same = record.level == undo.made["level"]
-    return "" if same else f"its priority is {record.level} by now"
-
-
-def _why_not_set(settings: LiveSettings, undo: Undo) -> str:
-    now = {each.key: each.value for each in settings.listed().settings}
-    for key, made in undo.made.items():
-        if now.get(key) != made:
-            return f"{key} is {setting_value(now.get(key))} by now"
-    return ""
+    return handlers[entry.undo.kind].why_not(operated, entry.id, entry.undo, known)

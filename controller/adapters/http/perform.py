@@ -27,6 +27,7 @@ from controller.api.wire.audit import Undo
 from controller.api.wire.settings import SettingValue
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.drains import OperationRefusedError
+from controller.runtime.controller.queries import Found
 
 Args = Mapping[str, Any]
 EngineCheck = Callable[[Args, Args, Args], None]
@@ -92,6 +93,12 @@ class Handler(Generic[Wanted, Report]):
         raise NotImplementedError
 
     async def report(self) -> Report:
+        raise NotImplementedError
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        """Why an order of this kind cannot take an operation back now; empty if it can. `known`:
+        the requests that are named by what is asked for at once."""
         raise NotImplementedError
 
     def undone_by(self, previous: Values | None = None, made: Values | None = None) -> Undo:

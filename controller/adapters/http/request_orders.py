@@ -5,13 +5,14 @@ from typing import Any, Required, TypedDict, Unpack
 
 from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.operator_log import Deed, Operation
-from controller.adapters.http.perform import Handler
+from controller.adapters.http.perform import Handler, Operated
 from controller.adapters.http.requests import find_for_order, place_of
 from controller.adapters.http.views.moves import attempt_model
 from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.operations.order import Report, Wanted
 from controller.api.state.audit import one_short_line
 from controller.api.text.quantities import duration
+from controller.api.wire.audit import Undo
 from controller.api.wire.models import RequestState as WireState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
 from controller.api.wire.operations import (
@@ -30,7 +31,7 @@ from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.queries import MemberDiedError
+from controller.runtime.controller.queries import Found, MemberDiedError
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered
 from controller.runtime.messages.operations import (
@@ -132,6 +133,14 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
 
     async def report(self) -> MigrationReport:
         return self.moved
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        record = _live(undo, known)
+        if isinstance(record, str):
+            return record
+        same = record.instance_id == undo.made["instance"]
+        return "" if same else f"it is on {record.instance_id or 'no instance'} by now"
 
     async def _move(self) -> MigrationReport:
         wanted, operator_moves = self.wanted, self.controller.operator_moves
@@ -428,6 +437,14 @@ class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
             freeness_steps_after=finite(freeness(after, levels)),
         )
 
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        record = _live(undo, known)
+        if isinstance(record, str):
+            return record
+        same = record.level == undo.made["level"]
+        return "" if same else f"its priority is {record.level} by now"
+
 
 class AbortHandler(_OnLive[AbortRequest, AbortReport]):
     row = Abort
@@ -484,6 +501,17 @@ class AbortHandler(_OnLive[AbortRequest, AbortReport]):
 
 
 HANDLERS = (MigrateHandler, PriorityHandler, AbortHandler)
+
+
+def _live(undo: Undo, known: Found) -> RequestRecord | str:
+    """The request that an operation was about, or why nothing can be done to it."""
+    record = next((each for each in known.requests if each.request_id == undo.target), None)
+    if record is None:
+        silent = f": {', '.join(known.silent)} may know it and did not answer"
+        return f"request {undo.target} is not known any more{silent if known.silent else ''}"
+    if record.state in ENDED:
+        return f"request {undo.target} has ended"
+    return record
 
 
 def held_blocks(record: RequestRecord, block_size: int) -> int:

@@ -1,9 +1,21 @@
-"""Orders about the whole cluster: scale, rolling restarts, settings."""
+"""Orders about the whole cluster: scale, rolling restarts, settings, auto-scaling."""
 
-from controller.api.operations.order import OnCluster
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from controller.api.errors import LastInstanceError
+from controller.api.operations.on_instances import departure
+from controller.api.operations.order import Danger, OnCluster, Order, Outcome, Plan
+from controller.api.operations.progress import Awaited, End, awaited_of_scale
+from controller.api.settings.from_text import value_of
+from controller.api.text import drains as drain_words
+from controller.api.text import rolling as rolling_words
+from controller.api.text import settings as setting_words
+from controller.api.text.autoscale import RELEASE
 from controller.api.text.engine_arguments import arguments
-from controller.api.text.quantities import duration
-from controller.api.text.settings import assignments
+from controller.api.text.quantities import duration, setting_value
 from controller.api.wire.operations import ScaleReport, ScaleRequest
 from controller.api.wire.rolling import (
     RollingDismissRequest,
@@ -11,36 +23,103 @@ from controller.api.wire.rolling import (
     RollingRequest,
     RollingStopRequest,
 )
-from controller.api.wire.settings import SettingChanges, SettingsPatch
+from controller.api.wire.settings import SettingChanges, SettingsPatch, SettingValue
+
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
+
+ALL = "all"
+"""What an operator types to restart the last instance that serves, too."""
+AUTOSCALE_MODE = "autoscale.mode"
 
 
 class Scale(OnCluster[ScaleRequest, ScaleReport]):
-    kind = "scale"
+    """`wanted`: a target, or a change that its plan turns into one."""
+
+    kind, word = "scale", "Scale"
     does = "Change the number of instances"
+    meaning = "another number of instances"
+    typed, usage = "scale N", "llumctl scale N"
     path = "/v1/scale"
     body = ScaleRequest
     report = ScaleReport
     wants_body = True
+    repeatable = True
     undone_by = "scale"
 
-    @property
-    def title(self) -> str:
-        return f"scale {self.number}"
+    @staticmethod
+    def to(text: str) -> "Scale":
+        """`4`, `+1` or `-1`. Raises ValueError."""
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", text):
+            raise ValueError(text)
+        if text[0] in "+-":
+            return Scale(ScaleRequest(change=int(text), dry_run=True))
+        return Scale(ScaleRequest(target=int(text)))
+
+    @classmethod
+    def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
+        return {"target": int(previous["instances"] or 0)}
 
     @property
-    def number(self) -> str:
+    def _number(self) -> str:
         wanted = self.wanted
         return str(wanted.target) if wanted.change is None else f"{wanted.change:+d}"
 
+    @property
+    def title(self) -> str:
+        return f"scale {self._number}"
+
+    @property
+    def question(self) -> str:
+        return f"Scale {'to ' if self.wanted.change is None else ''}{self._number}?"
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        """The order names the instances that would go, so that no others do."""
+        report = client.send(self.dry())
+        if not (report.added or report.undrained or report.draining):
+            return Plan((f"there are {report.target} instances already",), None)
+        going = tuple(drain.instance_id for drain in report.draining)
+        lines = [f"{report.previous} -> {report.target} instances"]
+        lines += [f"{each} would start" for each in report.added]
+        lines += [f"{each} would stay after all" for each in report.undrained]
+        if going:
+            would_move = drain_words.would_move
+            lines += [f"{would_move(each)}, then it is removed" for each in report.draining]
+            lines.append(drain_words.capacity(client.status(), going))
+            lines += [departure(item) for each in report.draining for item in each.plan]
+        if report.holds_autoscale:
+            lines.append(f"auto-scaling would leave it there, until {RELEASE}")
+        return Plan(tuple(lines), self.planned(report))
+
+    def planned(self, report: ScaleReport) -> "Scale":
+        """The order for what a dry run of it says, and nothing else."""
+        going = tuple(drain.instance_id for drain in report.draining)
+        order = self.but(target=report.target, change=None, dry_run=False, draining=going)
+        return order if self.revision is not None else order.at(report.revision)
+
+    def outcome(self, report: ScaleReport) -> Outcome:
+        facts = [f"{report.previous} -> {report.target} instances"]
+        facts += [f"{each} starts" for each in report.added]
+        facts += [f"{each} stays" for each in report.undrained]
+        facts += [f"{each.instance_id} goes" for each in report.draining]
+        if report.holds_autoscale:
+            facts.append(f"auto-scaling leaves it there, until {RELEASE}")
+        changed = report.added or report.undrained or report.draining
+        return Outcome(", ".join(facts), can_undo=bool(changed), awaits=awaited_of_scale(report))
+
 
 class Rolling(OnCluster[RollingRequest, RollingReport]):
-    kind = "rolling"
+    kind, word = "rolling", "Restart"
     does = "Restart all, one after the other"
+    meaning = "restart all instances, one after the other"
+    typed, usage = "rolling", "llumctl restart --rolling"
     path = "/v1/rolling-restart"
     body = RollingRequest
     report = RollingReport
+    keyed = True
     undone_by = "stop_rolling"
     title = "rolling restart"
+    question = "Restart all, one after the other?"
 
     @property
     def deed(self) -> str:
@@ -52,37 +131,154 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
             words += f" --engine-arg {arguments({key: value})}"
         return f"restart --rolling{words}"
 
+    @property
+    def command(self) -> str:
+        command = "llumctl restart --rolling"
+        return f"{command} --force" if self.wanted.force else command
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        """Where no other instance would serve, it is done only by a typed word."""
+        name, asked = "", self.dry()
+        try:
+            report = client.send(asked)
+        except LastInstanceError:
+            name = ALL
+            report = client.send(asked.but(force=True))
+        order = (self.but(force=True) if name else self).at(report.revision)
+        return Plan(rolling_words.plan(report), order, name)
+
+    def outcome(self, report: RollingReport) -> Outcome:
+        """The instances' own states show each step; this order is over with the last one."""
+        awaits = (Awaited("", End.ROLLED, report.rolling_id),) if report.rolling_id else ()
+        return Outcome(_rolling(report), can_undo=True, awaits=awaits)
+
 
 class StopRolling(OnCluster[RollingStopRequest, RollingReport]):
-    kind = "stop_rolling"
+    kind, word = "stop_rolling", "Stop"
     does = "Stop the rolling restart"
+    meaning = "stop the rolling restart: no other instance follows"
+    typed, usage = "stop_rolling", "llumctl restart --stop"
     path = "/v1/rolling-restart/stop"
     body = RollingStopRequest
     report = RollingReport
     title = "stop the rolling restart"
+    question = "Stop the rolling restart?"
     deed = "restart --stop"
+    command = "llumctl restart --stop"
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        report = client.send(self.dry())
+        left = " ".join(report.left) or "none"
+        lines = (rolling_words.progress(report), f"these would keep their process: {left}")
+        return Plan(lines, self.at(report.revision))
+
+    def outcome(self, report: RollingReport) -> Outcome:
+        return Outcome(_rolling(report))
 
 
 class DismissRolling(OnCluster[RollingDismissRequest, RollingReport]):
-    kind = "dismiss_rolling"
+    """The command line alone gives it."""
+
+    kind, word = "dismiss_rolling", "Dismiss"
     does = "Show the last rolling restart no more"
     path = "/v1/rolling-restart/dismiss"
     body = RollingDismissRequest
     report = RollingReport
-    title = "show the rolling restart no more"
+    title = "dismiss the rolling restart"
     deed = "restart --dismiss"
+    command = "llumctl restart --dismiss"
 
 
 class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
-    kind = "set"
+    kind, word = "set", "Set"
     does = "Change settings"
+    meaning = "change a setting"
+    typed, usage = "set KEY=VALUE...", "llumctl set KEY=VALUE"
     path = "/v1/settings"
     method = "PATCH"
     body = SettingsPatch
     report = SettingChanges
     wants_body = True
+    repeatable = True
     undone_by = "set"
+
+    @staticmethod
+    def to(assignments: Iterable[str]) -> "SetSettings":
+        """`migration.max_moves=2` each, as `llumctl set` takes them; the controller says whether
+        there are such settings and values."""
+        pairs = (each.partition("=") for each in assignments)
+        changes = {key: value_of(key, value) for key, _, value in pairs}
+        return SetSettings(SettingsPatch(changes=changes))
+
+    @classmethod
+    def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
+        return {"changes": previous}
 
     @property
     def title(self) -> str:
-        return f"set {assignments(self.wanted.changes.items())}"
+        return f"set {setting_words.assignments(self.wanted.changes.items())}"
+
+    @property
+    def command(self) -> str:
+        each = (setting_words.assignments([item]) for item in self.wanted.changes.items())
+        return f"llumctl set {shlex.join(each)}"
+
+    @property
+    def question(self) -> str:
+        return f"Set {setting_words.assignments(self.wanted.changes.items())}?"
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        report = client.send(self.dry())
+        if not report.changes:
+            return Plan(("it is so already",), None)
+        lines = [
+            f"{each.key}: {setting_value(each.previous)} -> {setting_value(each.value)}"
+            for each in report.changes
+        ]
+        return Plan((*lines, *setting_words.preview(report)), self.at(report.revision))
+
+    def outcome(self, report: SettingChanges) -> Outcome:
+        if not report.changes:
+            return Outcome("it was so already")
+        before = ", ".join(setting_value(each.previous) for each in report.changes)
+        return Outcome(f"was {before}", can_undo=True)
+
+
+class Autoscale(SetSettings):
+    """The order `set` of one setting, which the console and the command line have in words of its
+    own; the table does not list it."""
+
+    kind = "autoscale"
+    meaning = "choose whether instances come and go with the load"
+    typed, usage = "autoscale [MODE]", "llumctl autoscale MODE"
+    danger = Danger.CHOOSE
+
+    @staticmethod
+    def to_mode(mode: str) -> "Autoscale":
+        return Autoscale(SettingsPatch(changes={AUTOSCALE_MODE: mode}))
+
+    @property
+    def _mode(self) -> SettingValue:
+        return self.wanted.changes[AUTOSCALE_MODE]
+
+    @property
+    def title(self) -> str:
+        return f"autoscale {self._mode}"
+
+    @property
+    def command(self) -> str:
+        return f"llumctl {self.title}"
+
+    @property
+    def question(self) -> str:
+        return f"Auto-scaling {self._mode}?"
+
+    def outcome(self, report: SettingChanges) -> Outcome:
+        facts = [f"was {each.previous}" for each in report.changes]
+        if report.releases_autoscale:
+            facts.append("an operator's scale held it, and does no more")
+        return Outcome(", ".join(facts) or "it was so already", can_undo=bool(report.changes))
+
+
+def _rolling(report: RollingReport) -> str:
+    return rolling_words.progress(report).removeprefix("rolling restart: ")

@@ -1,65 +1,169 @@
 """Orders about an instance: drain, undrain, restart, evacuate."""
 
-from controller.api.operations.order import OnInstance
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from controller.api.errors import LastInstanceError
+from controller.api.operations.order import Danger, OnInstance, Order, Outcome, Plan, Wanted
+from controller.api.operations.progress import awaited
+from controller.api.text import drains as words
 from controller.api.text.quantities import duration
+from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
     EvacuateRequest,
     OnDeadline,
+    PlannedDeparture,
     RestartRequest,
     UndrainRequest,
 )
 
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
 
-class Drain(OnInstance[DrainRequest, DrainReport]):
-    kind = "drain"
+
+class _Emptying(OnInstance[Wanted, DrainReport]):
+    """Moves the instance's requests to others."""
+
+    report = DrainReport
+    keyed = True
+    undone_by = "undrain"
+    under_way = "is being drained"
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        """The last instance is emptied only by its name."""
+        name, asked = "", self.dry()
+        try:
+            report = client.send(asked)
+        except LastInstanceError:
+            name = self.instance_id
+            report = client.send(asked.but(force=True))
+        if not report.changes:
+            return Plan((f"{self.instance_id} {self.under_way} already",), None)
+        order = (self.but(force=True) if name else self).at(report.revision)
+        return Plan(self.lines(report, client.status()), order, name)
+
+    def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
+        """What it would take, and what would be left."""
+        return emptying(report, status)
+
+    def outcome(self, report: DrainReport) -> Outcome:
+        """It is taken back by undrain while the instance's process is there."""
+        text = words.progress(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes, awaits=awaited(report))
+
+
+class Drain(_Emptying[DrainRequest]):
+    kind, word = "drain", "Drain"
     does = "Empty an instance"
+    meaning = "empty the instance of this row"
+    typed, usage = "drain ID...", "llumctl drain ID"
     path = "/v1/instances/{instance_id}/drain"
     body = DrainRequest
-    report = DrainReport
-    undone_by = "undrain"
+
+    @classmethod
+    def of_each(cls, targets: Sequence[str], wanted: DrainRequest | None = None) -> list[Self]:
+        """None of them is where the requests of another would go."""
+        return [
+            each.but(with_ids=tuple(other for other in targets if other != each.target))
+            for each in super().of_each(targets, wanted)
+        ]
 
     @property
     def deed(self) -> str:
         return f"{self.title}{until(self.wanted.deadline_s, self.wanted.on_deadline)}"
 
+    def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
+        return emptying(report, status, self.wanted.with_ids)
+
 
 class Undrain(OnInstance[UndrainRequest, DrainReport]):
-    kind = "undrain"
+    kind, word = "undrain", "Undrain"
     does = "Take a drain back"
+    meaning = "take its drain back, or an operator's event"
+    typed, usage = "undrain ID...", "llumctl undrain ID"
+    danger = Danger.NONE
     path = "/v1/instances/{instance_id}/undrain"
     body = UndrainRequest
     report = DrainReport
     undone_by = "drain"
 
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        report = client.send(self.dry())
+        return Plan((f"{self.instance_id} would get requests again",), self.at(report.revision))
 
-class Restart(OnInstance[RestartRequest, DrainReport]):
-    kind = "restart"
+    def outcome(self, _: DrainReport) -> Outcome:
+        return Outcome("it gets requests again", can_undo=True)
+
+
+class Restart(_Emptying[RestartRequest]):
+    kind, word = "restart", "Restart"
     does = "Restart an instance"
+    meaning = "empty the instance of this row, then replace its process"
+    typed, usage = "restart ID", "llumctl restart ID"
+    several = False
     path = "/v1/instances/{instance_id}/restart"
     body = RestartRequest
-    report = DrainReport
-    undone_by = "undrain"
+    under_way = "is being restarted"
 
     @property
     def deed(self) -> str:
         how = " at once" if self.wanted.now else until(self.wanted.deadline_s, "abort")
         return f"{self.title}{how}"
 
+    @property
+    def command(self) -> str:
+        return f"{super().command}{' --now' if self.wanted.now else ''}"
 
-class Evacuate(OnInstance[EvacuateRequest, DrainReport]):
-    kind = "evacuate"
+    @property
+    def question(self) -> str:
+        return f"Restart {self.instance_id}{' at once' if self.wanted.now else ''}?"
+
+    def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
+        summary, *rest = emptying(report, status)
+        return (f"{summary}, then its process is replaced", *rest)
+
+
+class Evacuate(_Emptying[EvacuateRequest]):
+    kind, word = "evacuate", "Evacuate"
     does = "Empty an instance within a time, and remove it"
+    meaning = "move an instance's requests to others within 30 s, and remove it then"
+    typed, usage = "evacuate ID", "llumctl evacuate ID"
+    several = False
     path = "/v1/instances/{instance_id}/evacuate"
     body = EvacuateRequest
-    report = DrainReport
     wants_body = True
-    undone_by = "undrain"
 
     @property
     def deed(self) -> str:
         return f"{self.title} within {duration(self.wanted.within_s)}"
+
+    @property
+    def question(self) -> str:
+        return f"Evacuate {self.instance_id} within {self.wanted.within_s:g} s?"
+
+    def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
+        summary, *rest = emptying(report, status)
+        within = duration(self.wanted.within_s)
+        goes = f"after {within} at the latest it is removed, with what is left"
+        return (summary, goes, *rest)
+
+
+def emptying(
+    report: DrainReport, status: ClusterStatus, others: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What emptying an instance would take, and what would be left; `others` are emptied too."""
+    return (
+        words.would_move(report),
+        words.capacity(status, (report.instance_id, *others)),
+        *(departure(each) for each in report.plan),
+    )
+
+
+def departure(item: PlannedDeparture) -> str:
+    goes = f"to {item.to_instance_id}" if item.to_instance_id else f"stays: {item.why or item.code}"
+    return f"  {item.request_id}  {item.num_blocks} blocks  {goes}"
 
 
 def until(deadline_s: float | None, then: OnDeadline) -> str:

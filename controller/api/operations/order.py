@@ -6,15 +6,23 @@ An object of such a class is one order: what is asked for, and of what. What the
 with it, by the same kind, stands in `controller/adapters/http/*_orders.py`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from urllib.parse import quote
 
+from controller.api.operations.progress import Awaited
+from controller.api.wire.audit import Undo
 from controller.api.wire.base import AnswerModel, OrderModel
+from controller.api.wire.settings import SettingValue
+
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
 
 Wanted = TypeVar("Wanted", bound=OrderModel)
 Report = TypeVar("Report", bound=AnswerModel)
+Given = TypeVar("Given", covariant=True)
 
 CLUSTER = "the cluster"
 """What the audit log names where an order is about no instance and no request."""
@@ -28,8 +36,40 @@ class Kind(StrEnum):
     CLUSTER = "cluster"
 
 
+class Danger(StrEnum):
+    """How the console gives an order. `choose`: by choosing what it says; `confirm`: after its plan
+    was shown, which may ask for a typed name."""
+
+    NONE = "none"
+    CHOOSE = "choose"
+    CONFIRM = "confirm"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a report says. `can_undo`: undo takes it back, unless somebody changes it first."""
+
+    text: str
+    can_undo: bool = False
+    failed: bool = False
+    """The controller answered, and what was wanted did not happen."""
+    awaits: tuple[Awaited, ...] = ()
+    """What is not over yet, and is followed in the statuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[Given]):
+    """What an order would do, by the control API's dry run. The first line says it in short.
+    `order`: the one to give, at the revision of the plan; None if there is nothing to do."""
+
+    lines: tuple[str, ...]
+    order: Given | None
+    name_to_type: str = ""
+    """What an operator must type to have it; empty: `y` is enough."""
+
+
 class Order(Generic[Wanted, Report]):
-    """The columns of the row stand here; `wanted` is of one order."""
+    """The columns of the row stand first; `wanted` is of one order."""
 
     kind: str
     """Its name; the audit log keeps it of an order that takes another one back."""
@@ -46,14 +86,46 @@ class Order(Generic[Wanted, Report]):
     changes_spec: bool = True
     """Whether it changes the cluster's spec: such orders are carried out one after the other, and
     may name the revision that they are about."""
+    keyed: bool = False
+    """Whether it has another effect the second time, so that a client sends it with a key of its
+    own, by which the controller knows it again when the answer was lost."""
+    repeatable: bool = False
+    """Whether it names the state that it makes, so that it may be sent twice without a key."""
     undone_by: str = ""
     """The kind of the order that takes it back; empty if nothing does."""
+    word: str
+    """What the button says that gives it."""
+    meaning: str = ""
+    """What the console's help says of it; empty: the console does not give it."""
+    typed: str
+    """What is typed in the console, with the names of its arguments."""
+    usage: str
+    """The command of the command line, likewise."""
+    danger: Danger = Danger.CONFIRM
+    several: bool = True
+    """Whether the console gives it for all marked rows at once."""
 
     wanted: Wanted
 
     @classmethod
     def of(cls, target: str, wanted: Wanted) -> Self:
         raise NotImplementedError
+
+    @classmethod
+    def of_each(cls, targets: Sequence[str], wanted: Wanted | None = None) -> list[Self]:
+        """One for each target that an operator names or marks; `wanted` None: nothing is asked for
+        beside."""
+        return [cls.of(each, wanted or cls.body()) for each in targets]
+
+    @classmethod
+    def taking_back(cls, undo: Undo) -> Self:
+        """The order of this kind that an operation's `undo` names."""
+        return cls.of(undo.target, cls.body.model_validate(cls.bringing_back(undo.previous)))
+
+    @classmethod
+    def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
+        """The fields of a body that brings these values back."""
+        return {}
 
     @property
     def target(self) -> str:
@@ -71,11 +143,56 @@ class Order(Generic[Wanted, Report]):
         return self.title
 
     @property
+    def command(self) -> str:
+        """What does the same on the command line."""
+        return f"llumctl {self.title}"
+
+    @property
+    def question(self) -> str:
+        """`Drain i-7?`"""
+        return f"{self.word} {self.target}?"
+
+    @property
     def url(self) -> str:
         """Its path, with the target's id."""
         return self.path.format(
             **{f"{self.about}_id": quote(self.target, safe="")} if self.target else {}
         )
+
+    @property
+    def lane(self) -> str:
+        """Orders of one lane are sent one after the other: each that changes the spec carries the
+        revision that the one before it left."""
+        return "spec" if self.changes_spec else self.target
+
+    @property
+    def revision(self) -> int | None:
+        """The cluster's revision that the order is about."""
+        return cast("int | None", getattr(self.wanted, "if_revision", None))
+
+    @property
+    def takes_s(self) -> float:
+        """How long the controller may take to answer, beyond what any call takes."""
+        return 0.0
+
+    def but(self, **changes: object) -> Self:
+        """The same order with other fields of its body."""
+        wanted = self.wanted.model_copy(update=changes)
+        return cast("Self", replace(cast("Any", self), wanted=wanted))
+
+    def at(self, revision: int) -> Self:
+        """The same order at another revision."""
+        return self.but(if_revision=revision) if self.changes_spec else self
+
+    def dry(self) -> Self:
+        return self.but(dry_run=True)
+
+    def plan(self, client: "ControlClient") -> "Plan[Order[Any, Any]]":
+        """Raises LlumctlError if the order would be refused."""
+        raise NotImplementedError
+
+    def outcome(self, report: Report) -> Outcome:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -95,6 +212,10 @@ class OnInstance(Order[Wanted, Report]):
     @property
     def title(self) -> str:
         return f"{self.kind} {self.instance_id}"
+
+    @property
+    def command(self) -> str:
+        return f"llumctl {self.title}{' --force' if getattr(self.wanted, 'force', False) else ''}"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Every order of operators, once."""
+"""Every order of operators, once; and the order that takes an operation of the audit log back."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from controller.api.errors import RefusedError
 from controller.api.operations.on_cluster import (
     DismissRolling,
     Rolling,
@@ -13,6 +14,7 @@ from controller.api.operations.on_cluster import (
 from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain
 from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.operations.order import Order
+from controller.api.wire.audit import OperationEntry, OperationList, Undo
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
     each.kind: each
@@ -32,3 +34,45 @@ ORDERS: Mapping[str, type[Order[Any, Any]]] = {
     )
 }
 """By kind."""
+
+LIST = "llumctl undo --list"
+MAX_LISTED = 200
+"""Operations among which one is looked for by its id, or the last one that was done: before it may
+be many that failed."""
+
+
+def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
+    """The operation to take back: the last one that was done, or the named one. Raises RefusedError
+    for one that cannot be taken back now."""
+    found = [
+        each for each in done.operations if each.id == entry_id or (not entry_id and each.was_done)
+    ]
+    if not found:
+        what = f"there is no operation {entry_id[:60]!r}" if entry_id else "nobody did anything"
+        raise RefusedError(f"{what} among the last ones", LIST)
+    entry = found[0]
+    if entry.why_not:
+        actions = "; ".join(entry.actions)
+        raise RefusedError(f"{entry.id} ({actions}) cannot be undone: {entry.why_not}", LIST)
+    return entry
+
+
+def taking_back(undo: Undo) -> Order[Any, Any]:
+    return ORDERS[undo.kind].taking_back(undo)
+
+
+def words(undo: Undo) -> str:
+    """`set migration.max_moves=4`: what takes it back, as it can be typed after `llumctl`."""
+    return taking_back(undo).command.removeprefix("llumctl ")
+
+
+def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:
+    """The order that takes the operation back. It is refused if the cluster's spec has another
+    revision by then: what was found to be undoable is undone, or nothing."""
+    assert entry.undo is not None
+    return because(taking_back(entry.undo).at(revision), entry, reason)
+
+
+def because(order: Order[Any, Any], entry: OperationEntry, reason: str = "") -> Order[Any, Any]:
+    """The order with the reason that the audit log is to have."""
+    return order.but(reason=reason or f"undo of {entry.id}")

@@ -6,6 +6,7 @@ import pytest
 from textual.widgets import Button
 
 from controller.api.errors import AnswerLostError, ConflictError, NotFoundError, RefusedError
+from controller.api.operations.on_instances import Undrain
 from controller.api.settings.console import ConsoleTable
 from controller.api.wire.operations import (
     DrainRequest,
@@ -184,8 +185,8 @@ async def test_an_answer_that_never_comes_is_asked_for_and_the_order_not_repeate
         assert text in await bed.bottom()
         assert "[1 UNKNOWN]" in await drawn(bed.pilot)
         bed.control.failing = {}
-        bed.control.answers[bed.control.keys[0]] = bed.control.undrain(
-            wanted, UndrainRequest(), key="other"
+        bed.control.answers[bed.control.keys[0]] = bed.control.send(
+            Undrain(wanted, UndrainRequest()), key="other"
         )
         bed.control.calls.pop()
         await bed.tick()

@@ -264,7 +264,7 @@ async def test_an_evacuation_is_typed_and_confirmed() -> None:
     async with acting() as bed:
         await bed.type("colon", "evacuate i-3")
         text = await drawn(bed.pilot)
-        assert "Evacuate i-3?" in text
+        assert "Evacuate i-3 within 30 s?" in text
         assert "after 30s at the latest it is removed, with what is left" in text
         await bed.press("y")
         assert bed.control.calls == [("evacuate", "i-3", EvacuateRequest(if_revision=7))]

@@ -17,7 +17,7 @@ from controller.api.errors import (
     UnderWayError,
     UnreachableError,
 )
-from tui.actions.order import Outcome
+from controller.api.operations.order import Outcome
 from tui.actions.outbox import OVER, SEND_WITHIN_S, Call, Missing, Outbox, Phase
 
 LOST = AnswerLostError("did not answer within 5 s")

@@ -17,13 +17,14 @@ import pytest
 from textual.app import SuspendNotSupported
 
 from controller.api.errors import UsageError
+from controller.api.operations.order import Kind
 from controller.api.settings.own_commands import OwnCommandTable
 from llumctl.commands import top
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, replaying, settle
 from tui.actions.own import FIELDS, OwnCommand, filled, values
-from tui.actions.target import Kind, Target
+from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.feed.program import Program
 from tui.input import own_commands

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from controller.api.operations.progress import Awaited, End, awaited, awaited_of_scale, progress
 from controller.api.wire.models import DrainStatus, InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport, ScaleReport
 from controller.api.wire.rolling import RestartedInstance, RestartTurn, RollingReport
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn
-from tui.actions.progress import Awaited, End, awaited, awaited_of_scale, progress
 
 EMPTYING = DrainStatus(drain_id="op-1", num_requests_left=12, num_moved=3)
 EMPTY = EMPTYING.model_copy(update={"num_requests_left": 0, "safe_to_delete": True})

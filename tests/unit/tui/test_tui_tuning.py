@@ -5,11 +5,11 @@ from pathlib import Path
 from textual.widgets import Input
 
 from controller.api.errors import AnswerLostError, ConflictError
+from controller.api.operations.on_cluster import SetSettings
 from controller.api.wire.settings import InstanceRole, Setting, SettingsPatch
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
-from tui.actions.tuning import SetSettings
 from tui.panes import setting_list
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.edit import EditScreen
@@ -103,7 +103,7 @@ async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key
         await bed.press("enter")
         assert isinstance(bed.app.screen, EditScreen)
         wanted = bed.app.screen.setting.key
-        bed.control.change_settings(SettingsPatch(changes={MOVES: 2}), key="another")
+        bed.control.send(SetSettings(SettingsPatch(changes={MOVES: 2})), key="another")
         bed.control.calls.clear()
         await bed.tick()
         await value(bed, "7")

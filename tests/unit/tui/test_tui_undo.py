@@ -3,6 +3,7 @@
 import pytest
 
 from controller.api.errors import ConflictError, LlumctlError
+from controller.api.operations.order import Order
 from controller.api.wire.audit import Undo
 from controller.api.wire.models import Event
 from controller.api.wire.moves import MigrateRequest
@@ -18,7 +19,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import drawn, presses, settle
-from tui.actions.undoing import Inverse, TakeBack
+from tui.actions.asking import TakeBack
 from tui.screens.confirm import ConfirmScreen
 
 WHY = "undo of op-0"
@@ -71,8 +72,8 @@ def test_what_each_is_taken_back_by(undo: Undo, line: str, call: tuple[str, str,
     found = TakeBack().plan(control)  # type: ignore[arg-type]
     assert found.lines[0].endswith("ana@desk (maintenance):")
     assert line in found.lines
-    assert isinstance(found.order, Inverse)
-    found.order.post(control, "key")  # type: ignore[arg-type]
+    assert isinstance(found.order, Order)
+    control.send(found.order, key="key")  # type: ignore[arg-type]
     assert control.calls == [call]
 
 

@@ -1,5 +1,6 @@
 """A control client that answers from a table and remembers what it was asked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from controller.api.errors import (
     RefusedError,
     UsageError,
 )
+from controller.api.operations.order import Order
 from controller.api.settings.live_settings import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.audit import OperationEntry, OperationList, Undo
@@ -140,6 +142,24 @@ class FakeControl:
         if key not in self.answers:
             raise NoSuchCallError("no such call")
         return self.answers[key]
+
+    def send(self, order: Order[Any, Any], *, key: str = "") -> Any:
+        does: dict[str, Callable[..., Any]] = {
+            "drain": self.drain,
+            "undrain": self.undrain,
+            "restart": self.restart,
+            "evacuate": self.evacuate,
+            "rolling": self.begin_rolling,
+            "stop_rolling": self.stop_rolling,
+            "abort": self.abort,
+            "scale": self.scale,
+            "priority": self.set_priority,
+            "migrate": self.migrate,
+            "set": self.change_settings,
+            "autoscale": self.change_settings,
+        }
+        target = (order.target,) if order.target else ()
+        return does[order.kind](*target, order.wanted, key=key)
 
     def drain(self, instance_id: str, wanted: DrainRequest, *, key: str = "") -> DrainReport:
         self._note("drain", instance_id, wanted, key)
