@@ -27,6 +27,7 @@ from controller.core.scheduler_events import (
 )
 from controller.model.config import ModelConfig
 from controller.sim.dispatch_baselines import DISPATCH
+from controller.sim.emptying import SimEmptying
 from controller.sim.event_queue import EventQueue
 from controller.sim.fleet import SimFleet
 from controller.sim.fragmentation import fragmented_blocks
@@ -36,7 +37,6 @@ from controller.sim.moments import Moments
 from controller.sim.moves import Links
 from controller.sim.outcome import Outcome
 from controller.sim.request_run import RequestRun
-from controller.sim.rescheduler import SimRescheduler
 from controller.sim.setup import ClusterSetup, Fault
 from controller.sim.workload.request import Trace, TraceRequest
 
@@ -75,7 +75,7 @@ class SimCluster:
         self._are_short = Moments(_is_short)
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
-        self.rescheduler = SimRescheduler(
+        self.emptying = SimEmptying(
             self.instances,
             self.events,
             Links(self.events, profile.copy_bytes_per_s, setup.message_s),
@@ -114,15 +114,15 @@ class SimCluster:
             self._round()
         self._sample()
         self.events.run(lambda: not self._num_to_come and not self._runs)
-        outcome, rescheduler = self.outcome, self.rescheduler
+        outcome, emptying = self.outcome, self.emptying
         outcome.num_steps += sum(each.num_steps for each in self.instances.values())
         outcome.busy_s += sum(each.busy_s for each in self.instances.values())
         if self._fleet is not None:
             outcome.num_launched = self._fleet.num_launched
             outcome.num_removed = self._fleet.num_removed
         outcome.duration_s = self.events.now_s
-        outcome.num_moved = rescheduler.num_moved
-        outcome.num_failed_moves = dict(rescheduler.num_failed)
+        outcome.num_moved = emptying.num_moved
+        outcome.num_failed_moves = dict(emptying.num_failed)
         return outcome
 
     # -- requests --------------------------------------------------------------------------
@@ -245,7 +245,12 @@ class SimCluster:
     def keep(self, instance: SimInstance) -> None:
         """The instance drains no more."""
         self._scheduler.handle(DrainEnded(instance.instance_id), self.events.now_s)
-        instance.between_steps(lambda: setattr(instance, "draining", False))
+
+        def keep() -> None:
+            instance.draining = False
+            self.emptying.drain_ended(instance)
+
+        instance.between_steps(keep)
 
     def is_empty(self, instance: SimInstance) -> bool:
         """Whether neither a request nor a move of one is there."""
@@ -253,7 +258,7 @@ class SimCluster:
         return (
             not instance.runs
             and status.num_free_blocks == status.num_total_blocks
-            and not self.rescheduler.is_moving(instance.instance_id)
+            and not self.emptying.is_moving(instance.instance_id)
         )
 
     def remove(self, instance: SimInstance) -> None:
@@ -267,7 +272,7 @@ class SimCluster:
         self._changed.pop(instance, None)
         self._need_help.gone(instance)
         self._are_short.gone(instance)
-        self.rescheduler.instance_gone(instance)
+        self.emptying.instance_gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
     def held_demands(self) -> list[int]:
@@ -287,7 +292,7 @@ class SimCluster:
         self._changed[instance] = None
         self._need_help.changed(instance)
         self._are_short.changed(instance)
-        self.rescheduler.instance_changed(instance)
+        self.emptying.instance_changed(instance)
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
         if self._fleet is not None:
@@ -327,7 +332,7 @@ class SimCluster:
             case "slow-steps":
                 instance.between_steps(lambda: setattr(instance, "slowdown", fault.factor))
             case "slow-links":
-                self.rescheduler.slow_link(fault.instance_id, fault.factor)
+                self.emptying.slow_link(fault.instance_id, fault.factor)
             case _:
                 raise ValueError(f"unknown fault {fault.kind!r}")
 
@@ -335,7 +340,7 @@ class SimCluster:
         lost = instance.die()
         self._need_help.gone(instance)
         self._are_short.gone(instance)
-        self.rescheduler.instance_died(instance)
+        self.emptying.instance_died(instance)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))
         if self._fleet is not None:
@@ -350,9 +355,9 @@ class SimCluster:
         if holding is not None and self._may_help(holding):
             self._report_all()
             self._follow(self._scheduler.handle(Ticked(), self.events.now_s))
-            self.rescheduler.help_blocked(self._scheduler.help_blocked(self.events.now_s))
+            self.emptying.help_blocked(self._scheduler.help_blocked(self.events.now_s))
         placement = self._scheduler.placement
-        self.rescheduler.round(placement.reserved if placement is not None else ())
+        self.emptying.round(placement.reserved if placement is not None else ())
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
 
     def _may_help(self, holding: HoldingConfig) -> bool:

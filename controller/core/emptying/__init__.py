@@ -2,6 +2,8 @@
 
     by_hand     moves that operators order: where to, in turn, and what is tried next
     claims      what is for an instance to be empty, and what comes then
+    orders      what a round orders an instance: relief, room, a queue head elsewhere
+    relieving   the machine of a source, which carries such orders out
 
 What is decided goes by the pure functions of `core.rescheduling` and `core.holding`.
 """

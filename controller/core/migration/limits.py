@@ -1,7 +1,7 @@
 """What moves may take of a cluster; operators may change each limit while the cluster runs.
 
 Users' defaults are those of `MigrationTable` (controller/api/settings). `max_moves` is enforced by
-`InstanceMoves`, which refuses, `ReliefMoves`, which begins no more, and `MovesByHand`, in which
+`InstanceMoves`, which refuses, `RelievingSource`, which begins no more, and `MovesByHand`, in which
 moves by hand wait.
 """
 

@@ -1,14 +1,15 @@
 """What a round orders for blocked requests, with late binding: queue heads that go elsewhere, and
-room made by moves. The instances choose who leaves (`room_moves`)."""
+room made by moves. The instances choose who leaves (`core.emptying.relieving`)."""
 
 from collections.abc import Callable
 
+from controller.core.emptying.orders import HeadOrder, Opening, RoomOrder
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.cooling import Cooling
 from controller.core.scheduler import GlobalScheduler
 from controller.runtime.controller.roster import Roster
-from controller.runtime.messages.room import HeadMoveOrdered, Opening, RoomOrdered
+from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 
 
 class BlockedHelp:
@@ -44,19 +45,21 @@ class BlockedHelp:
         members = self._roster.members
         if isinstance(order, MoveHead):
             destination = members[order.destination_id].ref
-            return HeadMoveOrdered(round_id, order.request_id, destination, config)
+            return HeadMoveOrdered(HeadOrder(round_id, order.request_id, destination, config))
         openings = tuple(
             Opening(members[instance_id].ref, blocks)
             for instance_id, blocks in order.spare_blocks.items()
         )
         return RoomOrdered(
-            round_id,
-            order.request_id,
-            self._frontend_of(order),
-            order.rank,
-            order.lacking_blocks,
-            openings,
-            config,
+            RoomOrder(
+                round_id,
+                order.request_id,
+                self._frontend_of(order),
+                order.rank,
+                order.lacking_blocks,
+                openings,
+                config,
+            )
         )
 
     def _frontend_of(self, order: MakeRoom) -> str:

@@ -1,9 +1,9 @@
 """The rounds of rescheduling: which instance must relieve itself towards which other.
 
 A round looks at one status per instance and never at a request; sources choose those
-(`relief_moves`). Before the pairs it helps blocked requests (`blocked_help`). Only the sources with
-an order are remembered, and for a second the fruitless pairs; so a controller that starts again
-goes on with its first round, and orders of the one before end by themselves.
+(`core.emptying.relieving`). Before the pairs it helps blocked requests (`blocked_help`). Only the
+sources with an order are remembered, and for a second the fruitless pairs; so a controller that
+starts again goes on with its first round, and orders of the one before end by themselves.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.emptying.orders import ReliefOrder
 from controller.core.load.snapshot import Level
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.cooling import Cooling
@@ -22,7 +23,7 @@ from controller.core.rescheduling.roles import Role, roles
 from controller.core.scheduler import GlobalScheduler
 from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.roster import Roster
-from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
+from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
 
 log = logging.getLogger(__name__)
 
@@ -161,11 +162,11 @@ class Rescheduler:
 
     def _relief(
         self, pair: Pair, candidates: tuple[tuple[str, float], ...], now_s: float
-    ) -> Relief:
+    ) -> ReliefOrder:
         destination = self._roster.members[pair.destination_id]
         record = self._scheduler.instances[pair.destination_id]
         assert record.snapshot is not None
-        return Relief(
+        return ReliefOrder(
             destination.ref,
             record.snapshot,
             now_s - record.last_report_s,

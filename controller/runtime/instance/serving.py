@@ -27,8 +27,6 @@ from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
-from controller.runtime.instance.moves.relief_moves import ReliefMoves
-from controller.runtime.instance.moves.room_moves import RoomMoves
 from controller.runtime.instance.reentries import Reentries
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
@@ -92,9 +90,9 @@ class Serving:
         self.set_rank = self.instance_moves.set_rank
         links, controller = Links(), member.controller_address
         self._orders = OrderedMoves(self, self.instance_moves, links, controller)
-        self._chosen = ChosenMoves(self, self.instance_moves, links, controller)
-        self.relief_moves = ReliefMoves(self, self.instance_moves, self._chosen, controller)
-        self._room_moves = RoomMoves(self, self.instance_moves, self._chosen, engine.block_size)
+        self.chosen_moves = ChosenMoves(
+            self, self.instance_moves, links, engine.block_size, controller
+        )
         self.emission = Emission(
             member,
             mailbox,
@@ -123,9 +121,9 @@ class Serving:
             MoveAsked: self._orders.asked,
             MoveRefusalAsked: self._orders.refusals_asked,
             MoveLimitsSet: self._on_move_limits,
-            ReliefOrdered: self.relief_moves.ordered,
-            HeadMoveOrdered: self._room_moves.ordered,
-            RoomOrdered: self._room_moves.ordered,
+            ReliefOrdered: self.chosen_moves.relief_ordered,
+            HeadMoveOrdered: self.chosen_moves.room_ordered,
+            RoomOrdered: self.chosen_moves.room_ordered,
             DrainSet: self._on_drain,
             FenceAnswered: self.instance_moves.fence_answered,
             OwnerAsked: self.instance_moves.owner_asked,
@@ -158,7 +156,7 @@ class Serving:
         leaves_at_s = None if leaves_in_s is None else self.now_s() + leaves_in_s
         self.instance_moves.leaves_at_s = leaves_at_s
         if not drain.draining:
-            self.relief_moves.drain_ended()
+            self.chosen_moves.drain_ended()
         self._thread.push_status()
 
     def _take_rank(self, wanted: RankSet) -> None:
@@ -237,8 +235,7 @@ class Serving:
     def fenced(self) -> None:
         """Another incarnation begins: no request and no move of this one goes on."""
         log.warning("fenced: dropping %d requests", len(self.requests))
-        self.relief_moves.fenced()
-        self._chosen.fenced()
+        self.chosen_moves.fenced()
         self.instance_moves.fenced()
         self.abort((*self.requests, *self._reentries.request_ids))
 
@@ -255,14 +252,14 @@ class Serving:
             self.abort(orphans)
 
     def _peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
-        self.relief_moves.peer_lost(is_lost)
+        self.chosen_moves.peer_lost(is_lost)
         self.instance_moves.peer_lost(is_lost)
 
     # -- from the engine's thread --------------------------------------------------------
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
         if any(each.emitted for each in outputs):
-            self.relief_moves.step_times_s.append(step_time_s)
+            self.chosen_moves.step_times_s.append(step_time_s)
         self.emission.emit(outputs, step_time_s)
 
     def rested(self) -> None:

@@ -2,29 +2,12 @@
 
 import msgspec
 
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.emptying.orders import ReliefOrder
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay import ReplayConfig
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.ports.engine import StepPhase
 from controller.runtime.messages.message import Message
-
-
-class Relief(msgspec.Struct, frozen=True, array_like=True):
-    """Where a source may send requests, and by which rules it chooses them. `snapshot_age_s`: how
-    long ago the controller got the destination's snapshot."""
-
-    destination: InstanceRef
-    snapshot: InstanceSnapshot
-    snapshot_age_s: float
-    source_freeness: float
-    destination_freeness: float
-    candidates: tuple[tuple[str, float], ...]
-    """(instance id, freeness) of the freest destinations, best first, for an explanation."""
-    levels: tuple[Level, ...]
-    config: ReschedulingConfig
 
 
 class ReliefOrdered(Message, frozen=True):
@@ -32,7 +15,7 @@ class ReliefOrdered(Message, frozen=True):
     moves. An order ends by itself if no other follows."""
 
     round_id: str
-    relief: Relief | None = None
+    relief: ReliefOrder | None = None
 
 
 class ReliefFruitless(Message, frozen=True):

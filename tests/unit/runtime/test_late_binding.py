@@ -118,7 +118,8 @@ async def test_a_round_orders_room_on_the_kept_instance(bed: Bed) -> None:
     await bed.reports(other, free=5, num_running=1)
     bed.controller.rescheduler.round()
     await settle()
-    (order,) = bed.peers[kept].received(RoomOrdered)
+    (ordered,) = bed.peers[kept].received(RoomOrdered)
+    order = ordered.order
     assert (order.request_id, order.frontend, order.rank) == ("r0", bed.f0.address, 0)
     assert order.lacking_blocks == 6
     members = bed.controller.roster.members
@@ -156,5 +157,6 @@ async def test_a_blocked_head_is_sent_where_it_fits(bed: Bed) -> None:
     await settle()
     bed.controller.rescheduler.round()
     await settle()
-    (order,) = bed.peers["i-0"].received(HeadMoveOrdered)
+    (ordered,) = bed.peers["i-0"].received(HeadMoveOrdered)
+    order = ordered.order
     assert (order.request_id, order.destination.instance_id) == ("h", "i-1")

@@ -7,6 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from controller.api.settings.settings import MigrationTable
+from controller.core.emptying.orders import ReliefOrder
+from controller.core.emptying.relieving import RelievingView
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.protocol import Verb
@@ -18,7 +20,7 @@ from controller.ports.engine import Engine
 from controller.runtime.instance.moves.past_instances import MAX_HOPS
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
-from controller.runtime.messages.operations import DrainSet, Relief, ReliefFruitless, ReliefOrdered
+from controller.runtime.messages.operations import DrainSet, ReliefFruitless, ReliefOrdered
 from tests.unit.runtime.moving_cluster import MovingCluster
 
 CONFIG = ReschedulingConfig()
@@ -45,7 +47,7 @@ async def order(
     found = destination or await snapshot(moving, destination_id)
     source = await snapshot(moving, source_id)
     steps = {each.instance_id: freeness(each, DEFAULT_LEVELS) for each in (source, found)}
-    relief = Relief(
+    relief = ReliefOrder(
         moving.controller.ref(destination_id),
         found,
         age_s,
@@ -75,6 +77,12 @@ def at(moving: MovingCluster, instance_id: str) -> set[str]:
 def state_of_the_move(moving: MovingCluster) -> str | None:
     """None once it is over."""
     return next((move.state for move in moving.a.llumlet.serving.instance_moves.in_flight()), None)
+
+
+def view(moving: MovingCluster) -> RelievingView:
+    machine = moving.a.llumlet.serving.chosen_moves.machine
+    machine.check()
+    return machine.view()
 
 
 def told(moving: MovingCluster) -> list[LoggedEvent]:
@@ -142,7 +150,7 @@ async def test_without_an_order_no_further_move_begins(moving: MovingCluster, ho
         moving.clock.now_s += 2 * CONFIG.interval_s
     else:
         moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-        await moving.until(lambda: moving.a.llumlet.serving.relief_moves._order is None)
+        await moving.until(lambda: view(moving).destination is None)
     moving.network.release()
     await moving.until(lambda: moving.controller.records)
     assert at(moving, "i-1") == {"r0"}
@@ -386,8 +394,6 @@ async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
     fruitless = moving.controller.fruitless
     await order(moving)
     await moving.until(lambda: fruitless)
-    moving.a.llumlet.serving.relief_moves._look()  # as after a move
-    await snapshot(moving, "i-0")
     await snapshot(moving, "i-0")
     assert fruitless == [ReliefFruitless("round-x-1", "i-0", 1, "i-1", 1)]
     await order(moving)
@@ -430,8 +436,7 @@ async def test_who_only_waits_for_moves_elsewhere_says_nothing(moving: MovingClu
     await order(moving, config=TWO)
     await moving.until(lambda: moving.network.num_held == 2)
     await order(moving, "i-0", "i-2", TWO)
-    relief_moves = moving.a.llumlet.serving.relief_moves
-    await moving.until(lambda: relief_moves._order.destination.instance_id == "i-2")
+    await moving.until(lambda: view(moving).destination == moving.controller.ref("i-2"))
     await snapshot(moving, "i-0")
     await snapshot(moving, "i-0")
     moving.network.release()
@@ -473,11 +478,10 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> Non
     await crowd(moving, LENGTHS)
     await order(moving, config=TWO)
     await moving.until(lambda: len(moving.controller.records) == 2)
-    sent = moving.a.llumlet.serving.relief_moves._chosen._sent
-    assert [each.move for each in sent.values()] == [None, None]
-    assert all(each.counted_s() is not None for each in sent.values())
+    assert view(moving).under_way == ()
+    assert len(view(moving).not_counted) == 2
     moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-    await moving.until(lambda: not moving.a.llumlet.serving.relief_moves._chosen._sent)
+    await moving.until(lambda: not view(moving).not_counted)
     for request_id in LENGTHS:
         await moving.finishes(request_id, 20)
     await moving.nothing_is_left()

@@ -5,6 +5,7 @@ Each instance has 64 blocks of 16 tokens.
 
 from dataclasses import replace
 
+from controller.core.emptying.orders import HeadOrder, Opening, RoomOrder
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -12,7 +13,7 @@ from controller.ports.engine import Engine
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
 from controller.runtime.messages.operations import DrainSet
-from controller.runtime.messages.room import HeadMoveOrdered, Opening, RoomOrdered
+from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 from tests.unit.runtime.moving_cluster import MovingCluster
 
 CONFIG = ReschedulingConfig()
@@ -50,13 +51,15 @@ def order(
     moving.controller.send(
         source_id,
         RoomOrdered(
-            "round-x-1",
-            request_id,
-            moving.controller.members["f-0"].address if request_id else "",
-            rank,
-            lacking_blocks,
-            openings,
-            config,
+            RoomOrder(
+                "round-x-1",
+                request_id,
+                moving.controller.members["f-0"].address if request_id else "",
+                rank,
+                lacking_blocks,
+                openings,
+                config,
+            )
         ),
     )
 
@@ -225,7 +228,8 @@ async def test_a_blocked_head_goes_elsewhere_with_nothing_to_copy(moving: Moving
     assert list(moving.a.engine.waiting) == ["r2"]
     destination = moving.controller.ref("i-1")
     for request_id in ("r0", "r2"):  # r0 runs: it is no head any more
-        moving.controller.send("i-0", HeadMoveOrdered("round-x-1", request_id, destination, CONFIG))
+        head = HeadOrder("round-x-1", request_id, destination, CONFIG)
+        moving.controller.send("i-0", HeadMoveOrdered(head))
     await moving.until(lambda: moving.controller.records)
     (record,) = moving.controller.records
     assert (record.request_id, record.outcome) == ("r2", "migrated")

@@ -27,7 +27,7 @@ def ordered(
 
     def give() -> None:
         also(cluster)
-        cluster.rescheduler.help_blocked(orders)
+        cluster.emptying.help_blocked(orders)
 
     cluster.events.at(at_s, give)
     outcome = cluster.run(requests(rows))
@@ -90,7 +90,7 @@ def test_what_was_given_up_with_its_plan_may_go_at_once() -> None:
     again = MakeRoom("i-0", "", 0, 20, {"i-1": 40})
 
     def order_again(cluster: SimCluster) -> None:
-        cluster.events.after(0.5, lambda: cluster.rescheduler.help_blocked([again]))
+        cluster.events.after(0.5, lambda: cluster.emptying.help_blocked([again]))
 
     assert ordered(FULL, PLAN, also=order_again)[1].num_moved == 1
 
@@ -99,7 +99,7 @@ def test_a_request_that_ends_before_it_has_moved_keeps_nobody_of_its_plan_here()
     """r-3 ends on i-0 while its blocks are copied over a slow link."""
 
     def slow(cluster: SimCluster) -> None:
-        cluster.rescheduler.slow_link("i-0", 5.0)
+        cluster.emptying.slow_link("i-0", 5.0)
 
     rows = [(0.0, 320, 300), (0.0, 16, 300), (0.0, 16, 40), (0.5, 320, 30)]
     _, outcome = ordered(rows, PLAN, at_s=1.5, also=slow)
@@ -116,4 +116,4 @@ def test_of_all_orders_that_come_within_a_step_the_last_one_counts() -> None:
     assert outcome.num_moved == 0
     cluster, outcome = ordered(rows, replace(stale, lacking_blocks=60), last)
     assert outcome.num_moved == 1
-    assert cluster.rescheduler.num_failed == {}
+    assert cluster.emptying.num_failed == {}

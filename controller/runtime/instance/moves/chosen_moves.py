@@ -1,128 +1,151 @@
-"""Moves that an instance began by its own choice, and what is remembered of them: who is on its way
-where, and whose last move failed.
-
-Requests that the destination's snapshot does not count yet must be added to it by whoever chooses
-the next one.
+"""Moves that an instance begins by its own choice, on the controller's orders: carries out what the
+machine that chooses (`core.emptying.relieving`) instructs.
 """
 
-import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
 
-from controller.core.holding.room_moves import PLAN_FAILED
+from controller.core.emptying.relieving import (
+    BeginMove,
+    CancelMove,
+    DrainEnded,
+    Event,
+    Fenced,
+    Instruction,
+    Look,
+    Looked,
+    MoveBegan,
+    MoveEnded,
+    MoveRefused,
+    PeerLost,
+    ReliefGiven,
+    ReliefWithdrawn,
+    RelievingSource,
+    RoomGiven,
+    TellFruitless,
+    TellNotMoved,
+    TellRoomNotMade,
+    considered,
+)
 from controller.core.instance_ref import InstanceRef
+from controller.core.load.freeness import finite
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import MoveCancelled, SourceState
-from controller.core.record.event_log import Number
+from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
+from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
-from controller.runtime.instance.moves.outgoing import OutgoingMove
 from controller.runtime.messages.moves import MoveAnswered
+from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
+from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 
-# A request whose move failed is not tried again for so long, unless the request itself was the
-# reason. The controller avoids destinations that fail.
-FAILED_AGAIN_S = 1.0
-DRAIN_CANCELLED = "drain_cancelled"
-_TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
-
-
-@dataclass(slots=True)
-class _Sent:
-    candidate: Candidate
-    destination: InstanceRef
-    reason: str
-    then: Callable[[MoveRecord], None]
-    move: OutgoingMove | None
-    """None once it is over, as a move holds the request's prompt."""
-    reserved_s: float | None = None
-    closed_s: float | None = None
-
-    def counted_s(self) -> float | None:
-        """When the destination's snapshots began to count the request: once its blocks were
-        reserved, or, if it was queued, once it had moved."""
-        if self.candidate.queued:
-            return self.closed_s
-        return self.reserved_s if self.move is None else self.move.reserved_s
-
-    def close(self, now_s: float) -> None:
-        if self.move is not None:
-            self.reserved_s, self.move, self.closed_s = self.move.reserved_s, None, now_s
+# A destination's snapshot is so much older than the controller's note of its arrival: one way on
+# the network and a turn of both loops. Without this, requests that were just sent there would be
+# taken for counted in it.
+STATUS_LAG_S = 0.02
+NUM_STEPS_MEASURED = 15
 
 
 class ChosenMoves:
     """Used on the event loop's thread."""
 
     def __init__(
-        self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
+        self,
+        host: MoveHost,
+        instance_moves: InstanceMoves,
+        links: Links,
+        block_size: int,
+        controller_address: str,
     ) -> None:
         self._host = host
         self._moves = instance_moves
-        self.links = links
+        self._links = links
         self._controller_address = controller_address
-        self._epoch = secrets.token_hex(3)
-        """Makes migration ids unique: destinations remember moves for longer than a process takes
-        to start again."""
-        self._numbers = itertools.count(1)
-        self._sent: dict[str, _Sent] = {}
-        """By migration id: requests on their way, or moved and perhaps not yet in the destination's
-        snapshot."""
-        self._failed: dict[str, tuple[str, float]] = {}
-        """By request id: why its last move failed, and when."""
+        self.step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
+        here = _Here(host, instance_moves, links, block_size, self.step_times_s)
+        self.machine = RelievingSource(here, secrets.token_hex(3))
 
-    def begin(
-        self,
-        chosen: Candidate,
-        destination: InstanceRef,
-        reason: str,
-        figures: Mapping[str, Number],
-        then: Callable[[MoveRecord], None],
-    ) -> OutgoingMove | MoveRefusal:
-        """Begins a move, or returns why it may not begin; `then` gets its record when it is
-        over."""
-        self._forget_old()
-        migration_id = f"m-{self._host.me.instance_id}-{self._epoch}-{next(self._numbers)}"
-        order = MoveOrder(migration_id, chosen.request_id, destination, reason)
-        move = self._moves.begin(order, self._on_closed, figures)
-        if not isinstance(move, MoveRefusal):
-            self._sent[migration_id] = _Sent(chosen, destination, reason, then, move)
-        return move
+    # -- what happens --------------------------------------------------------------------
 
-    def cancel(self, migration_ids: Iterable[str], code: str) -> None:
-        """A request whose COMMIT is sent leaves all the same."""
-        for migration_id in migration_ids:
-            sent = self._sent.get(migration_id)
-            if sent is not None and sent.move is not None:
-                sent.move.handle(MoveCancelled(code))
+    def relief_ordered(self, ordered: ReliefOrdered) -> None:
+        order = ordered.relief
+        if order is None:
+            self._handle(ReliefWithdrawn())
+            return
+        taken_s = self._host.now_s() - order.snapshot_age_s - STATUS_LAG_S
+        self._handle(ReliefGiven(ordered.round_id, order, taken_s))
 
-    def because_of(self, reason: str) -> list[str]:
-        """The ids of the moves under way that have this reason."""
-        sent = self._sent.items()
-        return [id_ for id_, each in sent if each.move is not None and each.reason == reason]
+    def room_ordered(self, ordered: HeadMoveOrdered | RoomOrdered) -> None:
+        self._handle(RoomGiven(ordered.order))
+
+    def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        self._handle(PeerLost(is_lost))
+
+    def drain_ended(self) -> None:
+        self._handle(DrainEnded())
 
     def fenced(self) -> None:
-        """Forgets all moves: those in doubt will have no end here."""
-        self._sent.clear()
+        self._handle(Fenced())
 
-    # -- what is known -------------------------------------------------------------------
+    def _on_closed(self, record: MoveRecord) -> None:
+        self._host.send(self._controller_address, MoveAnswered("", record.code, record=record))
+        moved = record.outcome == SourceState.MIGRATED
+        if moved:
+            self._links.measured(record)
+        self._handle(MoveEnded(record.migration_id, moved, record.code))
 
-    def sent_to(self, destination: InstanceRef) -> list[Candidate]:
-        key = destination.key
-        return [sent.candidate for sent in self._sent.values() if sent.destination.key == key]
+    # -- what is to be done --------------------------------------------------------------
 
-    def known(self, seen: Sequence[Candidate]) -> list[Candidate]:
-        """Adds what only the llumlet knows of the candidates: earlier moves and failures. Most have
-        neither and are returned as they are."""
+    def _handle(self, event: Event) -> None:
+        for instruction in self.machine.handle(event, self._host.now_s()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Look():
+                self._host.between_steps(self._look, self._looked)
+            case BeginMove():
+                self._begin(instruction)
+            case CancelMove(migration_id=migration_id, code=code):
+                if (move := self._moves.outgoing.get(migration_id)) is not None:
+                    move.handle(MoveCancelled(code))
+            case TellFruitless(round_id=round_id, destination=to):
+                me = self._host.me
+                pair = me.instance_id, me.incarnation, to.instance_id, to.incarnation
+                self._host.send(self._controller_address, ReliefFruitless(round_id, *pair))
+            case TellNotMoved():
+                if (live := self._host.requests.get(instruction.refused.request_id)) is not None:
+                    self._host.tell(_not_moved(instruction, self._host.me), live.frontend)
+            case TellRoomNotMade(order=order):
+                live = self._host.requests.get(order.request_id)
+                if frontend := order.frontend or (live.frontend if live is not None else ""):
+                    self._host.tell(_room_not_made(instruction, self._host.me), frontend)
+
+    def _look(self, engine: Engine) -> tuple[InstanceSnapshot, Sequence[Candidate]]:
+        """Runs on the engine's thread."""
+        me = self._host.me
+        return engine.snapshot(me.instance_id, me.incarnation), engine.moves.candidates()
+
+    def _looked(self, found: tuple[InstanceSnapshot, Sequence[Candidate]]) -> None:
+        snapshot, candidates = found
+        snapshot = replace(snapshot, draining=self._moves.draining)
+        self._handle(Looked(snapshot, self._known(candidates)))
+
+    def _known(self, seen: Iterable[Candidate]) -> list[Candidate]:
+        """Adds what the engine does not know of them: their moves. Most have none and are returned
+        as they are."""
         now_s, requests = self._host.now_s(), self._host.requests
-        self._failed = {
-            request_id: (code, at_s)
-            for request_id, (code, at_s) in self._failed.items()
-            if at_s > now_s - FAILED_AGAIN_S
-        }
         leaving = {move.request_id for move in self._moves.in_flight()}
         moving = self._moves.moving_ids()
         known = []
@@ -135,46 +158,120 @@ class ChosenMoves:
             moves, refusal = live.past_instances.ages(now_s), candidate.refusal
             if candidate.request_id in moving:  # its source has not let go of it yet
                 refusal = MoveRefusal.MOVING
-            elif not refusal and (failed := self._failed.get(candidate.request_id)):
-                refusal, _ = failed
             if moves or refusal != candidate.refusal:
                 candidate = replace(candidate, refusal=refusal, moves=moves)
             known.append(candidate)
         return known
 
-    def forget_ended(self) -> None:
-        """The next snapshot of any destination is long after the moves that are over."""
-        self._sent = {id_: sent for id_, sent in self._sent.items() if sent.move is not None}
-
-    def forget_counted(self, destination: InstanceRef, taken_s: float) -> None:
-        """Forgets requests that a snapshot of the destination of then counts, and old moves
-        elsewhere."""
-        self._forget_old()
-        for migration_id, sent in list(self._sent.items()):
-            counted_s = sent.counted_s()
-            here = sent.destination.key == destination.key
-            if here and counted_s is not None and counted_s <= taken_s:
-                del self._sent[migration_id]
-
-    def _forget_old(self) -> None:
-        old_s = self._host.now_s() - FAILED_AGAIN_S
-        self._sent = {
-            id_: sent
-            for id_, sent in self._sent.items()
-            if sent.closed_s is None or sent.closed_s > old_s
-        }
-
-    def _on_closed(self, record: MoveRecord) -> None:
-        now_s = self._host.now_s()
-        self._host.send(self._controller_address, MoveAnswered("", record.code, record=record))
-        sent = self._sent.get(record.migration_id)
-        if record.outcome == SourceState.MIGRATED:
-            self.links.measured(record)
-            if sent is not None:
-                sent.close(now_s)
+    def _begin(self, begin: BeginMove) -> None:
+        order = MoveOrder(
+            begin.migration_id, begin.candidate.request_id, begin.destination, begin.reason
+        )
+        move = self._moves.begin(order, self._on_closed, begin.figures)
+        if isinstance(move, MoveRefusal):
+            self._handle(MoveRefused(begin.migration_id, move))
         else:
-            self._sent.pop(record.migration_id, None)
-            if record.code not in _TRY_AT_ONCE:
-                self._failed[record.request_id] = (record.code, now_s)
-        if sent is not None:
-            sent.then(record)
+            self._handle(MoveBegan(begin.migration_id))
+
+
+class _Here:
+    """This instance as its machine looks at it: a `SourceView`."""
+
+    def __init__(
+        self,
+        host: MoveHost,
+        moves: InstanceMoves,
+        links: Links,
+        block_size: int,
+        step_times_s: Collection[float],
+    ) -> None:
+        self._host = host
+        self._moves = moves
+        self._step_times_s = step_times_s
+        self.block_size = block_size
+        self.bytes_per_s = links.bytes_per_s
+
+    @property
+    def instance_id(self) -> str:
+        return self._host.me.instance_id
+
+    @property
+    def block_bytes(self) -> int:
+        return self._host.blocks.block_bytes
+
+    @property
+    def max_moves(self) -> int:
+        return self._moves.max_moves
+
+    @property
+    def num_moves(self) -> int:
+        return self._moves.num_moves
+
+    @property
+    def leaves_at_s(self) -> float | None:
+        return self._moves.leaves_at_s
+
+    @property
+    def max_bytes_per_s(self) -> float | None:
+        return self._host.transfer.max_bytes_per_s
+
+    @property
+    def step_time_s(self) -> float | None:
+        return median(self._step_times_s) if self._step_times_s else None
+
+    def leaving_for(self) -> Collection[str]:
+        return {move.destination_id for move in self._moves.in_flight()}
+
+    def reserved_s(self, migration_id: str) -> float | None:
+        move = self._moves.outgoing.get(migration_id)
+        return None if move is None else move.reserved_s
+
+
+# -- words -------------------------------------------------------------------------------
+
+
+def _not_moved(told: TellNotMoved, me: InstanceRef) -> LoggedEvent:
+    refused, order, to = told.refused, told.order, told.order.destination.instance_id
+    sentence = _sentence(refused.code)
+    return LoggedEvent(
+        EventKind.NOT_MOVED,
+        time.time(),
+        told.round_id,
+        f"to {to}: {sentence} ({refused.code})",
+        instance_id=me.instance_id,
+        incarnation=me.incarnation,
+        request_id=refused.request_id,
+        numbers={
+            "source_freeness_steps": finite(order.source_freeness),
+            "destination_freeness_steps": order.destination_freeness,
+            **refused.numbers,
+            **considered(order),
+        },
+        labels={"from": me.instance_id, "to": to, "code": refused.code, "why": sentence},
+    )
+
+
+def _room_not_made(told: TellRoomNotMade, me: InstanceRef) -> LoggedEvent:
+    order, sentence = told.order, why(told.code)
+    failed = ""
+    if told.num_moves:
+        failed = f"of {told.num_moves} moves one to {told.destination_id} failed: "
+    return LoggedEvent(
+        EventKind.ROOM_NOT_MADE,
+        time.time(),
+        order.round_id,
+        f"on {me.instance_id}: {failed}{sentence} ({told.code})",
+        instance_id=me.instance_id,
+        incarnation=me.incarnation,
+        request_id=order.request_id,
+        numbers={
+            "lacking_blocks": order.lacking_blocks,
+            "num_movable": told.num_movable,
+            "spare_blocks_elsewhere": sum(each.spare_blocks for each in order.openings),
+        },
+        labels={"code": told.code, "why": sentence},
+    )
+
+
+def _sentence(code: str) -> str:
+    return SENTENCES[ReliefRefusal(code)] if code in SENTENCES else why(code)

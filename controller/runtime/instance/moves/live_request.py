@@ -41,8 +41,6 @@ class LiveRequest:
     arrived_by: MoveRecord | None = None
     """The move that brought it, until its first token here."""
     past_instances: PastInstances = field(default_factory=PastInstances)
-    told: set[str] = field(default_factory=set)
-    """Codes for which the frontend knows that this request was not moved."""
 
     @property
     def epoch(self) -> Epoch:

@@ -1,0 +1,729 @@
+"""Which requests leave an instance, and where to, by the orders that it gets in the controller's
+rounds. This machine runs at the source; it sees requests, which no round does.
+
+    relief    requests leave for one destination until the instance is no source any more
+              (`rescheduling.relief`); the order is renewed in each round, or ends
+    head      the queue head goes to another queue
+    room      others leave so that a blocked request fits, or for the growth of those that run:
+              whole plans only (`holding.room_moves`)
+
+It looks at its requests between two steps of the engine, once for all orders that came meanwhile,
+and only if an order is there by which a move may begin:
+
+    state      left by              what it waits for
+    resting    an order, or the     an order. So does the good end of a relief's move: the
+               end of a move        instance may still be a source
+    looking    Looked               the end of the step under way; further orders are looked at too
+    beginning  MoveBegan,           whether the move may begin. One after the other, as each counts
+               MoveRefused          as leaving when the next one is chosen
+
+Of one look room and heads come first, in the order in which they were ordered, then the relief.
+Nothing begins but by `BeginMove`, whose runner asks `MoveTable.leave`; so this machine cannot begin
+a move that the instance's one check refuses.
+
+Requests that the destination's snapshot does not count yet are remembered here (`_sent`), and
+added to it when the next one is chosen. Nothing survives a crash, and nothing needs to: orders come
+again, moves end by themselves.
+"""
+
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from controller.core.emptying.orders import HeadOrder, ReliefOrder, RoomOrder
+from controller.core.holding.blocked import MakeRoom, MoveHead
+from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_plan, head_to_leave
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.record.event_log import Number
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
+from controller.core.rescheduling.relief import (
+    Decision,
+    NotMoved,
+    ReliefRules,
+    ReliefView,
+    next_move,
+)
+from controller.core.value import value
+
+ORDER_INTERVALS = 2
+"""An order ends after so many intervals without another order: the controller is gone."""
+FAILED_AGAIN_S = 1.0
+"""A request whose move failed is not tried again for so long, unless the request itself was the
+reason. The controller avoids destinations that fail."""
+DRAIN_CANCELLED = "drain_cancelled"
+_TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
+MAX_TOLD_PER_S = 2
+"""An instance tells at most so many requests a second that were not moved; 64 instances then tell
+128."""
+NUM_NOT_MOVED_TOLD = 1024
+"""Pairs of a request and a code that are not told again: those of eight minutes at least."""
+NUM_ROOM_TOLD = 64
+"""A plan is asked for in each round; of each blocked request and code one event is enough."""
+
+
+class SourceView(Protocol):
+    """The instance, as far as a decision looks at it. `num_moves`: under way, in both directions.
+    `leaves_at_s`: when the instance will be ended, by the clock of `now_s`; None: not known to be.
+    `max_bytes_per_s`: the bandwidth limit of each link. `step_time_s`: measured; None: never."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def max_moves(self) -> int: ...
+    @property
+    def num_moves(self) -> int: ...
+    @property
+    def leaves_at_s(self) -> float | None: ...
+    @property
+    def max_bytes_per_s(self) -> float | None: ...
+    @property
+    def step_time_s(self) -> float | None: ...
+
+    def bytes_per_s(self, destination_id: str) -> float | None:
+        """The measured rate of the link; None: nothing was copied yet."""
+
+    def leaving_for(self) -> Collection[str]:
+        """The destinations of all moves under way from here, also of those by hand."""
+
+    def reserved_s(self, migration_id: str) -> float | None:
+        """Since when the destination holds blocks for this move; None: not yet. Asked while it is
+        under way, and once more at its end."""
+
+
+# -- events ------------------------------------------------------------------------------
+
+
+@value
+class ReliefGiven:
+    """An order, in each round anew. `taken_s`: when the destination's snapshot was taken."""
+
+    round_id: str
+    order: ReliefOrder
+    taken_s: float
+
+
+@value
+class ReliefWithdrawn:
+    """No more moves are to begin; those under way go on."""
+
+
+@value
+class RoomGiven:
+    order: HeadOrder | RoomOrder
+
+
+@value
+class Looked:
+    """Between two steps. `candidates`: all requests that the snapshot counts, with what is known of
+    them here: past moves, moves under way, why a request cannot move at all. What failed lately is
+    known to the machine."""
+
+    snapshot: InstanceSnapshot
+    candidates: Sequence[Candidate]
+
+
+@value
+class MoveBegan:
+    migration_id: str
+
+
+@value
+class MoveRefused:
+    """The move may not begin here now."""
+
+    migration_id: str
+    code: str
+
+
+@value
+class MoveEnded:
+    """A move that began is over. `code`: why the request has not moved."""
+
+    migration_id: str
+    moved: bool
+    code: str = ""
+
+
+@value
+class PeerLost:
+    """Other instances are gone."""
+
+    is_lost: Callable[[InstanceRef], bool]
+
+
+@value
+class DrainEnded:
+    """The instance is not drained any more; those that have not left stay."""
+
+
+@value
+class Fenced:
+    """Another incarnation begins: no order and no move of this one counts."""
+
+
+Event = (
+    ReliefGiven
+    | ReliefWithdrawn
+    | RoomGiven
+    | Looked
+    | MoveBegan
+    | MoveRefused
+    | MoveEnded
+    | PeerLost
+    | DrainEnded
+    | Fenced
+)
+
+
+# -- instructions ------------------------------------------------------------------------
+
+
+@value
+class Look:
+    """To be answered with Looked, before the next step."""
+
+
+@value
+class BeginMove:
+    """To be answered with MoveBegan or MoveRefused at once. `figures`: by which it was chosen."""
+
+    migration_id: str
+    candidate: Candidate
+    destination: InstanceRef
+    reason: str
+    figures: Mapping[str, Number]
+
+
+@value
+class CancelMove:
+    """A request whose COMMIT is sent leaves all the same."""
+
+    migration_id: str
+    code: str
+
+
+@value
+class TellFruitless:
+    """To the controller: no request can go to that destination, and none is on its way there."""
+
+    round_id: str
+    destination: InstanceRef
+
+
+@value
+class TellNotMoved:
+    """For the log, and the request's history."""
+
+    round_id: str
+    refused: NotMoved
+    order: ReliefOrder
+
+
+@value
+class TellRoomNotMade:
+    """For the log, and the blocked request's history. `num_moves`: of the plan that was given up,
+    as the move to `destination_id` failed; 0: there was no plan."""
+
+    order: RoomOrder
+    code: str
+    num_movable: int = 0
+    num_moves: int = 0
+    destination_id: str = ""
+
+
+Instruction = Look | BeginMove | CancelMove | TellFruitless | TellNotMoved | TellRoomNotMade
+
+
+# -- the machine -------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Relief:
+    round_id: str
+    order: ReliefOrder
+    expires_s: float
+    is_due: bool = False
+    """The next look is for this order, too."""
+    nothing_came: bool = True
+    """It has begun no move so far, and was not reported as fruitless."""
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    order: RoomOrder
+    num_moves: int
+    failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Wish:
+    """A move that is to begin. `plan`: it makes room together with others."""
+
+    candidate: Candidate
+    destination: InstanceRef
+    reason: str
+    figures: Mapping[str, Number]
+    plan: _Plan | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A move that began. It is remembered until it is over and the destination's snapshot counts
+    its request."""
+
+    candidate: Candidate
+    destination: InstanceRef
+    reason: str
+    plan: _Plan | None
+    ended_s: float | None = None
+    """None while it is under way."""
+    reserved_s: float | None = None
+    """Once it has ended: since when the destination held blocks for it."""
+    is_counted: bool = False
+    """The last order's snapshot counts the request; one under way may yet fail."""
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """What is done about one look, in this order: `wishes`, `orders`, relief."""
+
+    snapshot: InstanceSnapshot
+    candidates: list[Candidate]
+    orders: deque[HeadOrder | RoomOrder]
+    relieves: bool
+    wishes: deque[_Wish] = field(default_factory=deque)
+    asked: str = ""
+    """The move of which it is not known yet whether it may begin."""
+
+
+@value
+class RelievingView:
+    """`destination`: of the present relief. `under_way` and `not_counted`: requests of which a move
+    began and is not over, and those that the last snapshot of their destination did not count."""
+
+    destination: InstanceRef | None
+    under_way: tuple[str, ...]
+    not_counted: tuple[str, ...]
+
+
+_RELIEF = frozenset(MoveReason)
+
+
+class RelievingSource:
+    """`epoch` makes migration ids unique: destinations remember moves for longer than a process
+    takes to start again. `rules`: of the simulator's comparisons."""
+
+    def __init__(
+        self,
+        source: SourceView,
+        epoch: str,
+        rules: Callable[[ReliefView], ReliefRules] = ReliefRules,
+    ) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._rules = rules
+        self._numbers = itertools.count(1)
+        self._relief: _Relief | None = None
+        self._room_orders: dict[tuple[type, str], HeadOrder | RoomOrder] = {}
+        """Not looked at yet, the last one of each kind and blocked request. None while resting."""
+        self._looking = False
+        """`Look` was instructed, and not answered."""
+        self._look: _Look | None = None
+        """None but while beginning."""
+        self._sent: dict[str, _Sent] = {}
+        """By migration id. Of one request at most one is under way."""
+        self._failed: dict[str, tuple[str, float]] = {}
+        """By request id: why its last move failed, and when. Some may be too old to count."""
+        self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
+        self._not_moved_told: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """(request id, code) of what was told last, `NUM_NOT_MOVED_TOLD` at most."""
+        self._room_told: deque[tuple[str, str]] = deque(maxlen=NUM_ROOM_TOLD)
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Takes one event in; returns what to do now, in order. Mutates. A `BeginMove` comes last;
+        what follows from its answer comes with the answer."""
+        out: list[Instruction] = []
+        match event:
+            case ReliefGiven():
+                self._take_relief(event, now_s, out)
+            case ReliefWithdrawn():
+                self._relief = None
+                # The next order is an interval away, and its snapshot counts what is over.
+                self._sent = {i: sent for i, sent in self._sent.items() if sent.ended_s is None}
+            case RoomGiven(order=order):
+                self._room_orders[type(order), order.request_id] = order
+                self._ask_to_look(out)
+            case Looked():
+                self._take_look(event, now_s, out)
+            case MoveBegan(migration_id=migration_id):
+                self._began(migration_id, now_s, out)
+            case MoveRefused():
+                self._refused(event, now_s, out)
+            case MoveEnded():
+                self._ended(event, now_s, out)
+            case PeerLost(is_lost=is_lost):
+                self._lost(is_lost)
+            case DrainEnded():
+                drains = (MoveReason.DRAIN, MoveReason.EVACUATE)
+                self._cancel(DRAIN_CANCELLED, out, lambda sent: sent.reason in drains)
+            case Fenced():
+                # Moves in doubt will have no end here.
+                self._relief, self._look = None, None
+                self._room_orders.clear()
+                self._sent.clear()
+        return out
+
+    def view(self) -> RelievingView:
+        return RelievingView(
+            None if self._relief is None else self._relief.order.destination,
+            tuple(s.candidate.request_id for s in self._sent.values() if s.ended_s is None),
+            tuple(s.candidate.request_id for s in self._sent.values() if not s.is_counted),
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        under_way = self.view().under_way
+        assert len(set(under_way)) == len(under_way), "a request leaves twice at a time"
+        assert self._looking or not self._room_orders, "an order is there, and nobody looks"
+        is_due = self._relief is not None and self._relief.is_due
+        assert self._looking or not is_due, "a relief is due, and nobody looks"
+        assert all(sent.ended_s is None or not sent.is_counted for sent in self._sent.values())
+        if self._look is not None:
+            assert self._look.asked in self._sent, "beginning, but no move is asked about"
+            assert not any(w.plan.failed for w in self._look.wishes if w.plan is not None)
+        assert len(self._not_moved_told) <= NUM_NOT_MOVED_TOLD
+
+    # -- orders --------------------------------------------------------------------------
+
+    def _take_relief(self, given: ReliefGiven, now_s: float, out: list[Instruction]) -> None:
+        order = given.order
+        expires_s = now_s + ORDER_INTERVALS * order.config.interval_s
+        self._relief = _Relief(given.round_id, order, expires_s)
+        if self._sent:
+            self._forget_counted(order.destination, given.taken_s, now_s)
+        self._look_for_relief(now_s, out)
+
+    def _look_for_relief(self, now_s: float, out: list[Instruction]) -> None:
+        if self._relief is not None and self._may_relieve(self._relief, now_s):
+            self._relief.is_due = True
+            self._ask_to_look(out)
+
+    def _ask_to_look(self, out: list[Instruction]) -> None:
+        if not self._looking:
+            self._looking = True
+            out.append(Look())
+
+    def _lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        if self._relief is not None and is_lost(self._relief.order.destination):
+            self._relief = None
+        for key, order in list(self._room_orders.items()):
+            if isinstance(order, HeadOrder):
+                if is_lost(order.destination):
+                    del self._room_orders[key]
+                continue
+            left = tuple(each for each in order.openings if not is_lost(each.destination))
+            if len(left) < len(order.openings):
+                self._room_orders[key] = replace(order, openings=left)
+
+    # -- a look --------------------------------------------------------------------------
+
+    def _take_look(self, looked: Looked, now_s: float, out: list[Instruction]) -> None:
+        self._looking = False
+        self._forget_old(now_s)
+        candidates = list(looked.candidates)
+        if self._failed:
+            candidates = [self._as_known(each) for each in candidates]
+        relief = self._relief
+        relieves = relief is not None and relief.is_due
+        if relief is not None:
+            relief.is_due = False
+        orders, self._room_orders = deque(self._room_orders.values()), {}
+        self._look = _Look(looked.snapshot, candidates, orders, relieves)
+        self._go_on(now_s, out)
+
+    def _as_known(self, candidate: Candidate) -> Candidate:
+        failed = self._failed.get(candidate.request_id)
+        if failed is None or candidate.outgoing or candidate.refusal:
+            return candidate
+        return replace(candidate, refusal=failed[0])
+
+    def _go_on(self, now_s: float, out: list[Instruction]) -> None:
+        """Until a move is to begin, or nothing is left to do about this look."""
+        while (look := self._look) is not None and not look.asked:
+            if look.wishes:
+                self._begin(look, look.wishes.popleft(), out)
+            elif look.orders:
+                match look.orders.popleft():
+                    case HeadOrder() as order:
+                        self._move_head(look, order)
+                    case RoomOrder() as order:
+                        self._make_room(look, order, out)
+            elif look.relieves:
+                self._relieve(look, now_s, out)
+            else:
+                self._look = None
+
+    def _begin(self, look: _Look, wish: _Wish, out: list[Instruction]) -> None:
+        number = next(self._numbers)
+        migration_id = f"m-{self._source.instance_id}-{self._epoch}-{number}"
+        look.asked = migration_id
+        self._sent[migration_id] = _Sent(wish.candidate, wish.destination, wish.reason, wish.plan)
+        out.append(
+            BeginMove(migration_id, wish.candidate, wish.destination, wish.reason, wish.figures)
+        )
+
+    def _began(self, migration_id: str, now_s: float, out: list[Instruction]) -> None:
+        look, sent = self._look, self._sent.get(migration_id)
+        if look is None or look.asked != migration_id or sent is None:
+            return  # fenced meanwhile
+        if self._relief is not None and sent.reason in _RELIEF:
+            self._relief.nothing_came = False
+        self._answered(look, sent.candidate, replace(sent.candidate, outgoing=True))
+        self._go_on(now_s, out)
+
+    def _refused(self, refused: MoveRefused, now_s: float, out: list[Instruction]) -> None:
+        look, sent = self._look, self._sent.pop(refused.migration_id, None)
+        if look is None or look.asked != refused.migration_id or sent is None:
+            return
+        self._answered(look, sent.candidate, replace(sent.candidate, refusal=refused.code))
+        if sent.plan is not None:
+            self._give_up(sent.plan, refused.code, sent.destination.instance_id, out)
+        self._go_on(now_s, out)
+
+    def _answered(self, look: _Look, before: Candidate, now: Candidate) -> None:
+        look.asked = ""
+        look.candidates = [now if each is before else each for each in look.candidates]
+
+    # -- room ----------------------------------------------------------------------------
+
+    @property
+    def _num_may_begin(self) -> int:
+        return self._source.max_moves - self._source.num_moves
+
+    def _move_head(self, look: _Look, order: HeadOrder) -> None:
+        if self._num_may_begin <= 0:
+            return
+        to = order.destination
+        wanted = MoveHead(self._source.instance_id, order.request_id, to.instance_id)
+        head = head_to_leave(wanted, look.candidates, order.config)
+        if head is not None:
+            self._wish_for_queued(look, head, to, HelpReason.BLOCKED_HEAD)
+
+    def _make_room(self, look: _Look, order: RoomOrder, out: list[Instruction]) -> None:
+        openings = {each.destination.instance_id: each for each in order.openings}
+        spare_blocks = {i: opening.spare_blocks for i, opening in openings.items()}
+        here, rank = self._source.instance_id, order.rank
+        found = departures(
+            MakeRoom(here, order.request_id, rank, order.lacking_blocks, spare_blocks),
+            look.candidates,
+            self._source.block_size,
+            self._num_may_begin,
+            self._source.max_moves,
+            order.config,
+        )
+        for each in found.let_go:
+            destination = openings[each.destination_id].destination
+            self._wish_for_queued(look, each.candidate, destination, HelpReason.BEHIND_HEAD)
+        if found.refusal is not None:
+            self._tell_no_room(TellRoomNotMade(order, found.refusal, found.num_movable), out)
+        reason = HelpReason.ROOM if order.request_id else HelpReason.BEFORE_EVICTION
+        plan = _Plan(order, len(found.plan))
+        for each in found.plan:
+            figures: dict[str, Number] = {
+                "lacking_blocks": found.lacking_blocks,
+                "num_moves_of_plan": plan.num_moves,
+                "request_blocks": each.candidate.num_blocks,
+                "freed_blocks": each.candidate.num_freed_blocks,
+            }
+            to = openings[each.destination_id].destination
+            look.wishes.append(_Wish(each.candidate, to, reason, figures, plan))
+
+    def _wish_for_queued(
+        self, look: _Look, candidate: Candidate, destination: InstanceRef, reason: HelpReason
+    ) -> None:
+        needed = {"request_blocks": candidate.demand_blocks(self._source.block_size)}
+        look.wishes.append(_Wish(candidate, destination, reason, needed))
+
+    def _give_up(self, plan: _Plan, code: str, destination_id: str, out: list[Instruction]) -> None:
+        """Half a plan makes no room: what has begun of it ends, and nothing else of it begins."""
+        plan.failed = True
+        if self._look is not None:
+            self._look.wishes = deque(w for w in self._look.wishes if w.plan is not plan)
+        self._cancel(PLAN_FAILED, out, lambda sent: sent.plan is plan)
+        told = TellRoomNotMade(plan.order, code, 0, plan.num_moves, destination_id)
+        self._tell_no_room(told, out)
+
+    def _tell_no_room(self, told: TellRoomNotMade, out: list[Instruction]) -> None:
+        """Once per blocked request and code."""
+        key = told.order.request_id, told.code
+        if told.order.request_id and key not in self._room_told:
+            self._room_told.append(key)
+            out.append(told)
+
+    # -- relief --------------------------------------------------------------------------
+
+    def _may_relieve(self, relief: _Relief, now_s: float) -> bool:
+        if now_s >= relief.expires_s or self._num_may_begin <= 0:
+            return False
+        return not self._link_is_taken(relief.order.destination)
+
+    def _link_is_taken(self, to: InstanceRef) -> bool:
+        """An instance that will be ended sends one request after the other over a link with a
+        bandwidth limit. Copies side by side would all be cut off at its end, and each would measure
+        only its share of the link, so that fewer requests seem to arrive in time."""
+        if self._source.leaves_at_s is None or self._source.max_bytes_per_s is None:
+            return False
+        return to.instance_id in self._source.leaving_for()
+
+    def _relieve(self, look: _Look, now_s: float, out: list[Instruction]) -> None:
+        relief = self._relief
+        if relief is None or not self._may_relieve(relief, now_s):
+            look.relieves = False
+            return
+        decision = next_move(self._view(relief.order, look, now_s), self._rules)
+        if decision.refused:
+            self._tell_not_moved(relief, decision.refused, now_s, out)
+        if decision.chosen is None:
+            look.relieves = False
+            self._tell_fruitless(relief, decision, look.snapshot, out)
+            return
+        figures = {**decision.numbers, **considered(relief.order)}
+        wish = _Wish(decision.chosen, relief.order.destination, decision.reason, figures)
+        self._begin(look, wish, out)
+
+    def _view(self, order: ReliefOrder, look: _Look, now_s: float) -> ReliefView:
+        source, to = self._source, order.destination
+        leaves_at_s, limit = source.leaves_at_s, source.max_bytes_per_s
+        bytes_per_s = source.bytes_per_s(to.instance_id)
+        if leaves_at_s is not None and limit is not None:
+            bytes_per_s = min(limit, bytes_per_s or limit)
+        sent = [
+            each.candidate
+            for each in self._sent.values()
+            if each.destination.key == to.key and not each.is_counted
+        ]
+        return ReliefView(
+            look.snapshot,
+            look.candidates,
+            order.snapshot,
+            sent,
+            order.levels,
+            order.config,
+            source.block_bytes,
+            bytes_per_s,
+            source.step_time_s,
+            None if leaves_at_s is None else leaves_at_s - now_s,
+        )
+
+    def _tell_fruitless(
+        self,
+        relief: _Relief,
+        decision: Decision,
+        snapshot: InstanceSnapshot,
+        out: list[Instruction],
+    ) -> None:
+        """Reports, once per order, that no request can go to its destination and none is on its way
+        there. If no request was refused, moves to other destinations may be relief enough, so their
+        end is awaited first. An instance with an evicted request that waits is a source at any
+        freeness."""
+        if not relief.nothing_came:
+            return
+        leaving_for = self._source.leaving_for()
+        is_source = decision.reason or snapshot.num_evicted_queued
+        fruitless = decision.refused or (is_source and not leaving_for)
+        to = relief.order.destination
+        if fruitless and to.instance_id not in leaving_for:
+            relief.nothing_came = False
+            out.append(TellFruitless(relief.round_id, to))
+
+    def _tell_not_moved(
+        self,
+        relief: _Relief,
+        refused: Sequence[NotMoved],
+        now_s: float,
+        out: list[Instruction],
+    ) -> None:
+        """Once per request and code, and not too often; not for a prefill, which is over soon."""
+        told, told_s = self._not_moved_told, self._told_s
+        for each in refused:
+            if len(told_s) == MAX_TOLD_PER_S and told_s[0] > now_s - 1.0:
+                return
+            key = each.request_id, each.code
+            if each.code == MoveRefusal.IN_PREFILL or key in told:
+                continue
+            told_s.append(now_s)
+            told[key] = None
+            if len(told) > NUM_NOT_MOVED_TOLD:
+                told.popitem(last=False)
+            out.append(TellNotMoved(relief.round_id, each, relief.order))
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def _ended(self, ended: MoveEnded, now_s: float, out: list[Instruction]) -> None:
+        sent = self._sent.get(ended.migration_id)
+        if sent is None:
+            return  # fenced meanwhile
+        if ended.moved:
+            sent.ended_s = now_s
+            sent.reserved_s = self._source.reserved_s(ended.migration_id)
+            if sent.is_counted:
+                del self._sent[ended.migration_id]
+            if sent.reason in _RELIEF:
+                self._look_for_relief(now_s, out)
+            return
+        del self._sent[ended.migration_id]
+        if ended.code not in _TRY_AT_ONCE:
+            self._failed[sent.candidate.request_id] = ended.code, now_s
+        plan = sent.plan
+        if plan is not None and not plan.failed and ends_plan(ended.code):
+            self._give_up(plan, ended.code, sent.destination.instance_id, out)
+
+    def _cancel(self, code: str, out: list[Instruction], which: Callable[[_Sent], bool]) -> None:
+        for migration_id, sent in self._sent.items():
+            if sent.ended_s is None and which(sent):
+                out.append(CancelMove(migration_id, code))
+
+    def _counted_s(self, migration_id: str, sent: _Sent) -> float | None:
+        """When the destination's snapshots began to count the request: once its blocks were
+        reserved, or, if it was queued, once it had moved."""
+        if sent.candidate.queued:
+            return sent.ended_s
+        if sent.ended_s is not None:
+            return sent.reserved_s
+        return self._source.reserved_s(migration_id)
+
+    def _forget_counted(self, destination: InstanceRef, taken_s: float, now_s: float) -> None:
+        """Forgets requests that a snapshot of the destination of then counts, and old moves
+        elsewhere."""
+        self._forget_old(now_s)
+        for migration_id, sent in list(self._sent.items()):
+            if sent.destination.key == destination.key:
+                counted_s = self._counted_s(migration_id, sent)
+                sent.is_counted = counted_s is not None and counted_s <= taken_s
+                if sent.is_counted and sent.ended_s is not None:
+                    del self._sent[migration_id]
+
+    def _forget_old(self, now_s: float) -> None:
+        old_s = now_s - FAILED_AGAIN_S
+        if self._sent:
+            self._sent = {
+                migration_id: sent
+                for migration_id, sent in self._sent.items()
+                if sent.ended_s is None or sent.ended_s > old_s
+            }
+        if self._failed:
+            self._failed = {r: failed for r, failed in self._failed.items() if failed[1] > old_s}
+
+
+def considered(order: ReliefOrder) -> dict[str, Number]:
+    """Freeness of the instances at the beginning of the round, for an explanation."""
+    return {f"freeness_of_{instance_id}": steps for instance_id, steps in order.candidates}
