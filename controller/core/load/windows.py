@@ -26,6 +26,7 @@ class CountWindow:
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1][1] += number
         else:
+            self._forget(now_s)  # or a window that nobody looks at would grow without end
             self._slots.append([slot, number])
         self._total += number
 
@@ -40,9 +41,20 @@ class CountWindow:
 
     def total(self, now_s: float) -> int:
         """Those of the last `window_s` and up to SLOT_S more."""
+        self._forget(now_s)
+        return self._total
+
+    def per_s(self, now_s: float) -> float:
+        """Over the time since the first of the window came; in its first second as if that were
+        one."""
+        self._forget(now_s)
+        if not self._slots:
+            return 0.0
+        return self._total / max(SLOT_S, now_s - self._slots[0][0] * SLOT_S)
+
+    def _forget(self, now_s: float) -> None:
         while self._slots and (self._slots[0][0] + 1) * SLOT_S <= now_s - self._window_s:
             self._total -= self._slots.popleft()[1]
-        return self._total
 
 
 class LatencyWindow:

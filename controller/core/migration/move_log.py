@@ -5,10 +5,10 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from statistics import median
 
+from controller.core.load.windows import CountWindow
 from controller.core.migration.record import MoveRecord
 
 MAX_RECENT = 16
-MINUTE_S = 60.0
 DOWNTIME_BOUNDS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 OUTCOMES = ("migrated", "kept", "resumed", "ended")
 
@@ -38,8 +38,8 @@ class MoveLog:
         self.sum_downtimes_s = 0.0
         self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """(downtime, excess) by move, for the last few that were timed before they ended."""
-        self._ends: deque[tuple[float, str]] = deque()
-        """(when, outcome) of the last minute."""
+        self._migrated, self._failed = CountWindow(), CountWindow()
+        """Those of the last minute. A move whose request ended is neither."""
 
     def ended(self, record: MoveRecord, now_s: float, reason: str) -> None:
         """`reason`: one of `leaving.MOVE_REASONS`."""
@@ -48,8 +48,10 @@ class MoveLog:
         self.num_by_outcome[record.outcome] += 1
         self.num_by_reason[record.outcome, reason] += 1
         self.num_bytes += record.num_bytes
-        self._ends.append((now_s, record.outcome))
-        self._forget(now_s)
+        if record.outcome == "migrated":
+            self._migrated.add(1, now_s)
+        elif record.outcome != "ended":
+            self._failed.add(1, now_s)
 
     def timed(self, migration_id: str, downtime_s: float, excess_s: float) -> None:
         """The request's frontend says how long its client waited in a move."""
@@ -64,16 +66,10 @@ class MoveLog:
             self._timed.popitem(last=False)
 
     def last_minute(self, now_s: float) -> tuple[int, int]:
-        """How many moves (migrated, failed). A move whose request ended is neither."""
-        self._forget(now_s)
-        outcomes = Counter(outcome for _, outcome in self._ends)
-        return outcomes["migrated"], outcomes["kept"] + outcomes["resumed"]
+        """How many moves (migrated, failed)."""
+        return self._migrated.total(now_s), self._failed.total(now_s)
 
     def typical_excess_s(self) -> float | None:
         """The median of the last moves; None if none was timed."""
         found = [move.excess_s for move in self.recent if move.excess_s is not None]
         return median(found) if found else None
-
-    def _forget(self, now_s: float) -> None:
-        while self._ends and self._ends[0][0] <= now_s - MINUTE_S:
-            self._ends.popleft()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controller.core.load.windows import CountWindow
 from controller.core.operations.leaving import LeaveReason
 from controller.core.record.event_log import EventKind, LoggedEvent
 
 MAX_RECENT = 16
-MINUTE_S = 60.0
 MAX_DEATHS = 1024
 LOST = "lost-"
 """How the cause of what came of a loss begins."""
@@ -75,8 +75,8 @@ class ReplayLog:
         """Of instances whose end is not known yet; by (way, cause)."""
         self._num_by_reason: Counter[tuple[Way, LeaveReason]] = Counter()
         self._deaths: OrderedDict[str, LeaveReason] = OrderedDict()
-        self._ends: deque[tuple[float, Way]] = deque()
-        """(when, way) of the last minute."""
+        self._went_on, self._failed_lately = CountWindow(), CountWindow()
+        """Those of the last minute."""
         self._handlers: Mapping[EventKind, Callable[[LoggedEvent, float], None]] = {
             EventKind.REQUEST_LOST: self._lost,
             EventKind.REQUEST_FOUND: self._over,
@@ -119,10 +119,7 @@ class ReplayLog:
 
     def last_minute(self, now_s: float) -> tuple[int, int]:
         """How many lost requests (went on, ended in an error)."""
-        while self._ends and self._ends[0][0] <= now_s - MINUTE_S:
-            self._ends.popleft()
-        ways = Counter(way for _, way in self._ends)
-        return ways[Way.REPLAYED] + ways[Way.DISPATCHED_AGAIN], ways[Way.FAILED]
+        return self._went_on.total(now_s), self._failed_lately.total(now_s)
 
     def num_by_instance(self) -> tuple[Counter[str], Counter[str]]:
         """Replays under way by the instance (that they go to, that they were lost with)."""
@@ -184,8 +181,8 @@ class ReplayLog:
                 request_id, source_id, to, cause_id, way, code, int(num_tokens), pause_s, now_s
             )
         )
-        self._ends.append((now_s, way))
-        self.last_minute(now_s)
+        lately = self._failed_lately if way is Way.FAILED else self._went_on
+        lately.add(1, now_s)
         if cause_id in self._deaths:
             self._num_by_reason[way, self._deaths[cause_id]] += 1
         else:

@@ -32,9 +32,9 @@ def test_the_last_minute() -> None:
     ends = ((0, "migrated"), (1, "kept"), (2, "resumed"), (59, "migrated"), (60.5, "ended"))
     for now_s, outcome in ends:
         log.ended(record(0, outcome), now_s, "drain")
-    assert log.last_minute(60.5) == (1, 2)
-    assert log.last_minute(61.0) == (1, 1)
-    assert log.last_minute(62.0) == (1, 0), "a request that finished is no failure"
+    assert log.last_minute(60.5) == (2, 2), "and up to a second more"
+    assert log.last_minute(62.0) == (1, 1)
+    assert log.last_minute(63.0) == (1, 0), "a request that finished is no failure"
     assert log.last_minute(500.0) == (0, 0)
 
 

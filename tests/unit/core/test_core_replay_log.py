@@ -57,7 +57,7 @@ def test_a_replay_from_the_loss_to_its_first_token() -> None:
     assert (ended.pause_s, ended.ended_s) == (2.0, 11.0)
     assert log.counts() == {(Way.REPLAYED, LeaveReason.DEATH): 1}
     assert log.last_minute(70.9) == (1, 0)
-    assert log.last_minute(71.0) == (0, 0)
+    assert log.last_minute(72.0) == (0, 0)
 
 
 def test_the_ways() -> None:
