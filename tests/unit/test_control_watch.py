@@ -92,17 +92,17 @@ async def test_a_stall_and_its_end_are_events(both: Both) -> None:
     controller = own.cluster.controller
     for seconds in (20.0, 1.0):
         own.cluster.now_s += seconds
-        controller.stalls.tick(own.cluster.now_s, controller.live.fence_after_s)
+        controller.fleet.look_for_stalls()
     own.cluster.report()
-    controller.stalls.tick(own.cluster.now_s, controller.live.fence_after_s)
+    controller.fleet.look_for_stalls()
     events = (await client.get("/v1/events")).json()["events"]
     told = [(e["kind"], e["numbers"]["silence_s"]) for e in events if "silence_s" in e["numbers"]]
     assert told == [("instance_stalled", 20.0), ("instance_recovered", 21.0)]
     own.cluster.now_s += 20.0
-    controller.stalls.tick(own.cluster.now_s, controller.live.fence_after_s)
+    controller.fleet.look_for_stalls()
     own.cluster.hello("i-0", nonce="b")  # stalled for ever: another process took its place
     own.cluster.report(incarnation=2)
-    controller.stalls.tick(own.cluster.now_s, controller.live.fence_after_s)
+    controller.fleet.look_for_stalls()
     events = (await client.get("/v1/events")).json()["events"]
     kinds = [event["kind"] for event in events]
     assert kinds.count("instance_stalled") == 2

@@ -5,8 +5,9 @@
     autoscale_config  the range of freeness, the bounds, and the times that both go by
     outlook           what a check looks at, and what would be with another number of instances
     instance_starts   which planned instances come, which cannot start, how long a start takes
-    liveness          how long each instance has reported nothing, and which silent ones are fenced
-    slowness          which one steps far more slowly than the others
+    liveness          who is asked for its status, who stalls, which silent ones are fenced
+    slowness          which one steps far more slowly than the others, and is emptied
+    busyness          which ones compute though no request is there
 
 An open port proves nothing: instances live by the progress that they report.
 """

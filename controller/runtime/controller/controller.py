@@ -32,8 +32,8 @@ from controller.ports.incarnation_store import IncarnationStore
 from controller.ports.launcher import Launcher, LauncherLoss, LauncherLostError
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller.blocked_help import BlockedHelp
-from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.directories import Directories
+from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.launcher_watch import LauncherWatch
 from controller.runtime.controller.member_config import config_messages
@@ -49,8 +49,6 @@ from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Roster
-from controller.runtime.controller.slow_watch import SlowWatch
-from controller.runtime.controller.stall_watch import StallWatch
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.inbox import Handlers, Inbox
@@ -58,7 +56,6 @@ from controller.runtime.messages.members import (
     DrainFrontend,
     EventsReported,
     Hello,
-    StatusPull,
     StatusPushed,
 )
 from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
@@ -146,14 +143,6 @@ class Controller:
         self.directories = Directories(
             self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
         )
-        self.stalls = StallWatch(
-            self.roster,
-            self.scheduler,
-            self.journal,
-            lambda member: self.mail.send(member, StatusPull(), droppable=True),
-            lambda member, why: self.membership.fence(member, why),
-        )
-        self.busy = BusyWatch(self.roster, self.journal)
         self.launching = LauncherWatch(
             launcher, self.journal, lambda: self.stop(drain=False, grace_s=0.0)
         )
@@ -161,7 +150,9 @@ class Controller:
         self.traffic = Traffic(self.mail.send_to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
-        self.slow = SlowWatch(self, self.drains)
+        self.fleet = FleetWatch(
+            self, self.drains, lambda member, why: self.membership.fence(member, why)
+        )
         self.rolling = RollingRestarts(self, self.drains)
         self.scaling = Scaling(self, self.drains, launcher)
         self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
@@ -215,13 +206,13 @@ class Controller:
         always: Turns = (
             ("the scheduler's tick", lambda: self.handle(Ticked())),
             ("the look at who is ready", self._note_readiness),
-            ("the watch for stalled instances", self._look_for_stalls),
-            ("the watch for busy ones", lambda: self.busy.tick(self.now_s(), self.statuses)),
+            ("the watch for stalled instances", self.fleet.look_for_stalls),
+            ("the watch for busy ones", self.fleet.look_for_busy),
             ("the records of admission", lambda: self._put_on_record(Ticked())),
         )
         unless_stopping: Turns = (
             ("the watch of Ray", self.launching.tick),
-            ("the watch for slow instances", self._look_for_slow_ones),
+            ("the watch for slow instances", self.fleet.look_for_slow),
             ("the look at drains", self.drains.tick),
             ("the rolling restart", self.rolling.tick),
             ("the launch of missing instances", self.scaling.launch_missing),
@@ -242,13 +233,6 @@ class Controller:
                     turns.take(name, turn)
             for name, turn in at_last:
                 turns.take(name, turn)
-
-    def _look_for_stalls(self) -> None:
-        pulls_all = not self.live.status_phases
-        self.stalls.tick(self.now_s(), self.live.fence_after_s, pulls_all=pulls_all)
-
-    def _look_for_slow_ones(self) -> None:
-        self.slow.tick(self.statuses, self.live.slow)
 
     def would_stop(self, drain: bool) -> bool:
         """Whether `stop` would change anything: the first call does, and one that cuts a drain

@@ -14,12 +14,11 @@ from controller.core.scheduler_events import (
     InstanceStarted,
 )
 from controller.ports.incarnation_store import IncarnationStore, LastIncarnation
-from controller.runtime.controller.busy_watch import BusyWatch
+from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.operations.drains import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member, RosterChange
-from controller.runtime.controller.stall_watch import StallWatch
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.messages.members import Hello, InstanceLost, StatusPull, Welcome
 
@@ -31,8 +30,7 @@ class JoinedCluster(OperatedCluster, Protocol):
 
     replays: ReplayLog
     drains: Drains
-    stalls: StallWatch
-    busy: BusyWatch
+    fleet: FleetWatch
     traffic: Traffic
     incarnations: IncarnationStore | None
     """With None, incarnations are counted as long as this process lives."""
@@ -139,8 +137,7 @@ class Membership:
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
         """The instance died, or was removed."""
-        self._cluster.stalls.forget(instance_id, incarnation)
-        self._cluster.busy.forget(instance_id, incarnation)
+        self._cluster.fleet.gone(instance_id, incarnation)
         self._cluster.queries.member_died(instance_id)
         self._cluster.rescheduler.instance_died(instance_id)
         lost = InstanceLost(instance_id, incarnation)

@@ -141,7 +141,7 @@ def _instance_state(
         return state
     if record is None or record.snapshot is None:
         # Its loop says that it serves, and its engine has not reported in this incarnation.
-        hangs = member.fenced or controller.stalls.is_stalled(member)
+        hangs = member.fenced or controller.fleet.is_stalled(member)
         return InstanceState.STALLED if hangs else InstanceState.STARTING
     if record.refusal(now_s) == "stalled":
         return InstanceState.STALLED
@@ -168,7 +168,7 @@ def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
 
 
 def _detail(controller: Controller, member: Member) -> str:
-    if controller.busy.is_on_record(member.member_id, member.incarnation):
+    if controller.fleet.is_busy(member):
         return "computes without a request"
     return member.detail
 

@@ -1,0 +1,171 @@
+"""Who is asked for its status, whose silence is put on record, and who is fenced: rule by rule, and
+in clusters whose instances hang, come back and fall silent together, by a seed."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from controller.core.fleet.liveness import (
+    PULL_AFTER_S,
+    SETTLED_S,
+    Event,
+    Fence,
+    InstanceGone,
+    InstancesSeen,
+    Instruction,
+    Liveness,
+    LookAtRest,
+    Pull,
+    Rest,
+    Serving,
+    TellStall,
+)
+
+STALL_S = 5.0
+FENCE_S = 30.0
+NEVER = 0.0
+REPORTED = Serving("i-0", 1, 0.0, 10, STALL_S)
+"""At 0 s."""
+
+
+def look(machine: Liveness, now_s: float, *serving: Serving, **how: bool) -> list[Instruction]:
+    found = machine.handle(InstancesSeen(serving, NEVER, **how), now_s)
+    machine.check(now_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("serving", "now_s", "asked"),
+    [
+        (replace(REPORTED, last_report_s=None), 0.0, True),
+        (REPORTED, PULL_AFTER_S, False),
+        (REPORTED, PULL_AFTER_S + 0.1, True),
+        (replace(REPORTED, is_dead=True), 0.0, True),
+    ],
+)
+def test_whoever_does_not_report_is_asked(serving: Serving, now_s: float, asked: bool) -> None:
+    assert look(Liveness(), now_s, serving) == ([Pull("i-0")] if asked else [])
+
+
+def test_where_nobody_pushes_all_are_asked() -> None:
+    assert look(Liveness(), 0.1, REPORTED, pulls_all=True) == [Pull("i-0")]
+
+
+def test_a_silence_is_put_on_record_once_and_its_end() -> None:
+    machine = Liveness()
+    assert look(machine, 6.0, REPORTED) == [Pull("i-0"), TellStall("i-0", 6.0)]
+    assert machine.is_stalled("i-0", 1)
+    assert look(machine, 7.0, REPORTED) == [Pull("i-0")]
+    again = replace(REPORTED, last_report_s=8.0)
+    assert look(machine, 8.0, again) == [TellStall("i-0", 8.0, over=True)]
+    assert look(machine, 9.0, again) == []
+    assert not machine.is_stalled("i-0", 1)
+
+
+class Cluster:
+    """Instances on nodes of two. Time goes on by a tenth of a second. Those that hang report
+    nothing, until their process comes back, as another incarnation if it was fenced."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.machine = Liveness()
+        self.now_s = 0.0
+        self.instances = {
+            f"i-{n}": Serving(f"i-{n}", 1, 0.0, 10, STALL_S, f"n-{n // 2}") for n in range(6)
+        }
+        self.comes_back_s: dict[str, float] = {}
+        """Of those that hang."""
+        self.free_blocks = 200
+        self.fenced: list[tuple[float, int]] = []
+        """When, and what their requests need."""
+        self.stalled: set[str] = set()
+
+    def tick(self) -> None:
+        self.now_s += 0.1
+        draw, instances = self.draw, self.instances
+        if draw.random() < 0.01:
+            self._hang(draw.choice(sorted(instances)))
+        if draw.random() < 0.002:  # a network, or a node
+            for instance_id in draw.sample(sorted(instances), draw.choice([2, 4, 6])):
+                self._hang(instance_id)
+        if draw.random() < 0.01:
+            self.free_blocks = draw.choice([0, 15, 60, 200])
+        for instance_id, each in instances.items():
+            if self.now_s >= self.comes_back_s.get(instance_id, 0.0):
+                self.comes_back_s.pop(instance_id, None)
+                last_s, need_blocks = self.now_s, draw.choice([0, 5, 40])
+                incarnation = each.incarnation + each.fenced
+                instances[instance_id] = replace(
+                    each,
+                    incarnation=incarnation,
+                    last_report_s=last_s,
+                    need_blocks=need_blocks,
+                    fenced=False,
+                )
+        self.say(InstancesSeen(list(instances.values()), FENCE_S))
+        self._compare()
+
+    def say(self, event: Event) -> None:
+        instructions = self.machine.handle(event, self.now_s)
+        self.machine.check(self.now_s)
+        fences = [each for each in instructions if isinstance(each, Fence)]
+        if isinstance(event, Rest):
+            self._may(event, fences)
+        for each in instructions:
+            match each:
+                case TellStall(instance_id, _, over):
+                    assert (instance_id in self.stalled) is over, "told twice"
+                    self.stalled ^= {instance_id}
+                case LookAtRest():
+                    self.say(self._rest())
+                case Fence(instance_id):
+                    self._fence(instance_id)
+
+    def _hang(self, instance_id: str) -> None:
+        lasts_s = self.draw.choice([3.0, 12.0, 60.0, 300.0])
+        self.comes_back_s.setdefault(instance_id, self.now_s + lasts_s)
+
+    def _silent_s(self, instance_id: str) -> float:
+        return self.now_s - (self.instances[instance_id].last_report_s or 0.0)
+
+    def _rest(self) -> Rest:
+        num = sum(each.reports(self.now_s) for each in self.instances.values())
+        num_away = sum(each.fenced for each in self.instances.values())
+        return Rest(num, self.free_blocks if num else 0, num_away)
+
+    def _may(self, rest: Rest, fences: list[Fence]) -> None:
+        """The brake: beyond the first fault only what the rest has memory for."""
+        assert not fences or rest.num_schedulable, "nobody is left for their requests"
+        nodes = {self.instances[each.instance_id].node for each in fences}
+        needed = sum(self.instances[each.instance_id].need_blocks for each in fences)
+        lately = [each for each in self.fenced if self.now_s - each[0] < SETTLED_S]
+        under_way = sum(need_blocks for _, need_blocks in lately)
+        if rest.num_away or len(nodes) > 1:
+            assert needed + under_way <= self.free_blocks or not fences
+        if rest.num_schedulable and not rest.num_away:
+            assert fences, "somebody was silent for long enough, and nobody is away"
+
+    def _fence(self, instance_id: str) -> None:
+        each = self.instances[instance_id]
+        assert not each.fenced, "it is fenced already"
+        assert self._silent_s(instance_id) >= FENCE_S - 1.0, "it reported not long ago"
+        self.fenced.append((self.now_s, each.need_blocks))
+        self.instances[instance_id] = replace(each, fenced=True)
+        self.stalled.discard(instance_id)
+        self.machine.handle(InstanceGone(instance_id, each.incarnation), self.now_s)
+
+    def _compare(self) -> None:
+        for instance_id, each in self.instances.items():
+            is_stalled = self.machine.is_stalled(instance_id, each.incarnation)
+            assert is_stalled == (instance_id in self.stalled)
+            if not each.fenced:
+                assert is_stalled == (self._silent_s(instance_id) > STALL_S)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_hangs_is_told_fenced_and_never_more_than_the_rest_can_take(seed: int) -> None:
+    cluster = Cluster(seed)
+    for _ in range(3000):
+        cluster.tick()
+    assert cluster.fenced, "too little happened"
