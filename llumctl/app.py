@@ -17,11 +17,10 @@ from llumctl.commands import (
     config,
     doctor,
     down,
-    drain,
-    evacuate,
     events,
     explain,
     get,
+    instances,
     logs,
     migrate,
     priority,
@@ -29,14 +28,12 @@ from llumctl.commands import (
     record,
     record_traffic,
     requests,
-    restart,
     scale,
     set_settings,
     simulate,
     status,
     top,
     undo,
-    undrain,
     up,
     wait,
 )
@@ -64,10 +61,8 @@ app.command("explain")(explain.explain)
 app.command("migrate")(migrate.migrate)
 app.command("priority")(priority.priority)
 app.command("abort")(abort.abort)
-app.command("drain")(drain.drain)
-app.command("undrain")(undrain.undrain)
-app.command("evacuate")(evacuate.evacuate)
-app.command("restart")(restart.restart)
+for name, command in instances.COMMANDS.items():
+    app.command(name)(command)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("autoscale")(autoscale.autoscale)
 app.command("get")(get.get)

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from controller.api.connection import Answer, ControlConnection
 from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
 from controller.api.operations.order import Order, Report, Wanted
-from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     ClusterStatus,
@@ -22,7 +21,7 @@ from controller.api.wire.models import (
     StopProgress,
     StopRequest,
 )
-from controller.api.wire.operations import DrainList
+from controller.api.wire.operations import DrainList, OperationList
 from controller.api.wire.rolling import RollingReport
 from controller.api.wire.settings import SettingList
 from controller.api.wire.stream import Frame

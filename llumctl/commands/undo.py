@@ -15,7 +15,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.order import Order
-    from controller.api.wire.audit import OperationEntry, OperationList
+    from controller.api.wire.operations import OperationEntry, OperationList
 
 
 def undo(
@@ -71,13 +71,13 @@ def _agreed(cluster: str, entry_id: str, order: "Order[Any, Any]") -> "Order[Any
     drained only by who agreed to it."""
     from controller.api.operations.on_cluster import Scale
     from controller.api.operations.on_instances import Drain
-    from llumctl.commands import drain, scale
+    from llumctl.commands import instances, scale
 
     command = f"llumctl undo {entry_id}"
     if isinstance(order, Scale):
         return scale.agreed(cluster, command, order, yes=False)
     if isinstance(order, Drain):
-        return drain.agreed(cluster, [order], command)[0]
+        return instances.agreed(cluster, [order], command)[0]
     return order
 
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from controller.api.errors import UsageError
-from controller.api.wire.audit import OperationList
 from controller.api.wire.models import ClusterStatus
+from controller.api.wire.operations import OperationList
 from controller.api.wire.rolling import RollingReport
 from controller.core.operations.engine_change import EngineChange
 from tests.unit.control_support import AUTHORIZED, Listener, listening

@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from controller.api.wire.audit import OperationEntry, OperationList
+from controller.api.wire.operations import OperationEntry, OperationList
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.known_instances import KnownInstances

@@ -20,8 +20,7 @@ from controller.api.operations.on_cluster import (
 )
 from controller.api.operations.order import CLUSTER, Wanted
 from controller.api.text.quantities import setting_value
-from controller.api.wire.audit import Undo
-from controller.api.wire.operations import DrainReport
+from controller.api.wire.operations import DrainReport, Undo
 from controller.api.wire.rolling import (
     PlannedRestart,
     RollingDismissRequest,

@@ -18,7 +18,6 @@ from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_witho
 from controller.api.operations.on_cluster import Scale
 from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain, until
 from controller.api.operations.order import CLUSTER, Order, Wanted
-from controller.api.wire.audit import Undo
 from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
@@ -26,6 +25,7 @@ from controller.api.wire.operations import (
     RestartRequest,
     ScaleReport,
     ScaleRequest,
+    Undo,
     UndrainRequest,
 )
 from controller.core.emptying.claims import Claim, Claims

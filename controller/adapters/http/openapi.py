@@ -20,7 +20,6 @@ from controller.adapters.http.requests import MAX_REFERENCE_CHARS, NameQuery, Re
 from controller.adapters.http.watch import EventsQuery, WatchQuery
 from controller.api.operations.table import ORDERS
 from controller.api.version import own_version
-from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     ClusterStatus,
@@ -33,7 +32,7 @@ from controller.api.wire.models import (
     StopProgress,
     StopRequest,
 )
-from controller.api.wire.operations import DrainList
+from controller.api.wire.operations import DrainList, OperationList
 from controller.api.wire.rolling import RollingReport
 from controller.api.wire.settings import SettingList
 from controller.api.wire.stream import Frame

@@ -10,7 +10,7 @@ from controller.adapters.http.requests import find_by_ids
 from controller.api.operations.order import Kind
 from controller.api.operations.table import ORDERS
 from controller.api.state.audit import AuditLog
-from controller.api.wire.audit import OperationEntry, OperationList
+from controller.api.wire.operations import OperationEntry, OperationList
 from controller.runtime.controller.queries import Found
 
 NOT_UNDOABLE = "it cannot be undone"

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from controller.adapters.http.errors import ApiError
 from controller.api.errors import LlumctlError
 from controller.api.state.audit import AuditLog, one_short_line
-from controller.api.wire.audit import Undo
+from controller.api.wire.operations import Undo
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
 

@@ -23,7 +23,7 @@ from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
 from controller.api.operations.order import CLUSTER, Order, Report, Wanted
-from controller.api.wire.audit import Undo
+from controller.api.wire.operations import Undo
 from controller.api.wire.settings import SettingValue
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.drains import OperationRefusedError
@@ -98,7 +98,7 @@ class Handler(Generic[Wanted, Report]):
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
         """Why an order of this kind cannot take an operation back now; empty if it can. `known`:
-        the requests that are named by what is asked for at once."""
+        what frontends know of the requests that such operations were about."""
         raise NotImplementedError
 
     def undone_by(self, previous: Values | None = None, made: Values | None = None) -> Undo:

@@ -12,7 +12,6 @@ from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.operations.order import Report, Wanted
 from controller.api.state.audit import one_short_line
 from controller.api.text.quantities import duration
-from controller.api.wire.audit import Undo
 from controller.api.wire.models import RequestState as WireState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
 from controller.api.wire.operations import (
@@ -21,6 +20,7 @@ from controller.api.wire.operations import (
     PriorityEffect,
     PriorityReport,
     PriorityRequest,
+    Undo,
 )
 from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
 from controller.core.load.freeness import finite, freeness, with_another_rank

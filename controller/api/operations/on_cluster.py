@@ -280,5 +280,14 @@ class Autoscale(SetSettings):
         return Outcome(", ".join(facts) or "it was so already", can_undo=bool(report.changes))
 
 
+ORDERS: tuple[type[Order[Any, Any]], ...] = (
+    Scale,
+    Rolling,
+    StopRolling,
+    DismissRolling,
+    SetSettings,
+)
+
+
 def _rolling(report: RollingReport) -> str:
     return rolling_words.progress(report).removeprefix("rolling restart: ")

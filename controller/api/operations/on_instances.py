@@ -150,6 +150,9 @@ class Evacuate(_Emptying[EvacuateRequest]):
         return (summary, goes, *rest)
 
 
+ORDERS: tuple[type[Order[Any, Any]], ...] = (Drain, Undrain, Restart, Evacuate)
+
+
 def emptying(
     report: DrainReport, status: ClusterStatus, others: Sequence[str] = ()
 ) -> tuple[str, ...]:

@@ -133,3 +133,6 @@ class Abort(OnRequest[AbortRequest, AbortReport]):
         more = len(report.request_ids) - 1
         others = f", and {more} more of its client's request" if more > 0 else ""
         return Outcome(f"aborted after {report.num_output_tokens} tokens{others}")
+
+
+ORDERS: tuple[type[Order[Any, Any]], ...] = (Migrate, SetPriority, Abort)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from urllib.parse import quote
 
 from controller.api.operations.progress import Awaited
-from controller.api.wire.audit import Undo
 from controller.api.wire.base import AnswerModel, OrderModel
+from controller.api.wire.operations import Undo
 from controller.api.wire.settings import SettingValue
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ class Order(Generic[Wanted, Report]):
     """What the button says that gives it."""
     meaning: str = ""
     """What the console's help says of it; empty: the console does not give it."""
-    typed: str
+    typed: str = ""
     """What is typed in the console, with the names of its arguments."""
-    usage: str
+    usage: str = ""
     """The command of the command line, likewise."""
     danger: Danger = Danger.CONFIRM
     several: bool = True

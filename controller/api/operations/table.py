@@ -4,34 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.api.errors import RefusedError
-from controller.api.operations.on_cluster import (
-    DismissRolling,
-    Rolling,
-    Scale,
-    SetSettings,
-    StopRolling,
-)
-from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain
-from controller.api.operations.on_requests import Abort, Migrate, SetPriority
+from controller.api.operations import on_cluster, on_instances, on_requests
 from controller.api.operations.order import Order
-from controller.api.wire.audit import OperationEntry, OperationList, Undo
+from controller.api.wire.operations import OperationEntry, OperationList, Undo
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
-    each.kind: each
-    for each in (
-        Migrate,
-        SetPriority,
-        Abort,
-        SetSettings,
-        Drain,
-        Undrain,
-        Restart,
-        Evacuate,
-        Scale,
-        Rolling,
-        StopRolling,
-        DismissRolling,
-    )
+    each.kind: each for each in (*on_instances.ORDERS, *on_requests.ORDERS, *on_cluster.ORDERS)
 }
 """By kind."""
 

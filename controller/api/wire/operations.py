@@ -1,4 +1,5 @@
-"""Wire models of operators' changes to a running cluster: drain, undrain, scale, priority, abort.
+"""Wire models of operators' changes to a running cluster: drain, undrain, scale, priority, abort;
+of what was done lately, and of what takes it back.
 
 The compatibility rules are those of `base`. `deadline_s` in reports is in seconds since the
 epoch; `revision` counts the changes of the cluster's spec.
@@ -11,6 +12,7 @@ from pydantic import Field, model_validator
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
 from controller.api.wire.models import RequestState
+from controller.api.wire.settings import SettingValue
 
 OnDeadline = Literal["keep", "abort"]
 DrainState = Literal[
@@ -243,3 +245,40 @@ class AbortReport(AnswerModel):
     instance_id: str | None = None
     num_output_tokens: int = 0
     dry_run: bool = False
+
+
+class Undo(WireModel):
+    """The order that takes an operation back, and the state that the operation made: if there is
+    another by now, somebody else changed it since."""
+
+    kind: Literal["undrain", "drain", "scale", "priority", "migrate", "set", "stop_rolling"]
+    target: str = ""
+    """An instance, or a request."""
+    previous: dict[str, SettingValue]
+    """Values that come back, by key: those of settings, else of `instances`, `level` or
+    `instance`."""
+    made: dict[str, SettingValue]
+
+
+class OperationEntry(WireModel):
+    """One operation of the audit log. `why_not`: why it cannot be undone now; empty if it can."""
+
+    id: str
+    time_s: float
+    actor: str
+    actions: tuple[str, ...]
+    reason: str = ""
+    outcome: str
+    undo: Undo | None = None
+    why_not: str = ""
+
+    @property
+    def was_done(self) -> bool:
+        return not self.outcome.startswith(("refused", "failed", "unknown"))
+
+
+class OperationList(AnswerModel):
+    """The last operations, the newest first. `revision`: the spec's, at which `why_not` holds."""
+
+    operations: tuple[OperationEntry, ...]
+    revision: int = 0

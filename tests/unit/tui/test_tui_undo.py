@@ -4,13 +4,13 @@ import pytest
 
 from controller.api.errors import ConflictError, LlumctlError
 from controller.api.operations.order import Order
-from controller.api.wire.audit import Undo
 from controller.api.wire.models import Event
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
     DrainRequest,
     PriorityRequest,
     ScaleRequest,
+    Undo,
     UndrainRequest,
 )
 from controller.api.wire.settings import SettingsPatch, SettingValue

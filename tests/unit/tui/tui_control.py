@@ -14,7 +14,6 @@ from controller.api.errors import (
 from controller.api.operations.order import Order
 from controller.api.settings.live_settings import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
-from controller.api.wire.audit import OperationEntry, OperationList, Undo
 from controller.api.wire.models import ClusterStatus, RequestState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.wire.operations import (
@@ -23,12 +22,15 @@ from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
     EvacuateRequest,
+    OperationEntry,
+    OperationList,
     PlannedDeparture,
     PriorityReport,
     PriorityRequest,
     RestartRequest,
     ScaleReport,
     ScaleRequest,
+    Undo,
     UndrainRequest,
 )
 from controller.api.wire.rolling import (

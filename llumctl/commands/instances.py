@@ -1,0 +1,444 @@
+"""`llumctl drain`, `undrain`, `evacuate` and `restart`: orders about instances."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from controller.api.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_WOULD_CHANGE,
+    LlumctlError,
+    NotDrainingError,
+    UsageError,
+)
+from controller.api.settings.bounds import MAX_DEADLINE_S
+from llumctl import choices, completion, confirm, connect, durations
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    Flags,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    Yes,
+    deadline_of,
+    not_negative,
+    one_line,
+)
+from llumctl.text import output
+from llumctl.text.output import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from controller.api.operations.on_instances import Drain
+    from controller.api.operations.order import Order
+    from controller.api.wire.operations import DrainReport
+
+ON_DEADLINE = ("keep", "abort")
+
+Given = TypeVar("Given", bound="Order[Any, DrainReport]")
+
+
+def drain(
+    instance_ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Instances, as status shows them.",
+            autocompletion=completion.instances,
+        ),
+    ],
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="How long it may take: 90, 90s, 5m. Else: any time."),
+    ] = None,
+    on_deadline: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(ON_DEADLINE),
+            help="Then go on draining, or give up: what is left stays and runs on.",
+        ),
+    ] = "keep",
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Empty instances: their requests move to others, and no new ones come. Asks first.
+
+    Ctrl-C leaves the drain going; llumctl undrain takes it back.
+    """
+    wanted_ids = ids_once(instance_ids)
+    choices.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
+    deadline_s = deadline_of(deadline)
+    if deadline_s is None and on_deadline != "keep":
+        raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = connect.attached(cluster)
+    from controller.api.operations.on_instances import Drain
+    from controller.api.wire.operations import DrainRequest
+
+    wanted = DrainRequest(
+        deadline_s=deadline_s,
+        on_deadline="abort" if on_deadline == "abort" else "keep",
+        dry_run=dry_run,
+        force=force,
+        reason=reason,
+        if_revision=if_revision,
+    )
+    orders = Drain.of_each(wanted_ids, wanted)
+    if not (yes or dry_run):
+        orders = agreed(name, orders, f"llumctl drain {' '.join(wanted_ids)}")
+    reports = _sent(name, orders)
+    if dry_run or detach:
+        output.emit(text(reports, output_format))
+    if dry_run and any(report.changes for report in reports):
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not (dry_run or detach):
+        follow(name, reports, deadline_s, output_format)
+
+
+def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
+    """Sends the orders one after the other, each on the revision that the one before left. The
+    first one makes the controller check whether all of them may go."""
+    reports: list[DrainReport] = []
+    with connect.client(cluster) as client:
+        for each in orders:
+            is_next = bool(reports) and each.revision is not None
+            try:
+                order = each.at(reports[-1].revision) if is_next else each
+                reports.append(client.send(order))
+            except LlumctlError:
+                if reports and not each.wanted.dry_run:
+                    begun = " ".join(report.instance_id for report in reports)
+                    output.say(f"draining has begun: {begun} (llumctl undrain {begun})")
+                raise
+    return reports
+
+
+def undrain(
+    instance_ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Instances that are draining or drained.",
+            autocompletion=completion.instances,
+        ),
+    ],
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Take drains back: the instances get requests again."""
+    wanted_ids = ids_once(instance_ids)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    with connect.client(connect.attached(cluster)) as client:
+        from controller.api.operations.on_instances import Undrain
+        from controller.api.wire.operations import UndrainRequest
+
+        reports: list[DrainReport] = []
+        for each in wanted_ids:
+            wanted = UndrainRequest(reason=reason, if_revision=if_revision, dry_run=dry_run)
+            try:
+                reports.append(client.send(Undrain(each, wanted)))
+            except NotDrainingError:
+                continue
+            except LlumctlError:
+                _say_undone(reports, dry_run=dry_run)
+                raise
+            if if_revision is not None:
+                if_revision = reports[-1].revision
+    if reports or output_format in (Format.JSON, Format.YAML):
+        output.emit(text(reports, output_format))
+    if not reports:
+        output.say("nothing to change")
+    elif dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _say_undone(reports: "Sequence[DrainReport]", *, dry_run: bool) -> None:
+    """Tells which drains were taken back before one of them failed."""
+    undone = " ".join(report.instance_id for report in reports)
+    if undone and not dry_run:
+        output.say(f"taken back: {undone} (llumctl drain {undone})")
+
+
+def evacuate(
+    instance_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="As status shows it.", autocompletion=completion.instances
+        ),
+    ],
+    within: Annotated[
+        str, typer.Option(metavar="S", help="How long until it is ended: 30s, 2m.")
+    ] = "30s",
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Move an instance's requests to others by a moment, and remove it then. Asks first.
+
+    For an instance whose machine will be taken away. The requests of the highest priority leave
+    first; what cannot arrive in time is replayed elsewhere when the instance is gone. Ctrl-C leaves
+    it going; llumctl undrain takes it back.
+    """
+    choices.an_id(instance_id, "ID")
+    within_s = durations.positive(within, "--within")
+    if within_s > MAX_DEADLINE_S:
+        raise UsageError(
+            "--within: must be at most 7d", f"durations look like {durations.EXAMPLES}"
+        )
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = connect.attached(cluster)
+    from controller.api.operations.on_instances import Evacuate
+    from controller.api.wire.operations import EvacuateRequest
+
+    wanted = EvacuateRequest(
+        within_s=within_s, dry_run=dry_run, force=force, reason=reason, if_revision=if_revision
+    )
+    order = Evacuate(instance_id, wanted)
+    if not (yes or dry_run):
+        (order,) = agreed(name, [order])
+    with connect.client(name) as client:
+        report = client.send(order)
+    if dry_run or detach:
+        output.emit(text((report,), output_format))
+    if dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not detach:
+        follow(name, (report,), within_s, output_format, _evacuation_goes_on)
+
+
+def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:
+    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    return f"no longer watching: the evacuation goes on ({name})\ntry:   llumctl undrain {name}"
+
+
+def restart(
+    instance_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="As status shows it.", autocompletion=completion.instances
+        ),
+    ] = None,
+    rolling: Annotated[
+        bool,
+        typer.Option("--rolling", help="All instances: the next one when the one before serves."),
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop a rolling restart: no other instance follows.")
+    ] = False,
+    dismiss: Annotated[
+        bool,
+        typer.Option("--dismiss", help="Show one that is over no more: status keeps a failed one."),
+    ] = False,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="With --rolling: start each with this argument; null: as at up. Repeatable.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|max",
+            help="With --rolling: so many at a time, or as many as the others can hold.",
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="How long emptying may take (90, 5m); then it is given up."),
+    ] = None,
+    start_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="With --rolling: how long a start may take. Else: 10m."),
+    ] = None,
+    now: Annotated[
+        bool,
+        typer.Option("--now", help="Do not empty it: its requests are replayed elsewhere."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Restart an instance: its requests move to others, then its process is replaced. Asks first.
+
+    Ctrl-C leaves the restart going; llumctl undrain takes it back until the process has ended, and
+    llumctl restart --stop ends one of all instances.
+    """
+    if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
+        raise UsageError(
+            "restart: give one of ID, --rolling, --stop and --dismiss", "llumctl restart --help"
+        )
+    deadline_s = deadline_of(deadline)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
+    of_all: dict[str, object] = {
+        "--at-once": at_once,
+        "--start-timeout": start_timeout,
+        "--engine-arg": engine_arg,
+    }
+    if instance_id is not None:
+        _check_flags(of_all, "ID")
+        _of_one(flags, instance_id, deadline_s, now=now)
+        return
+    _check_flags({"--now": now})
+    from llumctl.commands import rolling as rolling_restart
+
+    if rolling:
+        rolling_restart.begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
+        return
+    word = "--stop" if stop else "--dismiss"
+    _check_flags({**of_all, "--deadline": deadline, "--force": force, "--detach": detach}, word)
+    (rolling_restart.stop if stop else rolling_restart.dismiss)(flags)
+
+
+def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
+    """Plans, asks, restarts one instance and follows that."""
+    choices.an_id(instance_id, "ID")
+    if now and deadline_s is not None:
+        raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
+    name = connect.attached(flags.cluster)
+    from controller.api.operations.on_instances import Restart
+    from controller.api.wire.operations import RestartRequest
+
+    wanted = RestartRequest(
+        deadline_s=deadline_s,
+        now=now,
+        dry_run=flags.dry_run,
+        force=flags.force,
+        reason=flags.reason,
+        if_revision=flags.if_revision,
+    )
+    order = Restart(instance_id, wanted)
+    if not (flags.yes or flags.dry_run):
+        (order,) = agreed(name, [order])
+    with connect.client(name) as client:
+        report = client.send(order)
+    if flags.dry_run or flags.detach:
+        output.emit(text((report,), flags.output_format))
+    if flags.dry_run and report.changes:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not (flags.dry_run or flags.detach):
+        follow(name, (report,), deadline_s, flags.output_format, _restart_goes_on)
+
+
+def _check_flags(given: dict[str, object], where: str = "--rolling") -> None:
+    """Raises UsageError for a flag that says nothing where it stands."""
+    for flag, value in given.items():
+        if value:
+            raise UsageError(f"{flag}: not with {where}", "llumctl restart --help")
+
+
+def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:
+    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    return (
+        f"no longer watching: the restart goes on ({name})\n"
+        f"try:   llumctl wait --for=instance/{name}=active"
+    )
+
+
+def ids_once(instance_ids: list[str]) -> list[str]:
+    """The ids in the order given, each once. Raises UsageError for what is no id."""
+    return list(dict.fromkeys(choices.an_id(each, "ID") for each in instance_ids))
+
+
+def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
+    if output_format is Format.NAME:
+        return "\n".join(report.instance_id for report in reports)
+    if output_format in (Format.TABLE, Format.WIDE):
+        from llumctl.text import drains as drain_text
+
+        wide = output_format is Format.WIDE
+        return drain_text.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
+    from controller.api.wire.operations import DrainList
+
+    return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
+
+
+def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
+    """The orders that the operator agreed to, bound to the revision that was shown. `command`: what
+    was typed, if that is not the command of the first one."""
+    from llumctl.text import drains as drain_text
+
+    first, command = orders[0], command or orders[0].command
+    connect.check(cluster)
+    confirm.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
+    with connect.client(cluster) as client:
+        plans = [client.send(each.dry()) for each in orders]
+        status = client.status()
+    output.say(drain_text.question(plans, status, colours=output.use_colours(sys.stderr)))
+    names = ", ".join(each.target for each in orders)
+    confirm.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
+    if first.revision is not None:
+        return list(orders)
+    # All of what was shown is at least as new as the first plan.
+    return [each.at(plans[0].revision) for each in orders]
+
+
+def follow(
+    cluster: str,
+    begun: "Sequence[DrainReport]",
+    deadline_s: float | None,
+    output_format: Format,
+    detached: "Callable[[Sequence[DrainReport]], str] | None" = None,
+) -> None:
+    """Until all is over. `detached`: what Ctrl-C says of those that go on; None: drains."""
+    from llumctl.following import drain_watch
+
+    with drain_watch.Watch(cluster, begun) as watch:
+        try:
+            watch.until_over()
+        except KeyboardInterrupt:
+            output.say((detached or drain_watch.detached)(watch.unfinished))
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    output.emit(text(watch.reports, output_format))
+    drain_watch.check(watch.reports, deadline_s)
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "drain": drain,
+    "undrain": undrain,
+    "evacuate": evacuate,
+    "restart": restart,
+}
