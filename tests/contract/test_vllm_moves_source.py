@@ -8,7 +8,7 @@ import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.core.migration.refusals import SENTENCES, MoveRefusal
+from controller.core.migration.refusals import REASONS, MoveRefusal
 from controller.ports.moves import SuspendedRequest
 from tests.contract.moving import Readers
 
@@ -345,7 +345,7 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
         ordinary = getattr(request, name)
         setattr(request, name, value)
         assert moves.refusal("r") == refusal
-        assert refusal in SENTENCES
+        assert refusal in REASONS
         setattr(request, name, ordinary)
     assert moves.pin("r", 0) is not None
     assert moves.refusal("r") == MoveRefusal.MOVING

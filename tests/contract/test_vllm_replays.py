@@ -13,7 +13,7 @@ from test_vllm_moves import KINDS, evict, unmoved
 from controller.adapters.vllm.engine import grammar_guard
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.moves import worker_state
-from controller.core.migration.refusals import SENTENCES, MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, why
 from tests.contract.moving import Readers, Told, message
 
 SEEDED = {"temperature": 1.0, "seed": 7}
@@ -98,7 +98,7 @@ def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) 
     readers.add("r")
     readers.run("r", 2)
     again = engine.prepare(readers.messages["r"], 0)
-    with pytest.raises(ValueError, match=SENTENCES[MoveRefusal.NOT_TAKEN]):
+    with pytest.raises(ValueError, match=why(MoveRefusal.NOT_TAKEN)):
         engine.moves.reenter(again, readers.told["r"].tokens, None)
     other = engine.prepare(message("o", readers.model_path, guided={"regex": "[a-z]{30}"}), 0)
     compiling = engine.moves.compiling(other)

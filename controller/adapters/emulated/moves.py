@@ -17,7 +17,7 @@ from controller.adapters.emulated.block_hashes import BlockHashes
 from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
 from controller.adapters.emulated.live_request import LiveRequest
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import SENTENCES, MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
 from controller.model.moves import MovingState, Remembered
@@ -220,7 +220,7 @@ class EmulatedMoves:
         assert generator is None
         found = self.reserve(prepared, output_token_ids, num_blocks=0)
         if isinstance(found, MoveRefusal):
-            raise ValueError(SENTENCES[found])
+            raise ValueError(why(found))
         live = self._arriving.pop(prepared.request.request_id).live
         moved = MovingState(live.num_tokens, -live.request.priority, queued=True, evicted=True)
         self._model.moves.commit(live.request.request_id, moved)

@@ -10,7 +10,7 @@ from controller.api.explain import explain, held_back
 from controller.api.wire.explain import Explanation, Waiting
 from controller.core.load.queue_reason import QueueReason, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import why
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.controller.controller import Controller

@@ -25,15 +25,13 @@ from controller.core.emptying.claims import (
     Restart,
     claimed,
 )
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
 from controller.core.operations.departure_plan import TOO_BUSY, Departure
 from controller.core.operations.drain import DrainState
 from controller.core.operations.drain_pace import estimate_s, measured_pace
 from controller.core.operations.scaling import ScalePlan
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.evacuation import evacuation
-from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.core.rescheduling.worth import Link
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.departures import Leaving
@@ -133,7 +131,7 @@ class SteerReports:
         requests = (each.request for each in leaving.departures if each.destination_id)
         late = evacuation(requests, link, within_s).too_late
         code = ReliefRefusal.TOO_LATE
-        stays = {"to_instance_id": None, "code": str(code), "why": SENTENCES[code]}
+        stays = {"to_instance_id": None, "code": str(code), "why": why(code)}
         plan = tuple(
             each.model_copy(update=stays) if each.request_id in late else each
             for each in report.plan

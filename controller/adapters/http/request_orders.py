@@ -26,7 +26,7 @@ from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
 from controller.core.load.freeness import finite, freeness, with_another_rank
 from controller.core.load.snapshot import Level, blocks_for
 from controller.core.load.virtual_usage import total_headroom_blocks
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import why
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks

@@ -38,8 +38,8 @@ from typing import Protocol
 
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.move_log import MoveLog
-from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.record import DESTINATION_DIED, MoveRecord
+from controller.core.migration.refusals import MoveRefusal, reason_of
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.rescheduling.choose_destination import choose_destination
 from controller.core.rescheduling.cooling import Cooling
@@ -137,20 +137,6 @@ class MoveQueue:
         return found
 
 
-_REFUSED_THERE = frozenset(
-    {
-        MoveRefusal.FINGERPRINT,
-        MoveRefusal.NO_BLOCKS,
-        MoveRefusal.NO_SLOT,
-        MoveRefusal.NO_ADAPTER,
-        MoveRefusal.NOT_TAKEN,
-        MoveRefusal.TOO_MANY_MOVES,
-        MoveRefusal.DRAINING,
-    }
-)
-"""Refusals by a destination after which another one may take the request."""
-
-
 class OrderState(StrEnum):
     QUEUED = "queued"
     ASKED = "asked"
@@ -177,9 +163,7 @@ class Attempt:
     @property
     def another_may_take_it(self) -> bool:
         """The request runs on at its source, and what failed was the destination."""
-        return self.outcome in ("kept", "resumed") and (
-            self.code in DESTINATION_FAILED or self.code in _REFUSED_THERE
-        )
+        return self.outcome in ("kept", "resumed") and reason_of(self.code).elsewhere
 
 
 # -- events ----------------------------------------------------------------------------------
@@ -547,7 +531,7 @@ class MovesByHand:
         self.log.ended(record, now_s, reason)
         if record.code == DESTINATION_DIED:
             self.cooling.died(record.destination_id, now_s)
-        elif record.code in DESTINATION_FAILED:
+        elif reason_of(record.code).cools:
             self.cooling.failed(record.source_id, record.destination_id, now_s)
 
     def check(self) -> None:

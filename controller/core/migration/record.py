@@ -3,15 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import why
 from controller.core.record.event_log import Number
 
 DESTINATION_DIED = "destination_died"
-DESTINATION_FAILED = frozenset(
-    {"no_answer", "not_ready", DESTINATION_DIED, "transfer", "lease_expired", "kv_mismatch"}
-)
-"""Codes for which a destination is avoided for a while (`cooling`). A full one is not at fault, nor
-one that takes all bytes while the bandwidth limit lets few through (`too_slow`)."""
 
 
 @dataclass(frozen=True, slots=True)

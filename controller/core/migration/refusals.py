@@ -1,9 +1,24 @@
-"""Why a request cannot move, or a destination cannot take it, in a word and in a sentence."""
+"""Why a request does not move, or a move came to nothing: the one list of codes.
 
+A code goes over the wire, into events and metrics; `why` gives its sentence. What else follows from
+a code stands beside it, so that a new one is one row here.
+
+    lasts       The request never moves.
+    passes      It ends by itself within a few steps.
+    elsewhere   Another destination may take the request.
+    cools       The destination failed, and is avoided for a while (`rescheduling/cooling.py`). A
+                full one is not at fault, nor one that takes all bytes while the bandwidth limit
+                lets few through.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 
 class MoveRefusal(StrEnum):
+    """The request cannot move, by its source or by its destination."""
+
     # Of the request, said by its source.
     UNKNOWN = "unknown"
     IN_PREFILL = "in_prefill"
@@ -27,37 +42,102 @@ class MoveRefusal(StrEnum):
     DRAINING = "draining"
 
 
-LASTING = frozenset(
-    {
-        MoveRefusal.MULTIMODAL,
-        MoveRefusal.PROMPT_EMBEDS,
-        MoveRefusal.POOLING,
-        MoveRefusal.STREAMED_PROMPT,
-        MoveRefusal.SPECULATIVE,
-        MoveRefusal.KV_GROUPS,
-        MoveRefusal.MODEL_RUNNER,
-        MoveRefusal.PARALLEL,
-    }
-)
-"""A request that its source refuses for one of these never moves."""
+class ReliefRefusal(StrEnum):
+    """The request could move, and relief leaves it where it is for now."""
 
-SENTENCES = {
-    MoveRefusal.UNKNOWN: "the instance does not run this request",
-    MoveRefusal.IN_PREFILL: "its prompt is still being computed",
-    MoveRefusal.MOVING: "it is being moved already",
-    MoveRefusal.MULTIMODAL: "it has multimodal input",
-    MoveRefusal.PROMPT_EMBEDS: "its prompt is given as embeddings",
-    MoveRefusal.POOLING: "it is not a generation",
-    MoveRefusal.STREAMED_PROMPT: "its prompt is still being streamed in",
-    MoveRefusal.SPECULATIVE: "the engine decodes speculatively",
-    MoveRefusal.KV_GROUPS: "the model has more than one group of KV layers",
-    MoveRefusal.MODEL_RUNNER: "the engine runs vLLM's second model runner",
-    MoveRefusal.PARALLEL: "the engine spreads its KV blocks over several processes",
-    MoveRefusal.FINGERPRINT: "the KV blocks of the two engines are not alike",
-    MoveRefusal.NO_BLOCKS: "the destination has not enough free blocks",
-    MoveRefusal.NO_SLOT: "the destination's batch is full",
-    MoveRefusal.NO_ADAPTER: "its LoRA adapter is not loaded there",
-    MoveRefusal.NOT_TAKEN: "the destination's engine cannot take it",
-    MoveRefusal.TOO_MANY_MOVES: "as many moves as allowed are under way there",
-    MoveRefusal.DRAINING: "the destination is draining",
+    HEADROOM = "headroom"
+    MOVED_LATELY = "moved_lately"
+    MOVES_OFTEN = "moves_often"
+    ENDS_FIRST = "ends_first"
+    WOULD_OVERLOAD = "would_overload"
+    COSTS_MORE = "costs_more"
+    TOO_LATE = "too_late"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    sentence: str
+    lasts: bool = False
+    passes: bool = False
+    elsewhere: bool = False
+    cools: bool = False
+
+
+def _lasting(sentence: str) -> Reason:
+    return Reason(sentence, lasts=True)
+
+
+def _there(sentence: str) -> Reason:
+    return Reason(sentence, elsewhere=True)
+
+
+def _failed(sentence: str) -> Reason:
+    return Reason(sentence, elsewhere=True, cools=True)
+
+
+REASONS: Mapping[str, Reason] = {
+    MoveRefusal.UNKNOWN: Reason("the instance does not run this request"),
+    MoveRefusal.IN_PREFILL: Reason("its prompt is still being computed", passes=True),
+    MoveRefusal.MOVING: Reason("it is being moved already", passes=True),
+    MoveRefusal.MULTIMODAL: _lasting("it has multimodal input"),
+    MoveRefusal.PROMPT_EMBEDS: _lasting("its prompt is given as embeddings"),
+    MoveRefusal.POOLING: _lasting("it is not a generation"),
+    MoveRefusal.STREAMED_PROMPT: _lasting("its prompt is still being streamed in"),
+    MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively"),
+    MoveRefusal.KV_GROUPS: _lasting("the model has more than one group of KV layers"),
+    MoveRefusal.MODEL_RUNNER: _lasting("the engine runs vLLM's second model runner"),
+    MoveRefusal.PARALLEL: _lasting("the engine spreads its KV blocks over several processes"),
+    MoveRefusal.FINGERPRINT: _there("the KV blocks of the two engines are not alike"),
+    MoveRefusal.NO_BLOCKS: _there("the destination has not enough free blocks"),
+    MoveRefusal.NO_SLOT: _there("the destination's batch is full"),
+    MoveRefusal.NO_ADAPTER: _there("its LoRA adapter is not loaded there"),
+    MoveRefusal.NOT_TAKEN: _there("the destination's engine cannot take it"),
+    MoveRefusal.TOO_MANY_MOVES: _there("as many moves as allowed are under way there"),
+    MoveRefusal.DRAINING: _there("the destination is draining"),
+    # It is left where it is.
+    ReliefRefusal.HEADROOM: Reason("it has a headroom here: others make room for it"),
+    ReliefRefusal.MOVED_LATELY: Reason("it left that instance a short while ago"),
+    ReliefRefusal.MOVES_OFTEN: Reason("it has moved as often as it may within a minute"),
+    ReliefRefusal.ENDS_FIRST: Reason("it ends before it could be moved"),
+    ReliefRefusal.WOULD_OVERLOAD: Reason("the destination would become a source itself"),
+    ReliefRefusal.TOO_LATE: Reason("it cannot be copied before its instance goes"),
+    ReliefRefusal.COSTS_MORE: Reason("copying it takes longer than what it frees would last"),
+    # The move began, and the destination failed.
+    "no_answer": _failed("the destination did not answer in time"),
+    "not_ready": _failed("the destination did not get ready for it in time"),
+    "destination_died": _failed("the destination died"),
+    "transfer": _failed("the copy did not get through"),
+    "lease_expired": _failed("the destination heard nothing of the source for too long"),
+    "kv_mismatch": _failed("the KV blocks of the two sides differ"),
+    # The move began, and came to nothing otherwise.
+    "too_slow": Reason(
+        "the copy took too long: by the bandwidth limit, or a long step of the engine"
+    ),
+    "not_applied": Reason("the destination's engine did not take the request's state"),
+    "forgotten": Reason("the destination does not know this move any more"),
+    "evicted": Reason("it lost its blocks to memory pressure"),
+    "admitted": Reason("it entered the batch meanwhile"),
+    "finished": Reason("it finished meanwhile"),
+    "client_left": Reason("its client left"),
+    "drain_cancelled": Reason("the drain was cancelled"),
+    "plan_failed": Reason("another move of the same plan failed, and half a plan makes no room"),
+    "no_plan": Reason("no set of requests that may leave would free enough and fit elsewhere"),
+    "plan_too_large": Reason("it would take more moves than one instance may have at a time"),
+    "source_died": Reason("the source died"),
+    "timed_out": Reason("the move is not over yet"),
+    # An order by hand was not begun.
+    "no_turn": Reason("as many moves as allowed were under way all the time"),
+    "queue_full": Reason("too many moves wait for their turn already"),
+    "no_moves": Reason("no moves are allowed"),
+    "no_destination": Reason("no instance can take it"),
 }
+
+
+def reason_of(code: str) -> Reason:
+    """An unknown code, of another version, is said as it is, and nothing follows from it."""
+    return REASONS.get(code) or Reason(code.replace("_", " "))
+
+
+def why(code: str) -> str:
+    """The sentence for a code; empty for an empty code."""
+    return reason_of(code).sentence

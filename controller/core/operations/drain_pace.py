@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from controller.core.migration.record import MoveRecord
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import reason_of
 from controller.core.operations.departure_plan import Departure
-
-_PASSING = frozenset({MoveRefusal.IN_PREFILL, MoveRefusal.MOVING})
-"""Refusals that end by themselves within a few steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,9 @@ def estimate_s(
         return None
     if not departures:
         return 0.0
-    stays = any(each.destination_id is None and each.code not in _PASSING for each in departures)
+    stays = any(
+        each.destination_id is None and not reason_of(each.code).passes for each in departures
+    )
     if stays or pace is None:
         return None
     num_blocks = sum(each.request.num_blocks for each in departures)

@@ -22,7 +22,7 @@ from operator import attrgetter
 from controller.core.load.freeness import finite, freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.load.virtual_usage import headroom_blocks
-from controller.core.migration.refusals import LASTING
+from controller.core.migration.refusals import ReliefRefusal, reason_of
 from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.choose_destination import lacks
@@ -30,7 +30,6 @@ from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.evacuation import Evacuation, evacuation
 from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.projection import with_arrivals, without
-from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
 from controller.core.value import value
 
@@ -120,7 +119,7 @@ class ReliefRules:
     @cached_property
     def _lowest_rank(self) -> int:
         """The lowest rank that may go, now or soon: a request that never may holds up none."""
-        return min((c.rank for c in self._tried if c.refusal not in LASTING), default=0)
+        return min((c.rank for c in self._tried if not reason_of(c.refusal or "").lasts), default=0)
 
     @cached_property
     def _head_wait(self) -> HeadWait:

@@ -4,8 +4,7 @@ import pytest
 
 from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MAX_RECENT, OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import MoveRefusal, why
 
 
 def record(number: int = 0, outcome: str = "migrated", num_bytes: int = 1000) -> MoveRecord:

@@ -31,7 +31,8 @@ from controller.core.emptying.by_hand import (
     Woken,
 )
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.migration.record import DESTINATION_FAILED, MoveRecord
+from controller.core.migration.record import MoveRecord
+from controller.core.migration.refusals import REASONS
 from tests.unit.runtime.fakes import idle_snapshot
 
 
@@ -128,7 +129,13 @@ def test_never_too_many_and_nobody_is_left_behind(
 # -- the machine ---------------------------------------------------------------------------
 
 LEVELS = (Level("normal", 0, 0),)
-CODES = (*sorted(DESTINATION_FAILED), "no_blocks", "too_many_moves", "finished", "in_prefill")
+CODES = (
+    *(code for code, each in REASONS.items() if each.cools),
+    "no_blocks",
+    "too_many_moves",
+    "finished",
+    "in_prefill",
+)
 
 
 class World:

@@ -6,8 +6,7 @@ from unittest import mock
 import pytest
 
 from controller.core.migration.protocol import DEFAULT_TIMING
-from controller.core.migration.record import DESTINATION_FAILED
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import reason_of, why
 from controller.core.migration.source_clock import LIMIT_SLACK, SourceClock
 from controller.core.migration.source_terms import MoveCancelled, SourceState, TimedOut, TookTooLong
 from tests.unit.migration.move_pair import KEPT, MOVED, RESUMED, Pair, at
@@ -72,7 +71,7 @@ def test_a_slow_copy_ends_the_move_and_tells_whose_fault_it_was(
     pair = _slow_at(column, position, stalled=stalled)
     assert pair.outcome == outcome
     assert pair.source.code == ("no_answer" if stalled else "too_slow")
-    assert (pair.source.code in DESTINATION_FAILED) is stalled
+    assert reason_of(pair.source.code).cools is stalled
     assert why(pair.source.code) != pair.source.code.replace("_", " ")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from controller.api.settings.settings import MigrationTable
+from controller.core.migration.refusals import ReliefRefusal
 from controller.core.rescheduling.move_reasons import MoveReason
-from controller.core.rescheduling.refusals import SENTENCES
 from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "scheduling.md"
@@ -37,7 +37,7 @@ def test_each_case_moves_for_its_own_reason(name: str, reason: str) -> None:
 
 def test_it_names_every_reason_and_refusal() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    for name in (*MoveReason, *SENTENCES):
+    for name in (*MoveReason, *ReliefRefusal):
         assert re.search(rf"\b{name}\b", text), f"{name} is not in docs/scheduling.md"
 
 
@@ -49,7 +49,7 @@ def test_its_defaults_are_those_of_the_code() -> None:
 
 def test_every_code_is_explained() -> None:
     text = METRICS.read_text(encoding="utf-8")
-    for code in SENTENCES:
+    for code in ReliefRefusal:
         assert re.search(rf"^\| {code} \| ", text, re.MULTILINE), f"{code} is not in metrics.md"
 
 

@@ -6,8 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.runtime.instance.moves.kv_digest import KvDigest

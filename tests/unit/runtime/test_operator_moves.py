@@ -17,11 +17,11 @@ from controller.core.emptying.by_hand import (
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import (
     DESTINATION_DIED,
-    DESTINATION_FAILED,
     MovePlan,
     MoveRecord,
     StageRecord,
 )
+from controller.core.migration.refusals import REASONS, reason_of
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller import queries as calls
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
@@ -38,6 +38,7 @@ from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 ORDER = MoveByHand("r", "i-0", 4, "by hand")
 PATIENCE_S = 60.0
+FAILED_THERE = [code for code, each in REASONS.items() if each.cools]
 REFUSED_THERE = ("no_blocks", "no_slot", "no_adapter", "not_taken", "fingerprint", "too_many_moves")
 
 
@@ -154,7 +155,9 @@ async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork)
 
 
 @virtual_time
-@pytest.mark.parametrize("code", [*sorted(DESTINATION_FAILED), *REFUSED_THERE])
+@pytest.mark.parametrize(
+    "code", [*(code for code, each in REASONS.items() if each.cools), *REFUSED_THERE]
+)
 async def test_another_is_tried_where_the_destination_failed(
     network: FakeNetwork, code: str
 ) -> None:
@@ -174,7 +177,7 @@ async def test_another_is_tried_where_the_destination_failed(
     cooling = bed.controller.operator_moves.cooling
     now_s = bed.controller.now_s()
     cools = cooling.remaining_s("i-1", now_s, ORDER.source_id) > 0
-    assert cools == (code in DESTINATION_FAILED), "a full one is not at fault"
+    assert cools == reason_of(code).cools, "a full one is not at fault"
     for_all = cooling.remaining_s("i-1", now_s) > 0
     assert for_all == (code == DESTINATION_DIED), "its source may be at fault"
 

@@ -31,7 +31,7 @@ from controller.adapters.vllm.moves.grammar_replay import GrammarReplay
 from controller.adapters.vllm.moves.request_state import RequestState
 from controller.adapters.vllm.moves.source import cannot_move
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import SENTENCES, MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, why
 from controller.ports.frames import Frames
 from controller.ports.moves import ReservedBlocks
 
@@ -142,7 +142,7 @@ class DestinationMoves:
         request = prepared
         refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
         if refusal is not None:
-            raise ValueError(SENTENCES[refusal])
+            raise ValueError(why(refusal))
         if request.num_prompt_tokens + len(output_token_ids) >= self._scheduler.max_model_len:
             raise ValueError("it is as long as the model's context already")
         if request.use_structured_output:

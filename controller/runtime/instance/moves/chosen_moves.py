@@ -36,12 +36,10 @@ from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.migration.source_terms import MoveCancelled, SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
@@ -232,7 +230,7 @@ class _Here:
 
 def _not_moved(told: TellNotMoved, me: InstanceRef) -> LoggedEvent:
     refused, order, to = told.refused, told.order, told.order.destination.instance_id
-    sentence = _sentence(refused.code)
+    sentence = why(refused.code)
     return LoggedEvent(
         EventKind.NOT_MOVED,
         time.time(),
@@ -271,7 +269,3 @@ def _room_not_made(told: TellRoomNotMade, me: InstanceRef) -> LoggedEvent:
         },
         labels={"code": told.code, "why": sentence},
     )
-
-
-def _sentence(code: str) -> str:
-    return SENTENCES[ReliefRefusal(code)] if code in SENTENCES else why(code)

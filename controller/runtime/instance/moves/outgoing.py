@@ -13,8 +13,7 @@ from controller.core.migration.machine import CancelCopy, Say, SetRank
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.sentences import why
+from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.migration.source import SourceMove
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
