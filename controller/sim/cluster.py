@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
-from controller.core.load.room import MAX_QUEUED
-from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.load.room import MAX_QUEUED, is_short
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
@@ -72,7 +72,7 @@ class SimCluster:
         """Instances that did more than to decode since their last report."""
         holding = policy.holding
         self._need_help = Moments(lambda s: holding is not None and needs_help(s, holding))
-        self._are_short = Moments(_is_short)
+        self._are_short = Moments(is_short)
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
         self.emptying = SimEmptying(
@@ -158,7 +158,7 @@ class SimCluster:
             self._report(instance)
         if self.setup.policy.holding is not None and self._many_wait_somewhere():
             for instance in self._are_short.come(self.events.now_s):
-                if not _is_short(self._reported[instance.instance_id][0]):
+                if not is_short(self._reported[instance.instance_id][0]):
                     self._report(instance)
         while (choice := self._scheduler.choice(requested, self.events.now_s)) is not None:
             if not self._report(self.instances[choice]):
@@ -279,12 +279,8 @@ class SimCluster:
         """Of the requests that wait at the controller, in blocks."""
         if not self._scheduler.num_held:
             return []
-        placement = self._scheduler.placement
-        if placement is not None:
-            return [each.demand_blocks for each in placement.queue]
-        # Without late binding requests are held only while there is no instance to send them to.
-        waiting = (run.request for run in self._runs.values() if not run.instance_id)
-        return [blocks_for(each.num_prompt_tokens, self._config.block_size) for each in waiting]
+        entries = self._scheduler.held_view(self.events.now_s).entries
+        return [held.demand_blocks for held in entries]
 
     def _on_changed(self, instance: SimInstance) -> None:
         """Requests that are held go as soon as they fit. A status is a message: what follows from
@@ -381,8 +377,3 @@ class SimCluster:
         sampled.fragmentation.append(fragmented_blocks(statuses, held) / num_blocks)
         sampled.used_share.append(sum(each.num_used_blocks for each in statuses) / num_blocks)
         self.events.after(self.setup.sample_s, self._sample)
-
-
-def _is_short(status: InstanceSnapshot) -> bool:
-    """`Room.is_short`, without a room for each look."""
-    return 2 * status.unclaimed_blocks < status.num_total_blocks

@@ -127,3 +127,9 @@ class Room:
             self.spare_blocks = self.free_blocks - self.growth_blocks
         else:
             self.spare_blocks = self.free_blocks
+
+
+def is_short(snapshot: InstanceSnapshot) -> bool:
+    """`Room.is_short` of an instance to which nothing is on its way, without making a room: a
+    simulated run asks this of each status."""
+    return 2 * snapshot.unclaimed_blocks < snapshot.num_total_blocks
