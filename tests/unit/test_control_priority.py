@@ -12,6 +12,7 @@ from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import PriorityEffect, PriorityReport
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
+from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.routes import Routes
@@ -32,7 +33,7 @@ class Bed:
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(nobody, known, self.book)
-        dispatcher = Dispatcher(nobody, nobody, known, dict, dict, nobody)
+        dispatcher = Dispatcher(nobody, nobody, known, routes, FrontendKeys("f-0", nobody))
         changes = RankChanges(routes, dispatcher, self.book, nobody)
         self.cluster.mailbox.answers["mem://f-0"] = lambda message: (
             changes.asked(message) if isinstance(message, RankChangeAsked) else None

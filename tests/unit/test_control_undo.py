@@ -13,6 +13,7 @@ import pytest
 from controller.api.wire.operations import OperationEntry, OperationList
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
+from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.routes import Routes
@@ -37,7 +38,10 @@ class Bed:
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(nobody, known, self.book)
         changes = RankChanges(
-            routes, Dispatcher(nobody, nobody, known, dict, dict, nobody), self.book, nobody
+            routes,
+            Dispatcher(nobody, nobody, known, routes, FrontendKeys("f-0", nobody)),
+            self.book,
+            nobody,
         )
         listener.cluster.mailbox.answers["mem://f-0"] = lambda message: (
             changes.asked(message) if isinstance(message, RankChangeAsked) else None

@@ -1,1 +1,1 @@
-"""Admission beside the scheduler: what of it is put on record."""
+"""Admission beside the scheduler: how a frontend asks it, and what of it is put on record."""

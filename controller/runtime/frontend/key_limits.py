@@ -3,7 +3,6 @@ decides, and goes by its share of the limits while the controller is away."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits, Refusal, refusal
 from controller.core.overload.key_use import KeyUse
@@ -34,11 +33,6 @@ class FrontendKeys:
         if request.api_key:
             self._has_keys.set()
         return self.use.began(request, asyncio.get_running_loop().time())
-
-    def asks_again(self, request: DispatchRequested) -> DispatchRequested:
-        """For a controller that did not hear of it yet: the one before may have accepted it, and
-        what its key used when it came is long over. So no limit of the key applies."""
-        return replace(request, num_live_of_key=0, num_tokens_of_key=0)
 
     def ended(self, record: RequestRecord) -> None:
         self.use.ended(record.request_id, ran=record.instance_id is not None)

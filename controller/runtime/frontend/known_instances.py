@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.runtime.messages.members import InstanceEntry
 
@@ -28,6 +29,10 @@ class KnownInstances:
         """None if the instance is not listed, or another incarnation of it is."""
         entry = self._entries.get(instance_id)
         return entry if entry is not None and entry.incarnation == incarnation else None
+
+    def ref(self, instance_id: str, incarnation: int) -> InstanceRef | None:
+        entry = self.find(instance_id, incarnation)
+        return None if entry is None else entry.ref
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
         return [entry.snapshot for entry in self if entry.snapshot is not None]

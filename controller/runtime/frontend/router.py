@@ -103,8 +103,7 @@ class Router:
             member,
             mailbox,
             self._known,
-            self.routes.num_by_owner,
-            self.routes.blocks_by_owner,
+            self.routes,
             self.keys,
         )
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)

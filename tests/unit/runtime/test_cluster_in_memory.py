@@ -99,7 +99,7 @@ async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
 async def test_without_a_controller_requests_go_on_and_new_ones_run(
     cluster: ControlledCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.frontend.dispatcher.CONTROLLER_SILENCE_S", 0.05)
+    monkeypatch.setattr("controller.core.admission.asking.CONTROLLER_SILENCE_S", 0.05)
     frontend = cluster.frontend
     for instance in cluster.instances.values():
         instance.engine.hold()

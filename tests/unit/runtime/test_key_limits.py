@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from controller.core.admission.asking import CONTROLLER_SILENCE_S
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
@@ -15,7 +16,7 @@ from controller.core.scheduler_events import (
     Reject,
     RejectCode,
 )
-from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
+from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (
     AddRequest,

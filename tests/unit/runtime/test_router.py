@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from controller.core.admission.asking import CONTROLLER_SILENCE_S, GONE_WAITS_S
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
     Dispatch,
@@ -13,11 +14,7 @@ from controller.core.scheduler_events import (
     Reject,
     RejectCode,
 )
-from controller.runtime.frontend.dispatcher import (
-    CONTROLLER_SILENCE_S,
-    GONE_WAITS_S,
-    NotDispatchedError,
-)
+from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,

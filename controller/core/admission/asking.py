@@ -1,0 +1,552 @@
+"""Where a frontend's new request goes: the frontend asks the controller until that answers.
+
+While the controller is silent the frontend decides alone by the last known statuses
+(scheduler-bypass, paper section 5), so that a dead controller fails no request: at once for each
+request, or with late binding, where many may be waiting, as fast as they fit. While it knows no
+instance that could take a request, the request waits as it would at the controller: the next one is
+mostly there within seconds.
+
+    ASKING     The controller is asked. A question may get lost, or the controller that held the
+               request, so it is asked again from time to time.
+    PAUSING    The answer named an instance that is not listed: it died, or it starts. The
+               controller is asked again after a while, as both sides know that soon.
+    ANSWERED   An answer has come. Whoever waits for it looks at it next, and only then it is known
+               whether its instance is listed still.
+    OVER       Nobody asks, or not any more.
+
+    state             event          next       instructions
+    OVER              Asked          ASKING     AskController, WakeAt
+                                     ANSWERED   Resume, if its API key's limit refuses it
+    ASKING            Woken          ASKING     AskController, WakeAt
+                                     ANSWERED   Resume, if the frontend decides alone
+    ASKING, PAUSING   Answered       ANSWERED   Resume
+    ANSWERED          Resumed        OVER       Use or Refuse
+                                     PAUSING    WakeAt, if the instance is not listed
+                                     ASKING     AskController, WakeAt, if it decides alone and there
+                                                is none any more
+    PAUSING           Woken          ASKING     AskController, WakeAt
+    any but OVER      Aborted        OVER       Resume; Withdraw, unless it was ANSWERED
+    ASKING, PAUSING   RankChanged    the same   AskController: a held request gets its new place
+
+A controller's dispatch that is not used is given back in any case, or the controller would count
+its request as on its way for ever: TellUnused, at once or when the next directory lists its
+instance.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from controller.core.holding.paced_release import PacedRelease
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.overload.key_limits import Refusal
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Reject,
+    RejectCode,
+)
+
+# A live controller answers in well under 10 ms, or holds the request on purpose and keeps sending
+# directories; it is bypassed when neither answers nor directories come for this long.
+CONTROLLER_SILENCE_S = 1.0
+# With late binding thousands may be held for minutes. A new controller is asked at once; this is
+# for questions and answers that got lost.
+MAX_ASK_AGAIN_S = 8.0
+BYPASS_EVERY_S = 0.05
+# A dispatch to an instance that is not listed is asked for again, after each of these: the death,
+# or the start, is known to both sides soon.
+GONE_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+ALONE = 0
+"""The sequence number of a dispatch that the frontend chose, which no controller counts."""
+
+
+class AskState(StrEnum):
+    ASKING = "asking"
+    PAUSING = "pausing"
+    ANSWERED = "answered"
+    OVER = "over"
+
+
+# -- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is new, or was lost. It is not asked for already."""
+
+    request: DispatchRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    answer: Dispatch | Reject
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Whoever waits for the answer looks at it now."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time of this WakeAt has come."""
+
+    request_id: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The request is over, or its client left."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankChanged:
+    request_id: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerHeard:
+    """The controller told which instances it lists; `Known` has them by now. `controller`: which
+    process it is. `room_to_grow_tokens`: with late binding, of its settings; else None.
+    `hold_timeout_s`: for so long a request waits while no instance could take it."""
+
+    controller: str
+    num_frontends: int
+    room_to_grow_tokens: int | None
+    takes_requests: bool
+    hold_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """This dispatch came too late for what it was asked for."""
+
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class BypassDue:
+    """The time of BypassAt has come."""
+
+
+Event = (
+    Asked
+    | Answered
+    | Resumed
+    | Woken
+    | Aborted
+    | RankChanged
+    | ControllerHeard
+    | Unused
+    | BypassDue
+)
+
+
+# -- instructions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskController:
+    request: DispatchRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Tell the controller that the request needs no instance any more."""
+
+    cancelled: DispatchCancelled
+
+
+@dataclass(frozen=True, slots=True)
+class TellUnused:
+    """Tell the instance that no request comes with this dispatch."""
+
+    instance: InstanceRef
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class TellKeysAgain:
+    """To another controller, which knows nothing of what API keys use."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    request_id: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BypassAt:
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let whoever waits for this request's answer go on, with Resumed."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Send the request by this dispatch, to an instance that is listed."""
+
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The cluster does not take the request."""
+
+    code: RejectCode
+    retry_after_s: int = 1
+
+
+Instruction = (
+    AskController
+    | Withdraw
+    | TellUnused
+    | TellKeysAgain
+    | WakeAt
+    | BypassAt
+    | Resume
+    | Use
+    | Refuse
+)
+
+
+# -- what it looks at ----------------------------------------------------------------------
+
+
+class Known(Protocol):
+    """The instances that the frontend knows."""
+
+    def ref(self, instance_id: str, incarnation: int) -> InstanceRef | None:
+        """None if the instance is not listed, or another incarnation of it is."""
+
+    def snapshots(self) -> Iterable[InstanceSnapshot]:
+        """The last ones."""
+
+
+class OwnRequests(Protocol):
+    """The frontend's own requests, which all have an instance."""
+
+    def num_by_owner(self) -> Mapping[str, int]:
+        """How many of them each instance has, by id."""
+
+    def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
+        """What they take of each instance, by id."""
+
+
+RefusalAlone = Callable[[DispatchRequested, int], Refusal | None]
+"""Without a controller: why this frontend, one of so many, refuses the request."""
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Asked:
+    request: DispatchRequested
+    since_s: float
+    state: AskState = AskState.ASKING
+    wait_s: float = CONTROLLER_SILENCE_S
+    """While ASKING: between the last question and the next one."""
+    wake_s: float = 0.0
+    """While ASKING or PAUSING: when the next question is due."""
+    answer: Dispatch | Reject | None = None
+    """Only while ANSWERED. None then: the frontend decides alone, as late as when the request is
+    sent, since each of its own requests counts for the next decision."""
+    num_gone: int = 0
+    """Answers so far that named an instance that is not listed; at most one for each pause, and
+    the last one."""
+
+    @property
+    def is_answered(self) -> bool:
+        return self.state is AskState.ANSWERED
+
+
+class Asking:
+    def __init__(self, known: Known, own: OwnRequests, refusal_alone: RefusalAlone) -> None:
+        self._known = known
+        self._own = own
+        self._refusal_alone = refusal_alone
+        self._asked: dict[str, _Asked] = {}
+        """By request id, in the order in which they came; none is OVER."""
+        self._unused: list[Dispatch] = []
+        """Dispatches to instances that are not listed: the next directory tells whether they
+        live."""
+        self._heard = ControllerHeard("", 1, None, takes_requests=True, hold_timeout_s=30.0)
+        self._heard_s = float("-inf")
+        self._open_s = float("-inf")
+        """When an instance could take requests last, as far as is known here."""
+        self._is_bypassing = False
+        """A BypassDue is to come. True while any request, under late binding, waits for longer
+        than an answer takes."""
+        self._own_blocks_then: Mapping[str, int] = {}
+        """What the frontend's requests took of each instance when the controller was heard last."""
+        self._release: PacedRelease | None = None
+        """Since the controller is silent, with late binding."""
+
+    # -- questions -----------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of the requests that are asked for."""
+        return iter(self._asked)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._asked
+
+    def state(self, request_id: str) -> AskState:
+        asked = self._asked.get(request_id)
+        return AskState.OVER if asked is None else asked.state
+
+    def why_not_ready(self, now_s: float) -> str:
+        """Why no new request would get an instance; empty if one would. While the controller is
+        silent, the last known instances take requests."""
+        is_open = any(not snapshot.draining for snapshot in self._known.snapshots())
+        if is_open and (self._heard.takes_requests or self._is_silent(now_s)):
+            return ""
+        return "no instance takes new requests now"
+
+    def _is_silent(self, now_s: float) -> bool:
+        return now_s - self._heard_s > CONTROLLER_SILENCE_S
+
+    # -- events --------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Takes one event in; returns what to do now, in order. Mutates."""
+        match event:
+            case Asked(request):
+                return self._ask_first(request, now_s)
+            case Answered(answer):
+                return self._answered(answer)
+            case Resumed(request_id):
+                return self._resumed(request_id, now_s)
+            case Woken(request_id, time_s):
+                asked = self._asked.get(request_id)
+                if asked is None or asked.is_answered or asked.wake_s != time_s:
+                    return []  # a timer of an earlier question
+                return self._woken(asked, now_s)
+            case Aborted(request_id):
+                return self._aborted(request_id)
+            case RankChanged(request_id, rank):
+                asked = self._asked.get(request_id)
+                if asked is None or asked.is_answered:
+                    return []
+                asked.request = replace(asked.request, rank=rank)
+                return [AskController(asked.request)]
+            case ControllerHeard():
+                return self._controller_heard(event, now_s)
+            case Unused(dispatch):
+                return self._give_back(dispatch)
+            case BypassDue():
+                return self._bypass(now_s)
+
+    def _ask_first(self, request: DispatchRequested, now_s: float) -> list[Instruction]:
+        asked = self._asked[request.request_id] = _Asked(request, now_s)
+        if self._is_silent(now_s) and not request.replayed:
+            refusal = self._refusal_alone(request, self._heard.num_frontends)
+            if refusal is not None:
+                return [_answer(asked, _reject(request, refusal.code, refusal.retry_after_s))]
+        return self._ask(asked, CONTROLLER_SILENCE_S, now_s)
+
+    def _ask(self, asked: _Asked, wait_s: float, now_s: float) -> list[Instruction]:
+        asked.state, asked.wait_s = AskState.ASKING, wait_s
+        return [AskController(asked.request), _wake(asked, now_s + wait_s)]
+
+    def _woken(self, asked: _Asked, now_s: float) -> list[Instruction]:
+        if asked.state is AskState.PAUSING:
+            return self._ask(asked, CONTROLLER_SILENCE_S, now_s)
+        if self._heard.room_to_grow_tokens is not None:
+            again = self._ask(asked, min(2 * asked.wait_s, MAX_ASK_AGAIN_S), now_s)
+            return again if self._is_bypassing else [*again, *self._bypass(now_s)]
+        if self._is_silent(now_s):
+            if self._choose() is not None:
+                return [_answer(asked, None)]
+            if asked.since_s <= self._overdue_since_s(now_s):
+                return [_answer(asked, _reject(asked.request, RejectCode.UNAVAILABLE))]
+        return self._ask(asked, asked.wait_s, now_s)
+
+    def _answered(self, answer: Dispatch | Reject) -> list[Instruction]:
+        asked = self._asked.get(answer.request_id)
+        if asked is not None and not asked.is_answered:
+            return [_answer(asked, answer)]
+        return self._give_back(answer)
+
+    def _resumed(self, request_id: str, now_s: float) -> list[Instruction]:
+        asked = self._asked.get(request_id)
+        if asked is None or not asked.is_answered:
+            return []
+        answer, asked.answer = asked.answer, None
+        if answer is None:
+            chosen = self._choose()
+            if chosen is None:
+                return self._ask(asked, asked.wait_s, now_s)
+            answer = _alone(asked.request, chosen)
+        if isinstance(answer, Reject):
+            del self._asked[request_id]
+            return [Refuse(answer.code, answer.retry_after_s)]
+        if self._known.ref(answer.instance_id, answer.incarnation) is not None:
+            del self._asked[request_id]
+            return [Use(answer)]
+        given_back = self._give_back(answer)  # died in between, or so it seems from here
+        if asked.num_gone == len(GONE_WAITS_S):
+            del self._asked[request_id]
+            return [*given_back, Refuse(RejectCode.UNAVAILABLE)]
+        wait_s = GONE_WAITS_S[asked.num_gone]
+        asked.state, asked.num_gone = AskState.PAUSING, asked.num_gone + 1
+        return [*given_back, _wake(asked, now_s + wait_s)]
+
+    def _aborted(self, request_id: str) -> list[Instruction]:
+        asked = self._asked.pop(request_id, None)
+        if asked is None:
+            return []
+        if asked.is_answered:
+            given_back = self._give_back(asked.answer) if asked.answer is not None else []
+            return [*given_back, Resume(request_id)]
+        cancelled = DispatchCancelled(request_id, asked.request.frontend_id)
+        return [Withdraw(cancelled), Resume(request_id)]
+
+    def _controller_heard(self, heard: ControllerHeard, now_s: float) -> list[Instruction]:
+        told: list[Instruction] = []
+        is_another, self._heard = heard.controller != self._heard.controller, heard
+        self._heard_s = now_s
+        if heard.takes_requests:
+            self._open_s = now_s
+        if heard.room_to_grow_tokens is not None:
+            self._release = None
+            self._own_blocks_then = self._own.blocks_by_owner(self._block_size())
+        if is_another:
+            told.append(TellKeysAgain())
+            for asked in self._asked.values():
+                if not asked.is_answered:
+                    asked.request = _without_key_use(asked.request)
+                    told.append(AskController(asked.request))
+        unused, self._unused = self._unused, []
+        for dispatch in unused:
+            told += self._tell_unused(dispatch)
+        return told
+
+    # -- what is not used ----------------------------------------------------------------
+
+    def _give_back(self, answer: Dispatch | Reject) -> list[Instruction]:
+        if isinstance(answer, Reject) or answer.seq == ALONE:
+            return []
+        told = self._tell_unused(answer)
+        if not told:
+            self._unused.append(answer)
+        return told
+
+    def _tell_unused(self, dispatch: Dispatch) -> list[Instruction]:
+        """Nothing if that incarnation is not listed."""
+        instance = self._known.ref(dispatch.instance_id, dispatch.incarnation)
+        return [] if instance is None else [TellUnused(instance, dispatch)]
+
+    # -- without a controller ------------------------------------------------------------
+
+    def _choose(self) -> InstanceSnapshot | None:
+        """The instance with the fewest own requests, then the most free blocks, then the first id.
+        Own requests count first: by a stale freeness alone all would go to one instance. None if
+        all drain."""
+        num_own = self._own.num_by_owner()
+        return min(
+            (snapshot for snapshot in self._known.snapshots() if not snapshot.draining),
+            key=lambda s: (num_own.get(s.instance_id, 0), -s.num_free_blocks, s.instance_id),
+            default=None,
+        )
+
+    def _overdue_since_s(self, now_s: float) -> float:
+        """Requests that wait for longer than since then get a refusal, as at the controller: no
+        instance could take them for all that time."""
+        if any(not snapshot.draining for snapshot in self._known.snapshots()):
+            self._open_s = now_s
+        overdue_s = now_s - self._heard.hold_timeout_s
+        return overdue_s if self._open_s <= overdue_s else float("-inf")
+
+    def _bypass(self, now_s: float) -> list[Instruction]:
+        """With late binding: decides for those that wait whenever the controller is silent, as long
+        as any request is asked for."""
+        self._is_bypassing = bool(self._asked)
+        if not self._asked:
+            return []
+        told: list[Instruction] = []
+        if self._is_silent(now_s):
+            for dispatch in self._decide_for_all(now_s):
+                told.append(_answer(self._asked[dispatch.request_id], dispatch))
+            overdue_since_s = self._overdue_since_s(now_s)
+            for asked in self._asked.values():
+                if asked.since_s <= overdue_since_s and not asked.is_answered:
+                    told.append(_answer(asked, _reject(asked.request, RejectCode.UNAVAILABLE)))
+        return [*told, BypassAt(now_s + BYPASS_EVERY_S)]
+
+    def _decide_for_all(self, now_s: float) -> list[Dispatch]:
+        """For those that go now, in order."""
+        waiting = {r: asked.request for r, asked in self._asked.items() if not asked.is_answered}
+        open_ = {s.instance_id: s for s in self._known.snapshots() if not s.draining}
+        if not open_:
+            return []
+        if self._release is None:
+            self._release = PacedRelease(
+                self._known.snapshots(),
+                self._own_blocks_then,
+                self._heard.num_frontends,
+                self._heard.room_to_grow_tokens or 0,
+                now_s,
+            )
+        own_blocks = self._own.blocks_by_owner(self._block_size())
+        due = self._release.due(waiting.values(), own_blocks, open_, now_s)
+        return [_alone(waiting[r], open_[instance_id]) for r, instance_id in due]
+
+    def _block_size(self) -> int:
+        return next((s.block_size for s in self._known.snapshots()), 1)
+
+    # ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for request_id, asked in self._asked.items():
+            assert request_id == asked.request.request_id
+            assert asked.state is not AskState.OVER
+            assert asked.is_answered or asked.answer is None
+            assert asked.num_gone <= len(GONE_WAITS_S)
+            assert CONTROLLER_SILENCE_S <= asked.wait_s <= MAX_ASK_AGAIN_S
+            is_late = asked.wait_s > CONTROLLER_SILENCE_S
+            assert self._is_bypassing or not is_late, "nobody decides if the controller is silent"
+
+
+def _answer(asked: _Asked, answer: Dispatch | Reject | None) -> Resume:
+    asked.state, asked.answer = AskState.ANSWERED, answer
+    return Resume(asked.request.request_id)
+
+
+def _wake(asked: _Asked, time_s: float) -> WakeAt:
+    asked.wake_s = time_s
+    return WakeAt(asked.request.request_id, time_s)
+
+
+def _without_key_use(request: DispatchRequested) -> DispatchRequested:
+    """For a controller that did not hear of it yet: the one before may have accepted it, and what
+    its key used when it came is long over. So no limit of the key applies."""
+    return replace(request, num_live_of_key=0, num_tokens_of_key=0)
+
+
+def _reject(request: DispatchRequested, code: RejectCode, retry_after_s: int = 1) -> Reject:
+    return Reject(request.request_id, request.frontend_id, code, retry_after_s)
+
+
+def _alone(request: DispatchRequested, chosen: InstanceSnapshot) -> Dispatch:
+    return Dispatch(
+        request.request_id, request.frontend_id, chosen.instance_id, chosen.incarnation, ALONE
+    )

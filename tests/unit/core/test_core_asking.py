@@ -1,0 +1,238 @@
+"""How a frontend asks where its requests go: histories in any order, with a controller that
+answers, holds, is silent, or is another one. What single events do is tested by
+`tests/unit/runtime/test_router.py` and `test_late_binding_frontend.py`."""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from controller.core.admission.asking import (
+    BYPASS_EVERY_S,
+    CONTROLLER_SILENCE_S,
+    GONE_WAITS_S,
+    Aborted,
+    Answered,
+    AskController,
+    Asked,
+    Asking,
+    AskState,
+    BypassAt,
+    BypassDue,
+    ControllerHeard,
+    Event,
+    Instruction,
+    RankChanged,
+    Refuse,
+    Resume,
+    Resumed,
+    TellKeysAgain,
+    TellUnused,
+    Unused,
+    Use,
+    WakeAt,
+    Withdraw,
+    Woken,
+)
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.overload.key_limits import Refusal
+from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
+
+IDS = ("i-0", "i-1")
+
+
+class Known:
+    def __init__(self) -> None:
+        self.incarnations = dict.fromkeys(IDS, 1)
+
+    def ref(self, instance_id: str, incarnation: int) -> InstanceRef | None:
+        listed = self.incarnations.get(instance_id) == incarnation
+        return InstanceRef(instance_id, incarnation, instance_id) if listed else None
+
+    def snapshots(self) -> Iterable[InstanceSnapshot]:
+        return [InstanceSnapshot(i, n, 16, 100, 50) for i, n in self.incarnations.items()]
+
+
+class Own:
+    def num_by_owner(self) -> Mapping[str, int]:
+        return {"i-0": 1}
+
+    def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
+        return {"i-0": 160 // block_size}
+
+
+class History:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.known = Known()
+        self.machine = Asking(self.known, Own(), self.refusal_alone)
+        self.now_s = 0.0
+        room_to_grow, hold_s = self.rng.choice([None, 64]), self.rng.choice([2.0, 30.0])
+        self.heard = ControllerHeard("one", 2, room_to_grow, True, hold_s)
+        self.live: dict[str, DispatchRequested] = {}
+        self.wakes: dict[str, float] = {}
+        self.resumable: set[str] = set()
+        self.bypass_s: float | None = None
+        self.ends: dict[str, list[str]] = {}
+        self.num_dispatches = 0
+        self.given: set[int] = set()
+        """Numbers of the dispatches that the machine got, and has neither used nor given back."""
+        self.gone: set[int] = set()
+        """Those of them that went to an instance which a later directory did not list."""
+        self.seen: set[type] = set()
+
+    def refusal_alone(self, asked: DispatchRequested, num_frontends: int) -> Refusal | None:
+        assert num_frontends <= 2
+        return Refusal(RejectCode.LIVE_LIMIT, 3) if asked.num_prompt_tokens == 13 else None
+
+    def run(self, num_events: int) -> None:
+        for _ in range(num_events):
+            self.now_s += self.rng.choice([0.0, 0.0, 0.02, 0.3, 1.1])
+            self.take(self.rng.choice(list(self.possible())))
+        for request_id in list(self.live):
+            self.take(Aborted(request_id))
+        assert all(len(ends) == 1 for ends in self.ends.values()), self.ends
+        assert list(self.machine) == []
+        unused = {dispatch.seq for dispatch in self.machine._unused}
+        assert self.given == self.gone | unused, "a dispatch was not given back"
+
+    def possible(self) -> Iterator[Event]:
+        rng = self.rng
+        name = f"r-{len(self.ends)}"
+        tokens = rng.choice([10, 13, 500, 3000])
+        yield Asked(
+            DispatchRequested(name, "f-0", tokens, 0, self.now_s, replayed=bool(tokens % 2))
+        )
+        yield replace(self.heard, controller=rng.choice(["one", "one", "one", "two"]))
+        if self.bypass_s is not None and self.bypass_s <= self.now_s:
+            yield BypassDue()
+        if not self.ends:
+            return
+        request_id = rng.choice([*self.ends, *self.live])
+        self.num_dispatches += 1
+        instance_id, incarnation = rng.choice(IDS), rng.choice([1, 1, 2])
+        dispatch = Dispatch(request_id, "f-0", instance_id, incarnation, self.num_dispatches)
+        yield Answered(dispatch)
+        yield Answered(Reject(request_id, "f-0", RejectCode.OVERLOADED, 5))
+        if request_id not in self.live:
+            yield Unused(dispatch)
+        if rng.random() < 0.2:
+            yield Aborted(request_id)
+        yield RankChanged(request_id, rng.choice([0, 1]))
+        yield Woken(request_id, self.now_s - 0.07)
+        for resumable in self.resumable:
+            yield Resumed(resumable)
+        for request_id, time_s in self.wakes.items():
+            if time_s <= self.now_s:
+                yield Woken(request_id, time_s)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Asked(request):
+                self.live[request.request_id] = request
+                self.ends[request.request_id] = []
+            case Answered(Dispatch() as dispatch) | Unused(dispatch):
+                self.given.add(dispatch.seq)
+            case Resumed(request_id):
+                self.resumable.discard(request_id)
+            case Woken(request_id, time_s) if self.wakes.get(request_id) == time_s:
+                del self.wakes[request_id]
+            case BypassDue():
+                self.bypass_s = None
+            case ControllerHeard():
+                self.known.incarnations = {
+                    i: self.rng.choice([1, 1, 2]) for i in IDS if self.rng.random() < 0.9
+                }
+                self.gone |= {dispatch.seq for dispatch in self.machine._unused}
+            case _:
+                pass
+        told = self.machine.handle(event, self.now_s)
+        self.seen |= {type(each) for each in told}
+        given_back = [each.dispatch.seq for each in told if isinstance(each, TellUnused)]
+        assert self.given.issuperset(given_back), "given back twice"
+        assert len(given_back) == len(set(given_back))
+        self.given.difference_update(given_back)
+        self.gone.difference_update(given_back)
+        for instruction in told:
+            self.follow(instruction, event)
+        if isinstance(event, Aborted) and event.request_id in self.live:
+            self.end(event.request_id, "aborted")
+        self.machine.check()
+        self.check()
+
+    def follow(self, instruction: Instruction, event: Event) -> None:
+        match instruction:
+            case AskController(request):
+                assert self.machine.state(request.request_id) is not AskState.OVER
+            case Withdraw(cancelled):
+                assert event == Aborted(cancelled.request_id)
+            case WakeAt(request_id, time_s):
+                assert time_s > self.now_s
+                self.wakes[request_id] = time_s
+            case BypassAt(time_s):
+                assert self.bypass_s is None
+                assert time_s == self.now_s + BYPASS_EVERY_S
+                self.bypass_s = time_s
+            case Resume(request_id):
+                self.resumable.add(request_id)
+            case Use(dispatch):
+                assert self.known.ref(dispatch.instance_id, dispatch.incarnation) is not None
+                self.given.discard(dispatch.seq)  # unless the frontend decided alone
+                self.end(dispatch.request_id, "used")
+            case Refuse():
+                assert isinstance(event, Resumed)
+                self.end(event.request_id, "refused")
+            case TellUnused() | TellKeysAgain():
+                pass
+
+    def end(self, request_id: str, how: str) -> None:
+        del self.live[request_id]
+        self.ends[request_id].append(how)
+
+    def check(self) -> None:
+        assert set(self.machine) == set(self.live)
+        for request_id in self.live:
+            match self.machine.state(request_id):
+                case AskState.ANSWERED:
+                    assert request_id in self.resumable
+                case _:
+                    assert request_id in self.wakes, "nobody asks again"
+
+
+def test_histories_in_any_order() -> None:
+    seen: set[type] = set()
+    ends: set[str] = set()
+    for seed in range(150):
+        history = History(seed)
+        try:
+            history.run(80)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+        seen |= history.seen
+        ends |= {how for hows in history.ends.values() for how in hows}
+    assert len(seen) == 9, "each instruction was given"
+    assert ends == {"used", "refused", "aborted"}
+
+
+def test_a_dispatch_to_one_that_is_not_listed_is_asked_for_again_so_often() -> None:
+    known = Known()
+    machine, now_s = Asking(known, Own(), lambda *_: None), 0.0
+    machine.handle(ControllerHeard("one", 1, None, True, 30.0), now_s)
+    machine.handle(Asked(DispatchRequested("r", "f-0", 10, 0, 0.0)), now_s)
+    waits = []
+    for seq in range(len(GONE_WAITS_S) + 1):
+        machine.handle(Answered(Dispatch("r", "f-0", "i-0", 2, seq + 1)), now_s)
+        told = machine.handle(Resumed("r"), now_s)
+        if isinstance(told[-1], WakeAt):
+            waits.append(told[-1].time_s - now_s)
+            now_s = told[-1].time_s
+            asked, wake = machine.handle(Woken("r", now_s), now_s)
+            assert isinstance(asked, AskController)
+            assert wake == WakeAt("r", now_s + CONTROLLER_SILENCE_S)
+    assert waits == pytest.approx(GONE_WAITS_S)
+    assert told == [Refuse(RejectCode.UNAVAILABLE)]
+    known.incarnations["i-0"] = 2
+    told = machine.handle(ControllerHeard("one", 1, None, True, 30.0), now_s)
+    assert len([each for each in told if isinstance(each, TellUnused)]) == len(GONE_WAITS_S) + 1
