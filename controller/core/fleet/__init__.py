@@ -4,7 +4,7 @@
     scale_rule        the decision: more instances or one less, for the load, and why in words
     autoscale_config  the range of freeness, the bounds, and the times that both go by
     outlook           what a check looks at, and what would be with another number of instances
-    instance_starts   which planned instances come, which cannot start, how long a start takes
+    instance_starts   which planned instances are launched, come, cannot start; how long it takes
     liveness          who is asked for its status, who stalls, which silent ones are fenced
     slowness          which one steps far more slowly than the others, and is emptied
     busyness          which ones compute though no request is there

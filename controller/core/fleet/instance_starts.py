@@ -1,4 +1,5 @@
-"""The starts of the planned instances: which come, which cannot, and how long one takes.
+"""The starts of the planned instances: which are launched, which come, which cannot, and how long
+one takes.
 
     STARTING   launched, or died and started again, and not serving yet
     SERVING    it serves, also if it stalls or drains
@@ -12,7 +13,7 @@ was launched then.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -20,6 +21,33 @@ from statistics import median
 MAX_MEASURED = 8
 _EARLIER_S = 1.0
 """A process that ran longer than it was waited for, by more than this, was not launched here."""
+
+
+RETRY_S = 1.0
+"""Until a launch that failed is repeated."""
+
+
+class Launches:
+    """Which instances are launched now: those that are wanted and have no process, and one whose
+    launch failed a while later, as Ray may still clean up after one that died with its controller.
+    Times are seconds of any one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._retry_at_s: dict[str, float] = {}
+        """Of just the wanted instances, at the last look, whose last launch failed."""
+
+    def look(self, wanted: Collection[str], there: Container[str], now_s: float) -> list[str]:
+        """The instances to launch. `there`: those that have a process, or have been launched.
+        Mutates."""
+        retry_at_s = self._retry_at_s
+        self._retry_at_s = {
+            key: at_s for key, at_s in retry_at_s.items() if key in wanted and key not in there
+        }
+        return [key for key in wanted if key not in there and now_s >= retry_at_s.get(key, now_s)]
+
+    def failed(self, instance_id: str, now_s: float) -> None:
+        """The launch of the instance failed."""
+        self._retry_at_s[instance_id] = now_s + RETRY_S
 
 
 class StartState(StrEnum):

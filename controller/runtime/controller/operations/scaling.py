@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from controller.api.settings.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import Remove
+from controller.core.fleet.instance_starts import Launches
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.scaling import (
     OtherPlanError,
@@ -24,17 +25,13 @@ from controller.runtime.controller.operations.operated_cluster import OperatedCl
 
 log = logging.getLogger(__name__)
 
-# Until a launch that failed is repeated.
-RETRY_S = 1.0
-
 
 class Scaling:
     def __init__(self, cluster: OperatedCluster, drains: Drains, launcher: Launcher) -> None:
         self._cluster = cluster
         self._drains = drains
         self._launcher = launcher
-        self._retry_at_s: dict[str, float] = {}
-        """When launches that failed are repeated."""
+        self._launches = Launches()
 
     @property
     def num_planned(self) -> int:
@@ -105,20 +102,15 @@ class Scaling:
 
     def launch_missing(self) -> None:
         """Launches planned instances without a process; those to be removed are not planned."""
-        wanted = planned_instances(self._cluster.keeper.spec)
-        self._retry_at_s = {key: at for key, at in self._retry_at_s.items() if key in wanted}
-        self._launch(wanted)
+        self._launch(planned_instances(self._cluster.keeper.spec))
 
     def _launch(self, instance_ids: Collection[str]) -> None:
         cluster, now_s = self._cluster, self._cluster.now_s()
-        for instance_id in instance_ids:
-            is_there = instance_id in cluster.roster.members
-            if is_there or now_s < self._retry_at_s.get(instance_id, now_s):
-                continue
+        for instance_id in self._launches.look(instance_ids, cluster.roster.members, now_s):
             try:
                 cluster.launch([instance_id])
             except Exception:
-                self._retry_at_s[instance_id] = now_s + RETRY_S
+                self._launches.failed(instance_id, now_s)
                 log.exception("%s could not be started", instance_id)
 
     def _missing(self) -> set[str]:
