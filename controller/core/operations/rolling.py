@@ -11,19 +11,35 @@ the rolling restart fails, or is stopped, the instances that do not serve with t
 arguments that they had, so that none is left half started.
 
 A process is known by its nonce, as in `restart`.
+
+How far a rolling restart is stands in its order, which is part of the cluster's spec: a controller
+that starts again goes on with it, and only counts the time that a new process may take from its own
+start. `RollingRestart` says which step comes next; while a step is being saved it waits:
+
+    Began, Ticked, Stopped   -> ChangeSpec, if a step is due
+    SpecChanged              -> Tell, of the restarts that are over, and of how all of it ended
+    SpecNotChanged           -> nothing changed: the next step is tried a while later
+
+A step without an answer was not saved: what an operator ordered is given up then.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Literal
 
+from controller.core.emptying.claims import Restart
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.engine_change import AS_STARTED, EngineChange
+from controller.core.record.event_log import EventKind, Number
 
 RollingState = Literal["going", "done", "stopped", "failed"]
 AS_MANY_AS_FIT = 0
 """The value of `at_once` for as many at a time as the other instances can hold."""
 DEFAULT_START_TIMEOUT_S = 600.0
 NO_OTHER_SERVES = "no other instance serves"
+RETRY_S = 1.0
+"""Until a step that could not be saved, as a disk is full, is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +114,63 @@ class RollingOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceNow:
+class InstanceSeen:
     """An instance as the controller sees it. `nonce`: its process's, empty if none was heard.
-    `removes`: it is to be removed. `ordered`: the order that restarts it stands. `away_s`: how long
-    ago its process ended for that order; None: it has not."""
+    `removes`: it is to be removed. `restarts`: the nonce of the process that a claim to restart it
+    names; empty: none does. `is_away`: that process has ended, and the next one does not serve yet.
+    `takes_requests`: its next request may come now. `load`: its last status."""
+
+    instance_id: str
+    nonce: str
+    serving: bool
+    failed: bool
+    detail: str
+    alive: bool
+    removes: bool
+    restarts: str
+    is_away: bool
+    takes_requests: bool
+    load: InstanceSnapshot | None
+    engine: EngineChange
+    """The arguments with which its next process starts."""
+    fingerprint: str
+    max_model_len: int
+
+    def now(self, *, ordered: bool = False, away_s: float | None = None) -> "InstanceNow":
+        """As `rolling_step` looks at it."""
+        now = InstanceNow(
+            self.instance_id,
+            self.nonce,
+            serving=self.serving,
+            failed=self.failed,
+            detail=self.detail,
+            removes=self.removes,
+            ordered=ordered,
+            away_s=away_s,
+            takes_requests=self.takes_requests,
+            alive=self.alive,
+            engine=self.engine,
+            fingerprint=self.fingerprint,
+            max_model_len=self.max_model_len,
+        )
+        if self.load is None:
+            return now
+        size, places = self.load.block_size, self.load.max_num_running
+        num_requests = self.load.num_running + self.load.num_queued
+        return replace(
+            now,
+            num_tokens=size * (self.load.num_used_blocks + self.load.queued_demand_blocks),
+            num_requests=num_requests,
+            free_tokens=size * self.load.unclaimed_blocks,
+            free_places=places - num_requests if places else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNow:
+    """An instance as a step looks at it; as `InstanceSeen`, and besides: `ordered`: the order that
+    restarts it stands. `away_s`: how long ago its process ended for that order; None: it has not.
+    """
 
     instance_id: str
     nonce: str
@@ -327,3 +396,266 @@ def _hold(leaving: Sequence[InstanceNow], staying: Sequence[InstanceNow]) -> boo
     if any(each is None for each in places):
         return True
     return sum(i.num_requests for i in leaving) <= sum(max(0, p or 0) for p in places)
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """An operator's order, which gets its instances now. `engine_arguments`: in words."""
+
+    order: RollingOrder
+    seen: Sequence[InstanceSeen]
+    engine_arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """`order`: the spec's. `seen`: all instances, in the cluster's order; none is looked at while
+    nothing goes on. `wall_s`: seconds since the epoch."""
+
+    order: RollingOrder | None
+    seen: Sequence[InstanceSeen]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """An operator ends what the spec says goes on."""
+
+    order: RollingOrder
+    seen: Sequence[InstanceSeen]
+    wall_s: float
+    why: str
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpecChanged:
+    """What `ChangeSpec` asked for is saved, and begun."""
+
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpecNotChanged:
+    """It could not be saved."""
+
+
+Event = Began | Ticked | Stopped | SpecChanged | SpecNotChanged
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSpec:
+    """The step becomes the cluster's spec: the order, claims to restart instances, those that are
+    taken back, other arguments. `why` and `actor` are for drains that end with it."""
+
+    order: RollingOrder
+    restarts: Mapping[str, Restart] = field(default_factory=dict)
+    taken_back: tuple[str, ...] = ()
+    engines: Mapping[str, EngineChange] = field(default_factory=dict)
+    why: str = ""
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """An event for the journal."""
+
+    kind: EventKind
+    order: RollingOrder
+    reason: str
+    numbers: Mapping[str, Number]
+    actor: str = ""
+    instance_id: str = ""
+
+
+Instruction = ChangeSpec | Tell
+
+
+class RollingRefusal(StrEnum):
+    GOES = "rolling"
+    """Another one goes on."""
+    NO_INSTANCES = "no_instances"
+    LAST_INSTANCE = "last_instance"
+    """Nobody would serve while the last one is restarted."""
+
+
+def refusal(
+    present: RollingOrder | None, seen: Sequence[InstanceSeen], *, force: bool
+) -> RollingRefusal | None:
+    """Why no rolling restart can begin now. `present`: the spec's."""
+    if present is not None and present.goes:
+        return RollingRefusal.GOES
+    if all(each.removes for each in seen):
+        return RollingRefusal.NO_INSTANCES
+    to_serve = [each for each in seen if each.takes_requests or not each.serving]
+    if len(to_serve) == 1 and to_serve[0].takes_requests and not force:
+        return RollingRefusal.LAST_INSTANCE
+    return None
+
+
+class RollingRestart:
+    """Times are seconds of any one monotonic clock, but for those that are named `wall_s`."""
+
+    def __init__(self) -> None:
+        self.waits = ""
+        """Why the next instance must wait, if that is not for its turn."""
+        self._away_since_s: dict[str, float] = {}
+        """By instance: since when its process was seen to have ended for its restart. Only of those
+        under way at the last look."""
+        self._emptied_s: dict[str, float] = {}
+        """By instance: how long it took until its process could be ended. Of all of this rolling
+        restart that this controller saw."""
+        self._retry_at_s = float("-inf")
+        self._saving: tuple[RollingOrder | None, ChangeSpec, str] | None = None
+        """The order before the step that is being saved, the step, and the words for a first one.
+        None but between ChangeSpec and its answer, or the next event."""
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        match event:
+            case Began(order, seen, engine_arguments):
+                first = replace(order, left=in_turn([each.now() for each in seen]))
+                why = order.reason or "all instances get a new process"
+                if engine_arguments:
+                    why = f"{why}; engine arguments: {engine_arguments}"
+                return self._save(None, ChangeSpec(first, actor=order.actor), why)
+            case Ticked(order, seen, wall_s):
+                self._saving = None
+                if order is None or not order.goes or now_s < self._retry_at_s:
+                    return []
+                known = self._look(order, seen, now_s, wall_s)
+                return self._step(order, rolling_step(order, known, wall_s), seen, wall_s)
+            case Stopped(order, seen, wall_s, why, actor) if order.goes:
+                known = self._look(order, seen, now_s, wall_s)
+                step = stopped(order, known, why, wall_s)
+                return self._step(order, step, seen, wall_s, actor)
+            case SpecChanged(wall_s) if self._saving is not None:
+                (before, change, why), self._saving = self._saving, None
+                return self._saved(before, change, why, wall_s)
+            case SpecNotChanged():
+                self._saving, self._retry_at_s = None, now_s + RETRY_S
+        return []
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert all(emptied_s >= 0 for emptied_s in self._emptied_s.values())
+        assert set(self._away_since_s) <= set(self._emptied_s), "away, and never emptied"
+        if self._saving is not None:
+            before, change, _ = self._saving
+            change.order.check()
+            assert before is None or before != change.order, "a step that changes nothing"
+            begun = set(change.restarts) - set(change.taken_back)
+            away = {turn.instance_id for turn in change.order.under_way}
+            assert begun <= away or not change.order.goes, "a restart that nobody waits for"
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _look(
+        self, order: RollingOrder, seen: Sequence[InstanceSeen], now_s: float, wall_s: float
+    ) -> list[InstanceNow]:
+        turns = {turn.instance_id: turn for turn in order.under_way}
+        since_s, self._away_since_s = self._away_since_s, {}
+        found: list[InstanceNow] = []
+        for each in seen:
+            key, turn = each.instance_id, turns.get(each.instance_id)
+            if turn is None or not each.restarts or each.restarts != turn.nonce:
+                found.append(each.now())
+                continue
+            if not each.is_away:
+                found.append(each.now(ordered=True))
+                continue
+            if key not in since_s:
+                self._emptied_s[key] = wall_s - turn.began_s
+            self._away_since_s[key] = since_s.get(key, now_s)
+            found.append(each.now(ordered=True, away_s=now_s - self._away_since_s[key]))
+        return found
+
+    def _step(
+        self,
+        before: RollingOrder,
+        step: RollingStep,
+        seen: Sequence[InstanceSeen],
+        wall_s: float,
+        actor: str = "",
+    ) -> list[Instruction]:
+        self.waits, order = step.waits, step.order
+        if order is before:
+            return []
+        known = {each.instance_id: each for each in seen}
+        restarts = {each: _restart(order, known[each], wall_s) for each in step.begins}
+        restarts |= {each: _put_back(order, known[each], wall_s) for each in step.put_back}
+        change = ChangeSpec(
+            order,
+            restarts,
+            (*step.taken_back, *step.put_back),
+            step.engines,
+            f"the rolling restart ended: {order.why}",
+            actor,
+        )
+        return self._save(before, change)
+
+    def _save(
+        self, before: RollingOrder | None, change: ChangeSpec, why: str = ""
+    ) -> list[Instruction]:
+        self._saving = (before, change, why)
+        return [change]
+
+    def _saved(
+        self, before: RollingOrder | None, change: ChangeSpec, why: str, wall_s: float
+    ) -> list[Instruction]:
+        order, actor = change.order, change.actor
+        numbers: dict[str, Number]
+        if before is None:
+            self._away_since_s, self._emptied_s = {}, {}
+            numbers = {"num_instances": len(order.left)}
+            return [Tell(EventKind.ROLLING_STARTED, order, why, numbers, actor)]
+        told: list[Instruction] = []
+        for instance_id, took_s in order.done.items():
+            if instance_id in before.done:
+                continue
+            numbers = {"took_s": took_s}
+            if (emptied_s := self._emptied_s.get(instance_id)) is not None:
+                numbers["emptied_s"] = round(emptied_s, 3)
+            why = "its next process serves"
+            kind = EventKind.ROLLING_STEPPED
+            told.append(Tell(kind, order, why, numbers, instance_id=instance_id))
+        if order.goes:
+            return told
+        numbers = {
+            "num_restarted": len(order.done),
+            "num_left": len(order.left),
+            "took_s": round(wall_s - order.began_s, 3),
+        }
+        if order.state == "failed":
+            kind, failed_id = EventKind.ROLLING_FAILED, order.failed_id
+            return [*told, Tell(kind, order, order.why, numbers, actor, failed_id)]
+        why = order.why or "every instance has a new process"
+        return [*told, Tell(EventKind.ROLLING_ENDED, order, why, numbers, actor)]
+
+
+def _restart(order: RollingOrder, seen: InstanceSeen, wall_s: float) -> Restart:
+    """Its deadline gives the restart up; what is left stays where it runs."""
+    return Restart(
+        order.order_id,
+        wall_s,
+        deadline_s=None if order.deadline_s is None else wall_s + order.deadline_s,
+        on_deadline="keep" if order.deadline_s is None else "abort",
+        nonce=seen.nonce,
+        actor=order.actor,
+        reason=order.reason,
+    )
+
+
+def _put_back(order: RollingOrder, seen: InstanceSeen, wall_s: float) -> Restart:
+    """One more restart, now with the arguments of before: at once if the process serves nobody. It
+    stands in place of the claim to restart the process of before."""
+    return Restart(
+        f"{order.order_id}-back",
+        wall_s,
+        nonce=seen.nonce,
+        at_once=not seen.serving,
+        actor=order.actor,
+        reason="it gets the engine arguments that it had",
+    )

@@ -8,10 +8,14 @@ import pytest
 
 from controller.core.emptying.claims import Remove
 from controller.core.operations.engine_change import AS_STARTED, EngineChange
-from controller.core.operations.rolling import AS_MANY_AS_FIT, NO_OTHER_SERVES, RollingOrder
+from controller.core.operations.rolling import (
+    AS_MANY_AS_FIT,
+    NO_OTHER_SERVES,
+    RETRY_S,
+    RollingOrder,
+)
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.drains import OperationRefusedError
-from controller.runtime.controller.operations.rolling import RETRY_S
 from controller.runtime.messages.members import Welcome
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
