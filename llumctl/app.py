@@ -11,19 +11,15 @@ from controller.api.state import user_files
 from controller.api.version import own_version
 from llumctl import errors, meant
 from llumctl.commands import (
-    abort,
     autoscale,
     bench,
     config,
     doctor,
     down,
     events,
-    explain,
     get,
     instances,
     logs,
-    migrate,
-    priority,
     profile,
     record,
     record_traffic,
@@ -56,12 +52,7 @@ app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("record")(record.record)
 app.command("record-traffic")(record_traffic.record_traffic)
-app.command("requests")(requests.requests)
-app.command("explain")(explain.explain)
-app.command("migrate")(migrate.migrate)
-app.command("priority")(priority.priority)
-app.command("abort")(abort.abort)
-for name, command in instances.COMMANDS.items():
+for name, command in {**requests.COMMANDS, **instances.COMMANDS}.items():
     app.command(name)(command)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("autoscale")(autoscale.autoscale)

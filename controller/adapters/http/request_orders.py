@@ -44,12 +44,8 @@ from controller.runtime.messages.operations import (
 BY_HAND = "by hand"
 TOLD_WAIT_S = 0.1
 
-_UNSCHEDULABLE = {
-    "dead": "its process is gone",
-    "no-status": "it has not reported yet",
-    "draining": "it is draining",
-    "stalled": "it is stalled",
-}
+_UNSCHEDULABLE = {"dead": "its process is gone", "no-status": "it has not reported yet"}
+"""By the scheduler's code; the others say in themselves what the instance is."""
 
 
 class _Came(TypedDict, total=False):
@@ -105,13 +101,15 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
                 f"llumctl migrate {request_id} --to {other}" if other else "llumctl status",
             )
         for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
-            refusal = None if instance_id is None else unschedulable(controller, instance_id)
+            refusal = None if instance_id is None else _refusal(controller, instance_id)
             # Requests leave a draining instance by moves.
-            if refusal is not None and (not role or refusal != _UNSCHEDULABLE["draining"]):
+            if refusal and (not role or refusal != "draining"):
                 code = "not_serving" if role else "unschedulable"
                 named = f"instance {instance_id}"
                 where = f"{named}, which {role}," if role else named
-                raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
+                raise ApiError(
+                    409, code, f"{where} cannot move it: {_words(refusal)}", "llumctl status"
+                )
         self.source_id = source_id
         self.migration_id = controller.operator_moves.machine.next_migration_id()
 
@@ -288,12 +286,14 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         for member in controller.roster.instances():
             if member.member_id == self.source_id:
                 continue
-            refusal = unschedulable(controller, member.member_id)
+            refusal = _refusal(controller, member.member_id)
             if refusal is None:
                 snapshot = controller.statuses[member.member_id].snapshot
                 lacking = lacks(snapshot, num_blocks)
-                refusal = why(lacking) if lacking else "it failed lately and cools"
-            told.append(f"{member.member_id}: {refusal}")
+                reason = why(lacking) if lacking else "it failed lately and cools"
+            else:
+                reason = _words(refusal)
+            told.append(f"{member.member_id}: {reason}")
         return "; ".join(told) or "there is no other instance"
 
     def _told(self, target: str | None, **came: Unpack[_Came]) -> MigrationReport:
@@ -521,11 +521,14 @@ def held_blocks(record: RequestRecord, block_size: int) -> int:
     return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
 
 
-def unschedulable(controller: Controller, instance_id: str) -> str | None:
-    """Why the instance may take no requests, in words; None if it may."""
+def _refusal(controller: Controller, instance_id: str) -> str | None:
+    """The scheduler's code of why the instance may take no requests; None if it may."""
     record = controller.scheduler.instances.get(instance_id)
-    refusal = "dead" if record is None else record.refusal(controller.now_s())
-    return None if refusal is None else _UNSCHEDULABLE[refusal]
+    return "dead" if record is None else record.refusal(controller.now_s())
+
+
+def _words(refusal: str) -> str:
+    return _UNSCHEDULABLE.get(refusal, f"it is {refusal}")
 
 
 def _rounded(seconds: float | None) -> float | None:
