@@ -2,13 +2,13 @@
 
 import secrets
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from controller.api.connection import Answer, ControlConnection
 from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
-from controller.api.operations.order import Order, Report, Wanted
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     ClusterStatus,
@@ -26,6 +26,9 @@ from controller.api.wire.rolling import RollingReport
 from controller.api.wire.settings import SettingList
 from controller.api.wire.stream import Frame
 from controller.api.wire.traffic import TrafficBatch, TrafficRequest
+
+if TYPE_CHECKING:  # a command that only looks needs no orders
+    from controller.api.operations.order import Order, Report, Wanted
 
 
 class ControlClient(ControlConnection):
@@ -92,7 +95,7 @@ class ControlClient(ControlConnection):
         """
         return self._call(answer, "GET", f"/v1/answers/{quote(key, safe='')}")
 
-    def send(self, order: Order[Wanted, Report], *, key: str = "") -> Report:
+    def send(self, order: "Order[Wanted, Report]", *, key: str = "") -> "Report":
         """Gives an order, or asks for its dry run. Returns when it is carried out, or has begun if
         it goes on without this client; a move is over then, however it ended.
 
