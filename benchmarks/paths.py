@@ -32,8 +32,8 @@ from controller.api.operations.on_requests import Migrate
 from controller.api.settings.settings import Settings
 from controller.api.wire.moves import MigrateRequest
 from controller.core.emptying.claims import Drain
+from controller.core.emptying.drains import DrainState
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.drain import DrainState
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_events import DispatchRequested
 from controller.model.config import ModelConfig

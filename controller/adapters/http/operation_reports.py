@@ -25,9 +25,9 @@ from controller.core.emptying.claims import (
     Restart,
     claimed,
 )
+from controller.core.emptying.drains import DrainProgress, DrainState
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
 from controller.core.operations.departure_plan import TOO_BUSY, Departure
-from controller.core.operations.drain import DrainState
 from controller.core.operations.drain_pace import estimate_s, measured_pace
 from controller.core.operations.scaling import ScalePlan
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
@@ -35,7 +35,6 @@ from controller.core.rescheduling.evacuation import evacuation
 from controller.core.rescheduling.worth import Link
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.departures import Leaving
-from controller.runtime.controller.operations.drains import DrainProgress
 
 
 class SteerReports:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.emptying.drains import Remainder
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.operations.departure_plan import TOO_BUSY, Departure, DeparturePlan
-from controller.core.operations.drain import Remainder
 from controller.core.operations.drain_pace import MovePace, estimate_s, measured_pace
 from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.choose_destination import NO_DESTINATION

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from controller.core.emptying.claims import Restart
-from controller.core.operations.restart import InstanceProcess, RestartStep, restart_step
+from controller.core.emptying.drains import InstanceProcess, RestartStep, restart_step
 
 EMPTIED = Restart("d", 1.0, nonce="old")
 AT_ONCE = Restart("d", 1.0, nonce="old", at_once=True)

@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 
 from controller.core.emptying.claims import Claims, Evacuate, Remove
+from controller.core.emptying.drains import DrainState
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.drain import DrainState
 from controller.core.operations.leaving import LeaveReason
 from controller.core.operations.scaling import plan_scale
 from controller.core.record.event_log import EventKind

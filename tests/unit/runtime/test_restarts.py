@@ -5,13 +5,8 @@ import asyncio
 import pytest
 
 from controller.core.emptying.claims import Restart
-from controller.core.operations.drain import DrainState
+from controller.core.emptying.drains import HEARD_WITHIN_S, REPLACE_AGAIN_S, RETRY_S, DrainState
 from controller.core.record.event_log import EventKind
-from controller.runtime.controller.operations.drains import (
-    REPLACE_AGAIN_S,
-    RETRY_S,
-)
-from controller.runtime.controller.operations.remainders import HEARD_WITHIN_S
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.steering_bed import Disk, SteeringBed

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.core.operations.drain import DrainState
+from controller.core.emptying.drains import DrainState
 from controller.core.operations.scaling import ScalePlan
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drains import OperationRefusedError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from controller.api.errors import LlumctlError
 from controller.api.text.engine_arguments import arguments
-from controller.core.operations.drain import DrainState
+from controller.core.emptying.drains import DrainState
 from controller.core.operations.rolling import (
     NO_OTHER_SERVES,
     Began,

@@ -1,0 +1,724 @@
+"""Drains: every instance that somebody claims is emptied, until its claims are met or taken back.
+
+    draining     requests are left there, or may be on their way to it
+    drained      it reported that it takes nothing and has nothing, and each frontend answered that
+                 none of its requests is there; a request that comes all the same: draining again
+    restarting   its process was told to end, or another one took its place
+
+What is done with a drained instance, and at a deadline, is up to the strongest claim (`claims`):
+
+                 drained                      at its deadline, not drained
+    SlowDrain    -                            (has none)
+    Drain        -                            told once, and it goes on; or taken back (abort)
+    Restart      the process is replaced,     as Drain; a process that was told to end has no
+                 then the claim is over       deadline any more
+    Remove       ended, then forgotten        as Drain
+    Evacuate     ended, then forgotten        ended, then forgotten, with what is left there
+
+Claims are on disk before they are heard of here, so a controller that starts again goes on with
+them (`Resumed`); it only forgets how many requests have moved. A process is ended before its
+instance is forgotten: a controller that dies in between starts an empty instance and removes it.
+The other way round a process would run on that nobody knows. What fails for one instance is tried
+again after a while, and touches no other.
+
+Moves are not begun here: an instance that drains is the least free of all, so it is a source.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from controller.core.emptying.claims import (
+    Claim,
+    Claims,
+    Evacuate,
+    Restart,
+    newest,
+    why_claimed,
+)
+from controller.core.record.event_log import EventKind, Number
+
+CHECK_EVERY_S = 0.3
+"""Between two questions to the frontends whether anything is left."""
+RETRY_S = 1.0
+"""After a failure: a disk is full, or a process cannot be ended."""
+REPLACE_AGAIN_S = 10.0
+"""A process that was to be replaced, and is still there, is ended again after so long."""
+HEARD_WITHIN_S = 10.0
+"""Members say Hello every second: after so long a member that was not heard is not there."""
+_NAMED_IN_EVENT = 5
+
+
+class DrainState(StrEnum):
+    DRAINING = "draining"
+    DRAINED = "drained"
+    """No request is left there, and none comes."""
+    RESTARTING = "restarting"
+    """Its process was ended, and another one starts."""
+    ACTIVE = "active"
+
+
+# -- what is known of an instance -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """What an instance still has by its last status. `num_awaited`: requests that were dispatched
+    before the drain and are in no status yet."""
+
+    num_running: int = 0
+    num_queued: int = 0
+    num_awaited: int = 0
+    num_moves_in: int = 0
+    num_moves_out: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_running + self.num_queued + self.num_awaited
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.num_requests or self.num_moves_in or self.num_moves_out)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceProcess:
+    """The instance's last process that the controller heard of. `incarnation`: 0 for a process that
+    this controller did not number yet, or did not hear of. `detail`: what it says of itself."""
+
+    nonce: str
+    alive: bool
+    serving: bool
+    failed: bool
+    incarnation: int = 1
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`process`: None if the cluster has no such instance. `left`, and whether it says itself that
+    it drains: by the last status of a process that serves; None if it has not reported."""
+
+    process: InstanceProcess | None = None
+    left: Remainder | None = None
+    says_draining: bool = False
+
+    @property
+    def takes_nothing(self) -> bool:
+        """The instance reported that it drains, or has no process that could take requests."""
+        return self.process is None or not self.process.serving or self.says_draining
+
+
+NOT_THERE = Seen()
+
+
+# -- events -----------------------------------------------------------------------------------
+# `epoch_s`: the moment in seconds since the epoch, as claims have theirs.
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This controller begins with these claims, before any member is heard."""
+
+    drains: Mapping[str, Claims]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsChanged:
+    """All claims from now on, which are on disk. `seen`: of each instance that is claimed, or was.
+    `why` and `actor` are for drains that end."""
+
+    drains: Mapping[str, Claims]
+    seen: Mapping[str, Seen]
+    epoch_s: float
+    why: str = ""
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """`frontends_heard`: each frontend of the cluster was heard."""
+
+    seen: Mapping[str, Seen]
+    frontends_heard: bool
+    epoch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendsAnswered:
+    """`empty`: all of them answered, and none has a request there. `seen`: the instance now."""
+
+    instance_id: str
+    drain_id: str
+    empty: bool
+    seen: Seen
+    epoch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StayersFound:
+    """What is left, and what of it cannot move: `ID CODE`."""
+
+    instance_id: str
+    drain_id: str
+    num_left: int
+    stays: tuple[str, ...]
+    epoch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A question failed, for whatever reason."""
+
+    instance_id: str
+    drain_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded:
+    source_id: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeganServing:
+    instance_id: str
+    epoch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MustGo:
+    """The instance says that its process will be ended. `is_planned`: the cluster wants it."""
+
+    instance_id: str
+    incarnation: int
+    within_s: float
+    is_planned: bool
+    epoch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The process with this nonce was told to end, so that another one comes."""
+
+    instance_id: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The instance's process was ended, and the spec has the instance no more."""
+
+    instance_id: str
+    num_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a tick ordered of this instance could not be done."""
+
+    instance_id: str
+
+
+Event = (
+    Resumed
+    | ClaimsChanged
+    | Ticked
+    | FrontendsAnswered
+    | StayersFound
+    | Unanswered
+    | MoveEnded
+    | BeganServing
+    | MustGo
+    | Replaced
+    | Removed
+    | Failed
+)
+
+
+# -- instructions -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OfInstance:
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopDispatch(OfInstance):
+    """To this instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowDispatch(OfInstance):
+    """To this instance, as soon as it says itself that it drains no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellInstance(OfInstance):
+    """`leaves_in_s`: until its process will be ended, whatever is left there."""
+
+    draining: bool
+    leaves_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskFrontends(OfInstance):
+    """Whether they have a request there, whose last tokens may be on their way."""
+
+    drain_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindStayers(OfInstance):
+    """Look for what is left there and cannot move."""
+
+    drain_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeClaim(OfInstance):
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack(OfInstance):
+    """The claim of this kind."""
+
+    kind: type[Claim]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(OfInstance):
+    """End the process with this nonce, so that another one starts; then `Replaced`."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate(OfInstance):
+    """End the process for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(OfInstance):
+    """Save a spec without the instance; then `Removed`."""
+
+    num_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log(OfInstance):
+    kind: EventKind
+    drain_id: str
+    reason: str
+    actor: str
+    numbers: Mapping[str, Number]
+
+
+@dataclass(frozen=True, slots=True)
+class TellFrontends:
+    """Which instances take requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evacuated:
+    """The instances that will be ended at a moment, whatever they have then."""
+
+    instance_ids: frozenset[str]
+
+
+Instruction = (
+    StopDispatch
+    | AllowDispatch
+    | TellInstance
+    | AskFrontends
+    | FindStayers
+    | MakeClaim
+    | TakeBack
+    | Replace
+    | Terminate
+    | Forget
+    | Log
+    | TellFrontends
+    | Evacuated
+)
+
+
+# -- the machine ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """`claims`: None if the instance is not being drained."""
+
+    instance_id: str
+    state: DrainState
+    claims: Claims | None
+    num_left: int
+    num_moving: int
+    num_moved: int
+
+    @property
+    def safe_to_delete(self) -> bool:
+        stays = self.claims is None or not self.claims.restarts
+        return self.state is DrainState.DRAINED and stays
+
+
+@dataclass(slots=True)
+class _Drain:
+    """What only this process knows of a drain."""
+
+    drain_id: str
+    num_moved: int = 0
+    drained: bool = False
+    told_drained: bool = False
+    told_overdue: bool = False
+    """Of the strongest claim's deadline."""
+    asked: bool = False
+    """A question is under way; there is one at a time."""
+    ask_at_s: float = float("-inf")
+    retry_at_s: float = float("-inf")
+    replaced: str = ""
+    """The nonce of the process that was told to end, which the claim to restart names."""
+    replace_at_s: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Drains:
+    claims: Mapping[str, Claims] = field(default_factory=dict)
+    """By instance: as they are on disk."""
+    _drains: dict[str, _Drain] = field(default_factory=dict)
+    """By instance: one for each that is claimed, with the id of its claims."""
+    _evacuated: frozenset[str] = frozenset()
+    """The instances with a notice."""
+    _began_s: float = float("-inf")
+    """When this controller began: from then on members are to be heard."""
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        match event:
+            case Ticked():
+                return self._ticked(event, now_s)
+            case ClaimsChanged():
+                return self._claims_changed(event, now_s)
+            case FrontendsAnswered():
+                return self._frontends_answered(event, now_s)
+            case StayersFound():
+                return self._stayers_found(event)
+            case MoveEnded(source_id=instance_id, outcome="migrated"):
+                if (drain := self._drains.get(instance_id)) is not None:
+                    drain.num_moved += 1
+            case BeganServing():
+                return [self._tell(event.instance_id, event.epoch_s)]
+            case MustGo():
+                return self._must_go(event)
+            case Replaced(instance_id, nonce):
+                if (drain := self._drains.get(instance_id)) is not None:
+                    drain.replaced, drain.replace_at_s = nonce, now_s + REPLACE_AGAIN_S
+            case Removed():
+                return self._removed(event)
+            case Failed(instance_id):
+                if (drain := self._drains.get(instance_id)) is not None:
+                    drain.retry_at_s = now_s + RETRY_S
+            case Unanswered(instance_id, drain_id):
+                if (drain := self._going_on(instance_id, drain_id)) is not None:
+                    drain.asked, drain.retry_at_s = False, now_s + RETRY_S
+            case Resumed():
+                self._began_s = now_s
+                self._take(event.drains)
+                return [*self._told_evacuated(), *(StopDispatch(key) for key in event.drains)]
+        return []
+
+    def view(self, instance_id: str, seen: Seen, now_s: float) -> DrainProgress:
+        """How far the drain of an instance is that is seen so now."""
+        claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
+        left = self._left(seen, now_s) or Remainder()
+        state, num_moved = DrainState.ACTIVE, 0
+        if claims is not None and drain is not None:
+            state, num_moved = _state(claims, drain, seen), drain.num_moved
+        return DrainProgress(
+            instance_id, state, claims, left.num_requests, left.num_moves_out, num_moved
+        )
+
+    def is_replacing(self, instance_id: str) -> bool:
+        """Whether the instance's process ends because it is restarted."""
+        claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
+        if claims is None or drain is None or not isinstance(claims.strongest, Restart):
+            return False
+        return drain.replaced == claims.strongest.nonce
+
+    def check(self) -> None:
+        """Raises AssertionError that says which invariant is broken."""
+        assert self._drains.keys() == self.claims.keys(), "a drain without claims, or claims alone"
+        notices = {key for key, each in self.claims.items() if each.notice is not None}
+        assert self._evacuated == notices, "moves do not know which instances must go"
+        for instance_id, drain in self._drains.items():
+            claims = self.claims[instance_id]
+            claims.check()
+            assert drain.drain_id == claims.drain_id, f"{instance_id}: another drain's state"
+            assert drain.told_drained or not drain.drained, f"{instance_id}: drained unsaid"
+            restart = claims.restart
+            is_known = not drain.replaced or (restart and restart.nonce == drain.replaced)
+            assert is_known, f"{instance_id}: a process ended for a restart that is over"
+            told, claim = drain.told_overdue, claims.strongest
+            goes_on = claim.deadline_s is not None and claim.on_deadline == "keep"
+            assert goes_on or not told, f"{instance_id}: told of a deadline that there is not"
+
+    # -- claims --------------------------------------------------------------------------
+
+    def _claims_changed(self, event: ClaimsChanged, now_s: float) -> list[Instruction]:
+        before, ended = self.claims, dict(self._drains)
+        self._take(event.drains)
+        out: list[Instruction] = [*self._told_evacuated()]
+        for instance_id, claims in event.drains.items():
+            known = before.get(instance_id)
+            if claims != known:
+                seen = event.seen.get(instance_id, NOT_THERE)
+                out += self._begun(instance_id, claims, known, seen, event.epoch_s, now_s)
+        for instance_id, claims in before.items():
+            if instance_id not in event.drains:
+                left = self._num_left(event.seen.get(instance_id, NOT_THERE), now_s)
+                numbers = {"num_requests_left": left, "num_moved": ended[instance_id].num_moved}
+                kind, why, actor = EventKind.DRAIN_ENDED, event.why, event.actor
+                out += [
+                    AllowDispatch(instance_id),
+                    self._tell(instance_id, event.epoch_s),
+                    _log(kind, instance_id, claims, why, numbers, actor),
+                ]
+        return [*out, TellFrontends()]
+
+    def _take(self, drains: Mapping[str, Claims]) -> None:
+        """A drain that goes on keeps what is known of it, but for what was about other claims."""
+        before, self.claims = self.claims, dict(drains)
+        kept = dict[str, _Drain]()
+        for instance_id, claims in drains.items():
+            drain = self._going_on(instance_id, claims.drain_id) or _Drain(claims.drain_id)
+            if claims != before.get(instance_id):
+                drain.told_overdue = False
+            if claims.restart is None or claims.restart.nonce != drain.replaced:
+                drain.replaced, drain.replace_at_s = "", float("-inf")
+            kept[instance_id] = drain
+        self._drains = kept
+
+    def _begun(
+        self,
+        instance_id: str,
+        claims: Claims,
+        before: Claims | None,
+        seen: Seen,
+        epoch_s: float,
+        now_s: float,
+    ) -> list[Instruction]:
+        """The drain begins, or goes on with other claims than `before`."""
+        out = list[Instruction]()
+        if before is None:
+            out.append(StopDispatch(instance_id))
+        if before is None or claims.notice != before.notice:
+            out.append(self._tell(instance_id, epoch_s))
+        numbers: dict[str, Number] = {"num_requests_left": self._num_left(seen, now_s)}
+        if (deadline_s := claims.strongest.deadline_s) is not None:
+            numbers["deadline_in_s"] = round(deadline_s - epoch_s, 1)
+        actor = (newest(claims, before) or claims.strongest).actor
+        why = why_claimed(claims, before)
+        out.append(_log(EventKind.DRAIN_STARTED, instance_id, claims, why, numbers, actor))
+        return out
+
+    def _must_go(self, event: MustGo) -> list[Instruction]:
+        known = self.claims.get(event.instance_id)
+        if not event.is_planned or (known is not None and known.notice is not None):
+            return []
+        notice = Evacuate(
+            f"notice-{event.instance_id}-{event.incarnation}",
+            event.epoch_s,
+            deadline_s=event.epoch_s + max(0.0, event.within_s),
+            reason="its process was told to end",
+        )
+        return [MakeClaim(event.instance_id, notice)]
+
+    def _removed(self, event: Removed) -> list[Instruction]:
+        instance_id = event.instance_id
+        claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
+        if claims is None or drain is None:
+            return []
+        self._take({key: each for key, each in self.claims.items() if key != instance_id})
+        why = "the instance was removed"
+        if claims.notice is not None:
+            why = "evacuated in time" if drain.drained else "it had to go with what was left"
+        numbers = {"num_requests_left": event.num_left, "num_moved": drain.num_moved}
+        ended = _log(EventKind.DRAIN_ENDED, instance_id, claims, why, numbers)
+        return [*self._told_evacuated(), ended, TellFrontends()]
+
+    def _tell(self, instance_id: str, epoch_s: float) -> TellInstance:
+        claims, leaves_in_s = self.claims.get(instance_id), None
+        if claims is not None and claims.notice is not None:
+            moment_s = claims.notice.deadline_s
+            leaves_in_s = None if moment_s is None else moment_s - epoch_s
+        return TellInstance(instance_id, claims is not None, leaves_in_s)
+
+    def _told_evacuated(self) -> list[Instruction]:
+        notices = frozenset(key for key, each in self.claims.items() if each.notice is not None)
+        if notices == self._evacuated:
+            return []
+        self._evacuated = notices
+        return [Evacuated(notices)]
+
+    # -- how they go on ------------------------------------------------------------------
+
+    def _ticked(self, event: Ticked, now_s: float) -> list[Instruction]:
+        out = list[Instruction]()
+        for instance_id, claims in self.claims.items():
+            drain = self._drains[instance_id]
+            if now_s >= drain.retry_at_s:
+                seen = event.seen.get(instance_id, NOT_THERE)
+                out += self._looked_at(instance_id, claims, drain, seen, event, now_s)
+        return out
+
+    def _looked_at(
+        self,
+        instance_id: str,
+        claims: Claims,
+        drain: _Drain,
+        seen: Seen,
+        event: Ticked,
+        now_s: float,
+    ) -> list[Instruction]:
+        out = list[Instruction]()
+        left = self._left(seen, now_s)
+        if left is not None:
+            empty = left.nothing and seen.takes_nothing
+            drain.drained = drain.drained and empty
+            all_heard = event.frontends_heard or self._waited(now_s)
+            may_ask = all_heard and not drain.asked and now_s >= drain.ask_at_s
+            if empty and may_ask and not drain.drained:
+                drain.asked, drain.ask_at_s = True, now_s + CHECK_EVERY_S
+                out.append(AskFrontends(instance_id, drain.drain_id))
+        claim = claims.strongest
+        if isinstance(claim, Restart) and seen.process is not None:
+            step = restart_step(claim, seen.process, is_empty=drain.drained)
+            if step is RestartStep.REPLACE and now_s >= drain.replace_at_s:
+                out.append(Replace(instance_id, claim.nonce))
+            elif step is RestartStep.DONE:
+                out.append(TakeBack(instance_id, Restart, "its process was restarted"))
+            elif step is RestartStep.FAILED:
+                why = f"it could not start: {seen.process.detail}"
+                out.append(TakeBack(instance_id, Restart, why))
+            if step is not RestartStep.WAIT or _state(claims, drain, seen) is _RESTARTING:
+                return out
+        if drain.drained:
+            if claims.goes:
+                out += [Terminate(instance_id), Forget(instance_id, 0)]
+        elif claim.is_overdue(event.epoch_s):
+            if isinstance(claim, Evacuate):
+                num_left = 0 if left is None else left.num_requests
+                out += [Terminate(instance_id), Forget(instance_id, num_left)]
+            elif claim.on_deadline == "abort":
+                why = "its deadline passed: what is left stays"
+                out.append(TakeBack(instance_id, type(claim), why))
+            elif not drain.told_overdue and not drain.asked:
+                drain.asked = True
+                out.append(FindStayers(instance_id, drain.drain_id))
+        return out
+
+    def _frontends_answered(self, event: FrontendsAnswered, now_s: float) -> list[Instruction]:
+        instance_id = event.instance_id
+        drain = self._going_on(instance_id, event.drain_id)
+        if drain is None:
+            return []
+        drain.asked = False
+        left = self._left(event.seen, now_s)
+        if not event.empty or left is None or not left.nothing:
+            return []
+        drain.drained, is_told, drain.told_drained = True, drain.told_drained, True
+        if is_told:
+            return []
+        claims = self.claims[instance_id]
+        took_s = round(event.epoch_s - claims.began_s, 3)
+        numbers = {"num_moved": drain.num_moved, "took_s": took_s}
+        return [_log(EventKind.DRAINED, instance_id, claims, "nothing is left there", numbers)]
+
+    def _stayers_found(self, event: StayersFound) -> list[Instruction]:
+        drain = self._going_on(event.instance_id, event.drain_id)
+        if drain is None:
+            return []
+        drain.asked = False
+        claims = self.claims[event.instance_id]
+        claim = claims.strongest
+        keeps = claim.on_deadline == "keep" and claim.is_overdue(event.epoch_s)
+        if not keeps or drain.told_overdue:
+            return []  # another claim is in force meanwhile
+        drain.told_overdue = True
+        why, named = "its deadline passed, and it goes on", ", ".join(event.stays[:_NAMED_IN_EVENT])
+        numbers = {"num_requests_left": event.num_left, "num_cannot_move": len(event.stays)}
+        why = f"{why}: {named}" if named else why
+        return [_log(EventKind.DRAIN_OVERDUE, event.instance_id, claims, why, numbers)]
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _left(self, seen: Seen, now_s: float) -> Remainder | None:
+        """What is left on the instance; None if nobody knows yet."""
+        process = seen.process
+        if process is None:
+            return Remainder()
+        if not process.serving:
+            return Remainder() if process.incarnation or self._waited(now_s) else None
+        return seen.left
+
+    def _num_left(self, seen: Seen, now_s: float) -> int:
+        return (self._left(seen, now_s) or Remainder()).num_requests
+
+    def _waited(self, now_s: float) -> bool:
+        """Whether a member that was not heard so far is not there."""
+        return now_s >= self._began_s + HEARD_WITHIN_S
+
+    def _going_on(self, instance_id: str, drain_id: str) -> _Drain | None:
+        drain = self._drains.get(instance_id)
+        return drain if drain is not None and drain.drain_id == drain_id else None
+
+
+_RESTARTING = DrainState.RESTARTING
+
+
+def _state(claims: Claims, drain: _Drain, seen: Seen) -> DrainState:
+    claim = claims.strongest
+    if isinstance(claim, Restart):
+        is_another = seen.process is not None and seen.process.nonce not in ("", claim.nonce)
+        if is_another or drain.replaced == claim.nonce:
+            return DrainState.RESTARTING
+    return DrainState.DRAINED if drain.drained else DrainState.DRAINING
+
+
+def _log(
+    kind: EventKind,
+    instance_id: str,
+    claims: Claims,
+    reason: str,
+    numbers: Mapping[str, Number],
+    actor: str = "",
+) -> Log:
+    return Log(instance_id, kind, claims.drain_id, reason, actor, numbers)
+
+
+# -- restarts ---------------------------------------------------------------------------------
+
+
+class RestartStep(StrEnum):
+    WAIT = "wait"
+    """For the instance to be empty, or for the next process."""
+    REPLACE = "replace"
+    """The process may be ended; another one is started in its place."""
+    DONE = "done"
+    FAILED = "failed"
+    """The next process cannot start, and is not tried again."""
+
+
+def restart_step(claim: Restart, process: InstanceProcess, *, is_empty: bool) -> RestartStep:
+    """The next step of a claim to restart. A process is known by its nonce, which it has before a
+    controller numbers it. One that was replaced for another reason, as it died, needs no second
+    restart."""
+    if process.nonce != claim.nonce:
+        if process.serving:
+            return RestartStep.DONE
+        return RestartStep.FAILED if process.failed else RestartStep.WAIT
+    may_end = is_empty or claim.at_once
+    return RestartStep.REPLACE if process.alive and may_end else RestartStep.WAIT
