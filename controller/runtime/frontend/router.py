@@ -116,6 +116,8 @@ class Router:
             events.on_refused,
             self.rank_changes.tell_owner,
         )
+        self._keep = self.replays.machine.delivered
+        """For each delivery of tokens; to look it up each time took a fifth of its time."""
         self.traffic = TrafficRecorder(
             self.frontend_id,
             lambda: member.incarnation,
@@ -237,7 +239,7 @@ class Router:
         """The deliveries that are due now, in order. Each of `outputs` has a `request_id` and
         `new_token_ids`."""
         by_id = {output.request_id: output for output in outputs}
-        now_s, keep = asyncio.get_running_loop().time(), self.replays.machine.delivered
+        now_s = asyncio.get_running_loop().time()
         due: list[Delivery[Any]] = []
         received: list[tuple[str, int]] = []
         for item in emitted.items:
@@ -265,7 +267,7 @@ class Router:
                 self._time(request_id, route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
                 self.keys.use.emitted(request_id, num_new, now_s)
-                if told := keep(request_id, its_output.new_token_ids[num_skip:]):
+                if told := self._keep(request_id, its_output.new_token_ids[num_skip:]):
                     self.replays.follow(told)
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
