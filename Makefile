@@ -17,7 +17,7 @@ help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
 	@echo "make down            stop it"
 	@echo "make install         only install what is missing, into $(VENV)"
-	@echo "make lint            format, types, import contracts"
+	@echo "make lint            format, types, import contracts, state machines outside the core"
 	@echo "make test            lint, and all tests but those marked full (real vLLM engines)"
 	@echo "make test-unit       after every edit: of the unit tests those that are quick (half a minute):"
 	@echo "                     no processes, dashboards, sweeps over seeds and faults; fewer examples"
@@ -84,6 +84,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.machines_in_core
 
 # Each time two things side by side: one core checks types while the unit tests wait, and what looks at no
 # running cluster steps back behind the clients of one. With two such clusters, on two cores, clients were

@@ -1,0 +1,117 @@
+"""Finds state machines outside the core: `make lint` runs this.
+
+Decisions that have a state belong to machines in `controller/core`, which simulations, tests and
+the live cluster all run. Runners (`controller/runtime`, `controller/sim`,
+`controller/adapters/http`) await, send and time. What a state machine in a runner looks like cannot
+be told exactly, so this looks for its usual trace: one function that both
+
+- decides by time: it compares (`<`, `<=`, `>`, `>=`) where either side names a time in seconds, as
+  `now_s`, `self._since_s` or `SILENCE_S`, and
+- keeps state: it sets, changes or deletes an attribute, or an entry of a container that is one
+  (`self._since_s = now_s`, `move.told += 1`, `self._asked.pop(request_id)`).
+
+The body of a function counts with those of the functions inside of it. `KNOWN` names those of today
+that this finds, with the reason why they may stay or what is to become of them. The list may only
+shrink: one more fails, and so does an entry that is found no more.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RUNNERS = ("controller/runtime", "controller/sim", "controller/adapters/http")
+CHANGING = frozenset(
+    {
+        *("add", "append", "appendleft", "clear", "difference_update", "discard", "extend"),
+        *("insert", "pop", "popitem", "popleft", "remove", "setdefault", "update"),
+    }
+)
+"""Methods by which a container is changed."""
+ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+PACE = "A runner's own pace: how often it sends, logs or tries again."
+MEASURED = "A measurement, or one that is kept for a while; nothing is decided by it."
+SHORT_CUT = "Spares a simulated run what would change nothing; outcomes with and without are equal."
+KNOWN: Mapping[str, str] = {
+    "controller/adapters/http/guard.py: Guard._count": PACE,
+    "controller/adapters/http/watch.py: LatestStatus.now": MEASURED,
+    "controller/runtime/controller/directories.py: Directories._tell": PACE,
+    "controller/runtime/controller/operations/departures.py: Departures.lately": MEASURED,
+    "controller/runtime/controller/traffic.py: Traffic.tick": PACE,
+    "controller/runtime/frontend/routes.py: Routes._look_for_what_is_missing": (
+        "When missing tokens are asked for, and when a request is taken for lost, belongs into the"
+        " core beside `Ownership`."
+    ),
+    "controller/runtime/instance/emission.py: Emission.ttft_p99": MEASURED,
+    "controller/runtime/instance/engine_thread.py: EngineThread._step_for_ever": PACE,
+    "controller/runtime/instance/moves/links.py: Links.measured": MEASURED,
+    "controller/runtime/instance/process_cpu.py: ProcessCpu.cores": MEASURED,
+    "controller/runtime/repeating.py: GuardedTurns.take": PACE,
+    "controller/sim/cluster.py: SimCluster._report": SHORT_CUT,
+    "controller/sim/instance.py: SimInstance.status": SHORT_CUT,
+    "controller/sim/moments.py: Moments.come": SHORT_CUT,
+}
+
+
+def main() -> None:
+    sys.exit("\n".join(complaints(set(offenders(ROOT)), KNOWN)) or 0)
+
+
+def complaints(found: Set[str], known: Mapping[str, str]) -> list[str]:
+    belongs = "decides by time and keeps state: it belongs to a machine in controller/core"
+    gone = f"is found no more: take it off the list in tools/{Path(__file__).name}"
+    return [
+        *(f"{name} {belongs}" for name in sorted(found - known.keys())),
+        *(f"{name} {gone}" for name in sorted(known.keys() - found)),
+    ]
+
+
+def offenders(root: Path) -> Iterator[str]:
+    """`path: Class.function` of each, below `root`."""
+    for folder in RUNNERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for name in offending_functions(tree.body):
+                yield f"{path.relative_to(root)}: {name}"
+
+
+def offending_functions(body: Iterable[ast.stmt], within: str = "") -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.ClassDef():
+                yield from offending_functions(node.body, f"{within}{node.name}.")
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                parts = list(ast.walk(node))
+                if any(map(_decides_by_time, parts)) and any(map(_keeps_state, parts)):
+                    yield f"{within}{node.name}"
+
+
+def _decides_by_time(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Compare):
+        return False
+    is_ordering = any(isinstance(operator, ORDERINGS) for operator in node.ops)
+    return is_ordering and any(_names_seconds(part) for part in ast.walk(node))
+
+
+def _names_seconds(node: ast.AST) -> bool:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.lower().endswith("_s")
+    return False
+
+
+def _keeps_state(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(ctx=ast.Store() | ast.Del()):
+            return True
+        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=value):
+            return isinstance(value, ast.Attribute)
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(), attr=name)):
+            return name in CHANGING
+    return False
+
+
+if __name__ == "__main__":
+    main()
