@@ -117,14 +117,17 @@ class DestinationMove:
         Raises IllegalMoveError for one that cannot come now; nothing has changed then.
         """
         before = self.state
-        self.state, instructions = follow(TABLE, self.state, self, event)
+        instructions: Instructions
+        self.state, instructions = follow(TABLE, before, self, event)
         if self.state is not before:
             self._since_s = now_s
         if isinstance(event, MoveMessage) or self.state is not before:
             self._heard_s = now_s
-        if any(isinstance(each, Say) for each in instructions):
-            self._said_s = now_s
-        return list(instructions)
+        for each in instructions:
+            if isinstance(each, Say):
+                self._said_s = now_s
+                break
+        return instructions
 
     def tick(self, now_s: float) -> Instructions:
         """Repeats COMMITTED, refuses a stage for which it does not get ready, or lets the lease

@@ -1,11 +1,11 @@
 """The states of a move's destination, what may happen to it (events), and what it asks of its
 process (instructions). `destination` says what each state is and which event leads where."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.migration.machine import CancelCopy, Say, SetRank
 from controller.core.migration.protocol import MoveMessage, Verb
+from controller.core.value import value
 
 # -- States ------------------------------------------------------------------------------
 
@@ -28,47 +28,47 @@ LEASED = (_D.RESERVING, _D.RECEIVING, _D.HOLDING)
 # -- Events ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reserved:
     num_cached: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotReserved:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommitApplied:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommitNotApplied:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SourceDied:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientLeft:
     """The frontend itself tells of it; the engine has ended the request if it had it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OwnerAsked:
     """The source died, and the frontend asks who owns the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OwnerConfirmed:
     """The frontend reads the request from here, in the hop of this move."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeaseExpired:
     """The source said nothing for too long. The machine's own `tick` finds that."""
 
@@ -92,7 +92,7 @@ def code_of(event: object) -> str:
 # -- Instructions ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reserve:
     """`last`: the request stops for this stage, so whatever takes long before a commit must be done
     with it."""
@@ -102,24 +102,24 @@ class Reserve:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Receive:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Free:
     """Free all that is reserved, after a `Reserve` that is under way."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Apply:
     """Take the request in. `rank`: the new one if it changed during the move, else None."""
 
     rank: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drop:
     """Forget the request without an output if it runs here in this hop: another instance owns it.
     In a later hop it came by another move."""
@@ -127,12 +127,12 @@ class Drop:
     hop: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndRequest:
     """End the request: its client left."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellFrontend:
     """Tell the frontend whether the request lives here. False is final."""
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Verb
+from controller.core.value import value
 
 State = TypeVar("State", bound=StrEnum)
 Trigger = Verb | type
@@ -31,12 +32,12 @@ Table = Mapping[tuple[State, Trigger], Rule[State]]
 # -- Events and instructions of both sides ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageCopied:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageLost:
     """The stage's bytes will not come: the copy failed, or the receiver let go of the blocks as it
     was told to."""
@@ -45,19 +46,19 @@ class StageLost:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Say:
     """To the other side of the move."""
 
     message: MoveMessage
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelCopy:
     """Of the stage under way."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetRank:
     """Change the request's rank, wherever the request is on this engine."""
 

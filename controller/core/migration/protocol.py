@@ -21,6 +21,8 @@ same answer:
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controller.core.value import value
+
 
 class Verb(StrEnum):
     PRE_ALLOC = "pre_alloc"
@@ -43,7 +45,7 @@ FROM_SOURCE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveMessage:
     """`stage` counts from 0; `num_blocks` counts those of earlier stages and of the prefix cache
     too; `rank` is set only if it changed during the move."""

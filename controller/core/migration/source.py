@@ -68,6 +68,7 @@ from controller.core.migration.source_terms import (
 )
 
 _S = SourceState
+_WORDS = (Say, AskFence)
 
 
 class SourceMove:
@@ -109,17 +110,19 @@ class SourceMove:
         before = self.state
         if isinstance(event, DestinationDied):
             self._destination_dead = True
-        state, instructions = follow(TABLE, self.state, self, event)
-        self.state = state
+        instructions: Instructions
+        self.state, instructions = follow(TABLE, before, self, event)
         if isinstance(event, MoveMessage) and event.verb is Verb.WORKING:
             self._clock.working_s = now_s
-        if state is not before:
+        if self.state is not before:
             self._clock.since_s = now_s
             if self.over:
-                instructions = [*instructions, Close(state, self.code)]
-        if any(isinstance(each, Say | AskFence) for each in instructions):
-            self._clock.said_s = now_s
-        return list(instructions)
+                instructions = [*instructions, Close(self.state, self.code)]
+        for each in instructions:
+            if isinstance(each, _WORDS):
+                self._clock.said_s = now_s
+                break
+        return instructions
 
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
         """Repeats and gives up what is due. `stalled_s`: for so long the destination has taken

@@ -1,11 +1,11 @@
 """The states of a move's source, what may happen to it (events), and what it asks of its process
 (instructions). `source` says what each state is and which event leads where."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.migration.machine import CancelCopy, Say, SetRank, StageLost
 from controller.core.migration.protocol import MoveMessage, Verb
+from controller.core.value import value
 
 # -- States ------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ OVER = (_S.MIGRATED, _S.KEPT, _S.RESUMED, _S.ENDED)
 # -- Events ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StagePlanned:
     """`num_blocks`: what the destination must hold in all before this stage."""
 
@@ -43,67 +43,67 @@ class StagePlanned:
     """The least time that the copy takes under the bandwidth limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CannotMove:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestSuspended:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestOutgrew:
     """The request has more blocks by now than are reserved, so it was left in the batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestEnded:
     """The request finished, or was aborted: the engine has freed it."""
 
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestEvicted:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PriorityChanged:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DestinationDied:
     """The destination's incarnation will never say anything again."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveCancelled:
     """Whoever wanted the move wants it no more."""
 
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EpochFenced:
     """The frontend reads nothing below hop + 2 for this request. Only a source that waits in
     FENCING is told: a second answer, to a repeated question, is not passed on."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AlreadyMoved:
     """The frontend has heard of the destination in hop + 1, so the destination owns the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimedOut:
     """The destination says nothing, or takes nothing. The machine's own `tick` finds that."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TookTooLong:
     """The destination is not at fault: the bytes flow, but too slowly, or this engine is in a long
     step. The machine's own `tick` finds that."""
@@ -130,51 +130,51 @@ def code_of(event: object) -> str:
 # -- Instructions ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlanStage:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnnounceMove:
     """Tell the request's frontend that the destination may own the request soon, in `hop`."""
 
     hop: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyStage:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Suspend:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resume:
     """Put the request back, emitting in `hop`; calls off a `Suspend` under way."""
 
     hop: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     """Forget the suspended request and free its blocks, without an output."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unpin:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskFence:
     hop: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellLost:
     """Tell the request's frontend that the destination died with the request: it may have died
     before its own word that it owns the request was through. `hop` is the destination's."""
@@ -182,7 +182,7 @@ class TellLost:
     hop: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close:
     """The move is over: leave its record. Comes once."""
 
