@@ -18,19 +18,31 @@ from controller.model.waiting_queue import WaitingQueue
 class Pin:
     """Full blocks that stay used whatever becomes of their request.
 
-    Each in `cached` has a reference for the pin. Of the blocks without a hash `indices` still
-    belong to the request too, and `num_left` only to the pin, since the request left them.
+    Each in `cached` has a reference for the pin. Of the blocks without a hash those from
+    `first_block` to before `end_block` still belong to the request too, and `num_left` only to the
+    pin, since the request left them.
     """
 
     cached: list[CachedBlock] = field(default_factory=list)
-    indices: set[int] = field(default_factory=set)
+    first_block: int = 0
+    end_block: int = 0
     num_left: int = 0
+
+    def add(self, first_block: int, end_block: int) -> None:
+        """Pins these blocks without a hash too. They follow those that are pinned, or overlap."""
+        if end_block <= max(first_block, self.end_block):
+            return
+        if self.first_block == self.end_block:
+            self.first_block = first_block
+        else:
+            assert self.first_block <= first_block <= self.end_block
+        self.end_block = end_block
 
     def keep(self) -> int:
         """The request leaves its blocks: how many of those without a hash stay used."""
-        num_kept = len(self.indices)
+        num_kept = self.end_block - self.first_block
         self.num_left += num_kept
-        self.indices.clear()
+        self.first_block = self.end_block = 0
         return num_kept
 
 
@@ -208,9 +220,9 @@ class EngineState:
 
     def _check_pins(self) -> None:
         for request_id, pin in self.pins.items():
-            if not pin.indices:
+            if pin.first_block == pin.end_block:
                 continue
             r = self.requests[request_id]
             assert not r.queued, "a pin claims blocks of one that has none"
             assert r.block_hash is None, "a cached block is pinned as if it had no hash"
-            assert max(pin.indices) < r.num_computed // self.config.block_size, "pinned, not full"
+            assert pin.end_block <= r.num_computed // self.config.block_size, "pinned, not full"

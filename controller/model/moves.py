@@ -106,7 +106,7 @@ class ModelMoves:
         num_full = request.num_computed // engine_state.config.block_size
         pin = engine_state.pins.setdefault(request_id, Pin())
         if request.block_hash is None:
-            pin.indices.update(range(first_block, num_full))
+            pin.add(first_block, num_full)
         else:
             found = request.cached[first_block:num_full]
             engine_state.pool.hold(found)
