@@ -75,10 +75,11 @@ class SimCluster:
         self._are_short = Moments(is_short)
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
+        self.links = Links(self.events, profile.copy_bytes_per_s, setup.message_s, self._fail)
         self.emptying = SimEmptying(
             self.instances,
             self.events,
-            Links(self.events, profile.copy_bytes_per_s, setup.message_s),
+            self.links,
             policy.rescheduling,
             policy.levels,
             policy.max_moves,
@@ -209,11 +210,13 @@ class SimCluster:
 
     def _finish(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
+        self.links.owners.ended(run.request.request_id)
         self.outcome.rows.add(run)
         self.outcome.downtimes_s += run.downtimes_s
 
     def _fail(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
+        self.links.owners.ended(run.request.request_id)
         self.outcome.num_failed += 1
 
     # -- instances -------------------------------------------------------------------------
@@ -232,6 +235,7 @@ class SimCluster:
             self.events,
             self._finish,
             self._on_changed,
+            self.setup.policy.max_moves,
         )
         self._last_seq[instance_id] = 0
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)
@@ -333,7 +337,9 @@ class SimCluster:
                 raise ValueError(f"unknown fault {fault.kind!r}")
 
     def _kill(self, instance: SimInstance) -> None:
-        lost = instance.die()
+        had = instance.die()
+        living = [each for each in self.instances.values() if each.alive]
+        lost = self.links.owners.died(instance, had, living)
         self._need_help.gone(instance)
         self._are_short.gone(instance)
         self.emptying.instance_died(instance)

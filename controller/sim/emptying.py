@@ -121,10 +121,10 @@ class SimEmptying:
         self._loads.changed(instance)
 
     def instance_died(self, instance: SimInstance) -> None:
-        for source in self._sources.values():
+        for source in list(self._sources.values()):
             for move in list(source.moves.values()):
                 if instance in (move.source, move.destination):
-                    move.cut("the other end died")
+                    move.cut()
         self.instance_gone(instance)
 
     def instance_gone(self, instance: SimInstance) -> None:
@@ -178,6 +178,8 @@ class SimSource:
         self._emptying = emptying
         self._leaving: set[str] = set()
         """The requests of `moves`."""
+        self._moving: set[str] = set()
+        """At the last look: the requests that may not move yet, as an earlier move is not final."""
 
     # -- what the machine looks at ---------------------------------------------------------
 
@@ -212,6 +214,7 @@ class SimSource:
                 self._emptying.fruitless(self.instance_id, to.instance_id)
 
     def _look(self) -> None:
+        self._moving = self.instance.moves.moving_ids()
         candidates = self.instance.engine.moves.candidates(self._remembered)
         self.handle(Looked(self.instance.status(), candidates))
 
@@ -223,7 +226,8 @@ class SimSource:
         if request_id in self._leaving:
             return Remembered(num_left, outgoing=True)
         moves = tuple([(left, now_s - left_s) for left, left_s in run.moves]) if run.moves else ()
-        return Remembered(num_left, None, False, moves)
+        refusal = MoveRefusal.MOVING if request_id in self._moving else None
+        return Remembered(num_left, refusal, False, moves)
 
     def _num_tokens_left(self, run: RequestRun) -> int | None:
         """How many tokens the request may still emit, as far as a real instance would know."""

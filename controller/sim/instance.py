@@ -10,8 +10,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
+from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, with_batch
+from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
+from controller.core.migration.source_terms import RequestEnded, RequestEvicted
 from controller.model.config import ModelConfig
 from controller.model.decode_stretch import DecodeStretch
 from controller.model.engine_model import EngineModel, StepResult
@@ -21,6 +25,14 @@ from controller.sim.request_run import RequestRun
 from controller.sim.token_times import TokenTimes
 
 INCARNATION = 1
+
+
+class Leaving(MoveAway, Protocol):
+    def handle(self, event: object) -> None: ...
+
+
+class Arriving(MoveHere, Protocol):
+    def handle(self, event: object) -> None: ...
 
 
 class SimInstance:
@@ -35,15 +47,17 @@ class SimInstance:
         events: EventQueue,
         on_finished: Callable[[RequestRun], None],
         on_changed: Callable[["SimInstance"], None],
+        max_moves: int,
     ) -> None:
         self.instance_id = instance_id
+        self.ref = InstanceRef(instance_id, INCARNATION, instance_id)
         self.engine = EngineModel(config, profile)
-        self.draining = False
         self.alive = True
         self.runs: dict[str, RequestRun] = {}
+        """Requests whose engine state is here, by id."""
         self.coming: dict[str, RequestRun] = {}
         """Dispatched here, and not here before the step is over, by id."""
-        """Requests whose engine state is here, by id."""
+        self.moves: MoveTable[Leaving, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
         self.busy_s = 0.0
         """What these steps took together."""
@@ -71,13 +85,25 @@ class SimInstance:
 
     # -- from outside ----------------------------------------------------------------------
 
+    @property
+    def draining(self) -> bool:
+        return self.moves.draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self.moves.draining = draining
+
     def between_steps(self, action: Action) -> None:
         """Does it now if no step is under way, else at the end of that step."""
         if not self.alive:
             return
-        self._between.append(action)
+        between = self._between
+        between.append(action)
+        if len(between) > 1:
+            return  # the one before has seen to it
         if self._stretch is not None:
-            num_done = self._stretch.num_steps_within(self._elapsed_s())
+            elapsed_s = (self._events.now_s - self._began_s) / self.slowdown
+            num_done = self._stretch.num_steps_within(elapsed_s)
             if num_done + 1 < self._num_cut:
                 self._end_after(num_done + 1)
         elif self._step is None:
@@ -150,26 +176,21 @@ class SimInstance:
         """The request decodes in this batch from the next step on, here again or after a move."""
         self._times.join(run, self._events.now_s)
 
-    def depart(self, request_id: str) -> RequestRun:
-        return self.runs.pop(request_id)
-
     def die(self) -> list[RequestRun]:
         """Nothing happens here any more. Returns the requests that were here, or on their way."""
         self.alive = False
         self._turn += 1
         self._between.clear()
         lost = [*self.runs.values(), *self.coming.values()]
-        self.runs, self.coming = {}, {}
+        self.runs.clear()
+        self.coming.clear()
         return lost
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _elapsed_s(self) -> float:
-        return (self._events.now_s - self._began_s) / self.slowdown
-
     def _snapshot(self) -> InstanceSnapshot:
         snapshot = self.engine.snapshot(self.instance_id, INCARNATION)
-        return replace(snapshot, draining=True) if self.draining else snapshot
+        return replace(snapshot, draining=True) if self.moves.draining else snapshot
 
     def _next(self) -> None:
         """Between two steps: does what waits for that, then begins the next one."""
@@ -198,6 +219,8 @@ class SimInstance:
             run = self.runs[request_id]
             self.stop_decoding(run)
             run.evict(self._began_s)
+            if (move := self.moves.under_way(request_id)) is not None:
+                move.handle(RequestEvicted())
         turn, duration_s = self._turn, step.duration_s * self.slowdown
         self._events.at(self._began_s + duration_s, lambda: self._end_step(turn, step))
 
@@ -247,6 +270,8 @@ class SimInstance:
     def _finish(self, run: RequestRun) -> None:
         self.stop_decoding(run)
         run.finished_s = self._events.now_s
+        if (move := self.moves.under_way(run.request.request_id)) is not None:
+            move.handle(RequestEnded("finished"))
         self._on_finished(run)
 
 

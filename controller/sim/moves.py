@@ -1,245 +1,545 @@
-"""Live moves in virtual time: staged copies while the request decodes on, then a short stop.
+"""Live moves in virtual time: carries out what the machines of source and destination instruct.
 
-The rules are the core's (`core.migration.stages`) and the engines' part is the model's. What the
-two state machines of the live cluster add, for messages that get lost and processes that die, has
-nothing to do here: a move whose other end dies is over at once.
+`core.migration` decides, as live; the engines' part is the model's. Messages take `message_s` and
+are never lost, copies queue on the source's link, and whoever dies is known to be dead at once.
 
-    reserve     the destination keeps blocks, or refuses
-    stage       the full blocks of so far are copied; the request decodes on
-    last stage  room for what the request grows meanwhile; it stops, the rest is copied
-    commit      the destination runs it in its next step, the source forgets it
-
-A queued request has nothing to copy: it leaves one queue for the other.
+What the model does not have is always in order here: fingerprints and state fit, and grammars are
+compiled before they are needed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 
 from controller.core.load.snapshot import blocks_for
+from controller.core.migration import destination_terms as terms
+from controller.core.migration import source_terms
+from controller.core.migration.destination import DestinationMove
+from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
+from controller.core.migration.protocol import MoveMessage, MoveTiming, Verb
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.source import SourceMove
+from controller.core.migration.source_terms import SourceState
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.token_order import Epoch
 from controller.model.moves import MovingState
-from controller.sim.event_queue import EventQueue
+from controller.sim.event_queue import Action, EventQueue
 from controller.sim.instance import SimInstance
+from controller.sim.owners import Owners
 from controller.sim.request_run import RequestRun
+
+TIMING = MoveTiming(memory_s=0.0)
+"""Nothing comes late, so a move that is over is forgotten at once."""
+# Members of enums are looked up by a call, and each message comes by here.
+_COMMIT, _PRE_ALLOCATED = Verb.COMMIT, Verb.PRE_ALLOCATED
 
 
 class Links:
-    """Each instance sends over one link, one copy after the other."""
+    """Each instance sends over one link, one copy after the other. Also what all moves share: the
+    frontend, and a heartbeat in which they look at their time limits."""
 
-    def __init__(self, events: EventQueue, bytes_per_s: float, message_s: float) -> None:
+    def __init__(
+        self,
+        events: EventQueue,
+        bytes_per_s: float,
+        message_s: float,
+        on_lost: Callable[[RequestRun], None],
+    ) -> None:
         self.message_s = message_s
         """How long a message is on its way."""
         self.bytes_per_s = bytes_per_s
         self.slowdown: dict[str, float] = {}
         """By source: how many times as long its copies take."""
+        self.owners = Owners(events, message_s, on_lost)
+        self.numbers = count()
+        self.under_way: dict[SimMove, None] = {}
+        """Moves of which one of both sides has something to wait for."""
         self._events = events
         self._free_s: dict[str, float] = {}
+        self._beats = False
 
     def bandwidth(self, source_id: str) -> float:
         """In bytes per second."""
         return self.bytes_per_s / self.slowdown.get(source_id, 1.0)
 
-    def copy(self, source_id: str, num_bytes: int, then: Callable[[], None]) -> None:
-        begins_s = max(self._events.now_s, self._free_s.get(source_id, 0.0))
+    def copy(self, source_id: str, num_bytes: int, sent: Action, arrived: Action) -> None:
+        """`sent`: the last byte has left the source. A copy that is called off meanwhile takes its
+        time on the link all the same."""
+        events = self._events
+        begins_s = max(events.now_s, self._free_s.get(source_id, 0.0))
         ends_s = begins_s + num_bytes / self.bandwidth(source_id)
         self._free_s[source_id] = ends_s
-        self._events.at(ends_s + self.message_s, then)
+        events.at(ends_s, sent)
+        events.at(ends_s + self.message_s, arrived)
+
+    def send(self, reach: Action) -> None:
+        """A message, which is never lost."""
+        self._events.at(self._events.now_s + self.message_s, reach)
+
+    def watch(self, move: "SimMove") -> None:
+        """Until `unwatch` the move ticks when nothing has happened to it for a while."""
+        self.under_way[move] = None
+        if not self._beats:
+            self._beats = True
+            self._events.after(TIMING.retry_s, self._beat)
+
+    def unwatch(self, move: "SimMove") -> None:
+        self.under_way.pop(move, None)
+
+    def _beat(self) -> None:
+        if not self.under_way:
+            self._beats = False
+            return
+        # No limit of the machines is shorter than `retry_s`.
+        before_s = self._events.now_s - TIMING.retry_s
+        for move in [each for each in self.under_way if each.touched_s <= before_s]:
+            move.tick()
+        self._events.after(TIMING.retry_s, self._beat)
 
 
-@dataclass(slots=True, eq=False)
 class SimMove:
-    """One move, from its order to its end. `on_over` is told whether the request has moved. `plan`:
-    the moves that make room together, itself among them; they all begin, or none."""
+    """One move, from its order to its end, as its source sees it. `on_over` is told whether the
+    request has moved. `plan`: the moves that make room together, itself among them; they all
+    begin, or none."""
 
-    run: RequestRun
-    candidate: Candidate
-    source: SimInstance
-    destination: SimInstance
-    links: Links
-    events: EventQueue
-    block_bytes: int
-    on_over: Callable[["SimMove", bool], None]
-    plan: Sequence["SimMove"] = ()
-    reserved_s: float | None = None
-    """Since when the destination's statuses count the request."""
-    num_copied: int = 0
-    """Blocks that the destination has."""
-    is_over: bool = False
-    failure: str = ""
-    _stage: int = 0
-    _suspended: MovingState | None = field(default=None)
+    __slots__ = (
+        "_num_pinned",
+        "_num_reserved",
+        "arrival",
+        "block_bytes",
+        "candidate",
+        "destination",
+        "events",
+        "failure",
+        "forgotten",
+        "is_over",
+        "links",
+        "machine",
+        "migration_id",
+        "num_copied",
+        "num_outputs",
+        "on_over",
+        "plan",
+        "queued",
+        "request_id",
+        "reserved_s",
+        "run",
+        "source",
+        "suspended",
+        "touched_s",
+    )
+
+    def __init__(
+        self,
+        run: RequestRun,
+        candidate: Candidate,
+        source: SimInstance,
+        destination: SimInstance,
+        links: Links,
+        events: EventQueue,
+        block_bytes: int,
+        on_over: Callable[["SimMove", bool], None],
+        plan: Sequence["SimMove"] = (),
+    ) -> None:
+        self.run = run
+        self.candidate = candidate
+        self.source = source
+        self.destination = destination
+        self.links = links
+        self.events = events
+        self.block_bytes = block_bytes
+        self.on_over = on_over
+        self.plan = plan
+        self.request_id = run.request.request_id
+        self.migration_id = f"{next(links.numbers)}"
+        self.machine = SourceMove(run.hop, events.now_s, TIMING)
+        self.arrival: SimArrival | None = None
+        self.touched_s = events.now_s
+        """When something happened to one of both sides last."""
+        self.reserved_s: float | None = None
+        """When the source heard that the destination holds blocks for the request."""
+        self.num_copied = 0
+        """Blocks that the destination has, cached or copied."""
+        self.is_over = False
+        self.failure = ""
+        self.forgotten = False
+        """By the source."""
+        self.queued = False
+        """Whether the request was queued at the first look: nothing is copied then."""
+        self.num_outputs = 0
+        """At the first look."""
+        self.suspended: MovingState | None = None
+        """Set while the request is out of the batch or the queue."""
+        self._num_pinned = 0
+        """Full blocks, from the request's first on."""
+        self._num_reserved = 0
 
     @property
-    def _id(self) -> str:
-        return self.run.request.request_id
+    def epoch(self) -> Epoch:
+        """In which the request runs at the source, or ran there last."""
+        return Epoch(0, self.machine.hop)
 
     def begin(self) -> None:
-        if self.candidate.queued:
-            self._ask(lambda: self._reserve(0))
-        else:
-            self.source.between_steps(self._first_stage)
+        found = self.source.moves.leave(self.request_id, lambda: self)
+        if isinstance(found, MoveRefusal):
+            refusal = str(found)
+            self.events.after(0.0, lambda: self.end(False, refusal))
+            return
+        self.links.watch(self)
+        self._carry_out(self.machine.start())
 
-    def cut(self, failure: str) -> None:
-        """One end has died: the other one forgets the move."""
-        self._refused(failure)
+    def cut(self, failure: str = "source_died") -> None:
+        """One end has died, or both. `failure` is why nothing comes of it, unless one of both ends
+        lives and says more."""
+        arrival = self.arrival
+        if arrival is not None and not self.destination.alive:
+            arrival.settle()
+        if self.source.alive:
+            self.handle(source_terms.DestinationDied())
+            return
+        if arrival is not None:
+            arrival.handle(terms.SourceDied())
+        if arrival is None or not self.destination.alive or arrival.machine.over:
+            self.end(False, failure)
+        self.settle()
 
     def cancel(self, failure: str) -> None:
-        """Before the request has stopped; else it leaves all the same, as live ones do."""
-        if self._suspended is None:
-            self._refused(failure)
+        """Before the request has stopped; else it leaves all the same."""
+        self.handle(source_terms.MoveCancelled(failure))
 
-    # -- running requests ------------------------------------------------------------------
+    def tick(self) -> None:
+        if self.source.alive:
+            self._carry_out(self.machine.tick(self.events.now_s))
+        if self.arrival is not None:
+            self.arrival.tick()
+        self.settle()
 
-    def _first_stage(self) -> None:
-        if self.is_over:
+    def handle(self, event: object) -> None:
+        if not self.source.alive:
             return
-        num_full = self._pin()
-        if num_full is not None:
-            self._ask(lambda: self._reserve(num_full))
+        machine = self.machine
+        now_s = self.touched_s = self.events.now_s
+        if instructions := machine.handle(event, now_s):
+            self._carry_out(instructions)
+        if machine.state in source_terms.OVER:
+            self.settle()
 
-    def _reserve(self, num_blocks: int) -> None:
-        moves = self.destination.engine.moves
-        request = self.run.request
-        num_outputs = self.candidate.num_tokens - request.num_prompt_tokens
-        found = moves.reserve(request, num_outputs, num_blocks)
-        if isinstance(found, MoveRefusal):
-            self._tell(lambda: self._refused(found))
-            return
-        self.reserved_s = self.events.now_s
-        if self.candidate.queued:
-            self._tell(lambda: self.source.between_steps(self._hand_over_queued))
-        else:
-            self.num_copied = found
-            self._tell(lambda: self._copy(num_blocks, self._next_stage))
+    def receive(self, message: MoveMessage) -> None:
+        """Takes a message of the destination."""
+        if message.verb is _PRE_ALLOCATED and self.reserved_s is None:
+            self.num_copied = message.num_blocks
+            self.reserved_s = self.events.now_s
+        self.handle(message)
 
-    def _copy(self, num_blocks: int, then: Callable[[], None]) -> None:
-        """Copies up to `num_blocks` in all."""
-        if self.is_over:
-            return
-        num_bytes = max(0, num_blocks - self.num_copied) * self.block_bytes
-        self.num_copied = max(self.num_copied, num_blocks)
-        self._stage += 1
-        self.links.copy(self.source.instance_id, num_bytes, then)
+    def settle(self) -> None:
+        """Forgets the move at the source once it is over there."""
+        if not self.forgotten and (
+            not self.source.alive or self.machine.forgettable(self.events.now_s)
+        ):
+            self.forgotten = True
+            self.source.moves.forget(self)
+        if self.forgotten and (self.arrival is None or self.arrival.forgotten):
+            self.links.unwatch(self)
 
-    def _next_stage(self) -> None:
+    def end(self, moved: bool, failure: str) -> None:
+        """The source has closed the move, or its destination has if the source is dead."""
         if not self.is_over:
-            self.source.between_steps(self._look)
+            self.is_over, self.failure = True, failure
+            self.on_over(self, moved)
 
-    def _look(self) -> None:
-        """Between two steps of the source: one more stage, or the last one."""
-        if self.is_over:
+    def _carry_out(self, instructions: source_terms.Instructions) -> None:
+        source = self.source
+        for instruction in instructions:
+            match instruction:
+                case Say():
+                    reach = self._arrive if self.arrival is None else self.arrival.receive
+                    self.links.send(partial(reach, instruction.message))
+                case source_terms.PlanStage():
+                    source.between_steps(self._plan)
+                case source_terms.CopyStage():
+                    self._copy(instruction.stage)
+                case source_terms.AnnounceMove():
+                    self.links.owners.announce(
+                        self.run, source.ref, self.destination.ref, instruction.hop
+                    )
+                case source_terms.Suspend():
+                    source.between_steps(self._suspend)
+                case source_terms.Release():
+                    source.between_steps(self._release)
+                case source_terms.Unpin():
+                    source.between_steps(self._unpin)
+                case source_terms.Close():
+                    moved = instruction.outcome is SourceState.MIGRATED
+                    self.end(moved, instruction.code)
+                case source_terms.Resume():
+                    self.run.hop = instruction.hop
+                    source.between_steps(self._resume)
+                case source_terms.AskFence():
+                    self.links.owners.fence(self.run, source.ref, instruction.hop, self._fenced)
+                case CancelCopy():
+                    pass  # its bytes take their time, and nobody uses them
+                case SetRank() | source_terms.TellLost():
+                    raise AssertionError(f"{instruction}: ranks do not change, and no word is late")
+
+    def _arrive(self, message: MoveMessage) -> None:
+        """A message that was sent before the destination knew of the move has come there."""
+        if self.arrival is not None:
+            self.arrival.receive(message)
+        elif self.destination.alive and self.source.alive:
+            self.arrival = SimArrival(self)
+            self.arrival.begin(message, self.destination.moves.arrive(self.arrival))
+
+    def _fenced(self, fenced: bool) -> None:
+        if self.machine.state is SourceState.FENCING:
+            self.handle(source_terms.EpochFenced() if fenced else source_terms.AlreadyMoved())
+
+    # -- between two steps of the source ---------------------------------------------------
+
+    def _plan(self) -> None:
+        if self.machine.over:
             return
-        num_full = self._pin()
+        engine, stage = self.source.engine, self.machine.stage
+        if stage == 0:
+            if (refusal := engine.moves.refusal(self.request_id)) is not None:
+                self.handle(source_terms.CannotMove(str(refusal)))
+                return
+            num_prompt_tokens = self.run.request.num_prompt_tokens
+            self.num_outputs = engine.num_tokens(self.request_id) - num_prompt_tokens
+            if engine.moves.is_queued(self.request_id):
+                self.queued = True
+                self.handle(source_terms.StagePlanned(0, True))
+                return
+        if not self._pin():
+            self.handle(source_terms.CannotMove("evicted"))
+            return
+        last = is_last(self._num_pinned - self.num_copied, stage)
+        num_tokens = engine.num_tokens(self.request_id)
+        self._num_reserved = blocks_to_reserve(num_tokens, engine.config.block_size, last=last)
+        self.handle(source_terms.StagePlanned(self._num_reserved, last))
+
+    def _pin(self) -> bool:
+        """False while the request does not decode."""
+        num_full = self.source.engine.moves.pin(self.request_id, self._num_pinned)
         if num_full is None:
-            return
-        last = is_last(num_full - self.num_copied, self._stage)
-        num_tokens = self.source.engine.num_tokens(self._id)
-        num_blocks = blocks_to_reserve(num_tokens, self.source.engine.config.block_size, last=last)
-        self._ask(lambda: self._extend(max(num_blocks, num_full), last))
+            return False
+        self._num_pinned = num_full
+        return True
 
-    def _extend(self, num_blocks: int, last: bool) -> None:
-        if not self.destination.engine.moves.extend(self._id, num_blocks):
-            self._tell(lambda: self._refused(MoveRefusal.NO_BLOCKS))
-        elif last:
-            self._tell(lambda: self.source.between_steps(self._stop))
-        else:
-            self._tell(lambda: self._copy(num_blocks, self._next_stage))
+    def _copy(self, stage: int) -> None:
+        """Copies full blocks that are not at the destination yet; once the request is suspended,
+        all that hold computed tokens."""
+        if self.queued:
+            self.handle(StageCopied(stage))
+            return
+        num_held = self._num_pinned
+        if self.suspended is not None:
+            block_size = self.source.engine.config.block_size
+            num_held = blocks_for(self.suspended.num_tokens - 1, block_size)
+        num_blocks = max(0, min(num_held, self._num_reserved) - self.num_copied)
+        assert self.arrival is not None
+        copied = StageCopied(stage)
+        self.links.copy(
+            self.source.instance_id,
+            num_blocks * self.block_bytes,
+            partial(self._copied, copied, num_blocks),
+            partial(self.arrival.handle, copied),
+        )
 
-    def _stop(self) -> None:
-        """The request leaves the batch; what the destination lacks is copied."""
-        if self.is_over or self._pin() is None:
-            return
-        state = self.source.engine.moves.suspend(self._id)
-        assert state is not None
-        self._suspended = state
-        self.source.stop_decoding(self.run)
-        num_blocks = blocks_for(state.num_tokens - 1, self.source.engine.config.block_size)
-        self._copy(num_blocks, lambda: self.destination.between_steps(self._commit))
+    def _copied(self, copied: StageCopied, num_blocks: int) -> None:
+        self.num_copied += num_blocks
+        self.handle(copied)
 
-    def _commit(self) -> None:
-        if self.is_over:
+    def _suspend(self) -> None:
+        if self.machine.state is not SourceState.SUSPENDING:
             return
-        assert self._suspended is not None
-        moves, bs = self.destination.engine.moves, self.destination.engine.config.block_size
-        if not moves.extend(self._id, blocks_for(self._suspended.num_tokens - 1, bs)):
-            self._tell(lambda: self._refused(MoveRefusal.NO_BLOCKS))
+        engine = self.source.engine
+        if engine.moves.is_queued(self.request_id) != self.queued:
+            admitted = source_terms.CannotMove("admitted")
+            self.handle(admitted if self.queued else source_terms.RequestEvicted())
             return
-        moves.commit(self._id, self._suspended)
-        self._moved(decoding=True)
-        self._tell(lambda: self.source.between_steps(self._release))
+        if not self.queued:
+            if not self._pin():
+                self.handle(source_terms.RequestEvicted())
+                return
+            num_tokens = engine.num_tokens(self.request_id)
+            if blocks_for(num_tokens, engine.config.block_size) > self._num_reserved:
+                self.handle(source_terms.RequestOutgrew())
+                return
+            self.source.stop_decoding(self.run)
+        self.suspended = engine.moves.suspend(self.request_id)
+        assert self.suspended is not None
+        self.handle(source_terms.RequestSuspended())
+
+    def _resume(self) -> None:
+        if self.suspended is None:
+            return
+        self.suspended, run = None, self.run
+        self.source.engine.moves.resume(self.request_id)
+        if self.request_id not in self.source.runs:  # it ran at the destination, which died
+            self.destination.stop_decoding(run)
+            run.moves.pop()
+            run.changed_over = False
+            self.source.arrive(run, decoding=not self.queued)
+        elif not self.queued:
+            self.source.decode_on(run)
+        self.links.owners.runs_at(run, self.source.ref, run.hop)
 
     def _release(self) -> None:
-        moves = self.source.engine.moves
-        moves.release(self._id)
-        moves.unpin(self._id)
+        self.source.engine.moves.release(self.request_id)
 
-    # -- queued requests -------------------------------------------------------------------
+    def _unpin(self) -> None:
+        self.source.engine.moves.unpin(self.request_id)
 
-    def _hand_over_queued(self) -> None:
-        moves = self.source.engine.moves
-        if self.is_over:
+
+class SimArrival:
+    """One move, as its destination sees it, from its first message on."""
+
+    __slots__ = (
+        "_num_cached",
+        "_state",
+        "epoch",
+        "forgotten",
+        "holds_something",
+        "machine",
+        "migration_id",
+        "move",
+        "request_id",
+    )
+
+    def __init__(self, move: SimMove) -> None:
+        self.move = move
+        self.migration_id, self.request_id = move.migration_id, move.request_id
+        self.machine = DestinationMove(move.events.now_s, TIMING)
+        self.epoch = Epoch(0, move.machine.hop + 1)
+        """In which the request will run here."""
+        self.forgotten = False
+        self.holds_something = False
+        """Whether the engine has a reservation of this move."""
+        self._num_cached = 0
+        self._state: MovingState | None = None
+
+    def begin(self, message: MoveMessage, refusal: MoveRefusal | None) -> None:
+        """`refusal`: the instance's own reason not to take the request."""
+        instructions = self.machine.start(message)
+        if refusal is not None:
+            self.handle(terms.NotReserved(refusal))
+        else:
+            self._carry_out(instructions)
+
+    def receive(self, message: MoveMessage) -> None:
+        """Takes a message of the source."""
+        if message.verb is _COMMIT and self._state is None:
+            self._state = self.move.suspended
+        self.handle(message)
+
+    def handle(self, event: object) -> None:
+        move, machine = self.move, self.machine
+        if not move.destination.alive:
             return
-        if moves.refusal(self._id) is not None or not moves.is_queued(self._id):
-            self._refused("admitted")
+        now_s = move.touched_s = move.events.now_s
+        if instructions := machine.handle(event, now_s):
+            self._carry_out(instructions)
+        if machine.state in terms.OVER:
+            self.settle()
+
+    def tick(self) -> None:
+        if self.move.destination.alive:
+            self._carry_out(self.machine.tick(self.move.events.now_s))
+        self.settle()
+
+    def settle(self) -> None:
+        """Forgets the move at the destination once it is over there."""
+        move, machine = self.move, self.machine
+        if self.forgotten:
             return
-        state = moves.suspend(self._id)
+        if move.destination.alive:
+            if machine.state not in terms.OVER:
+                return
+            if not move.source.alive:
+                move.end(machine.state is terms.DestinationState.COMMITTED, machine.code)
+            if not machine.forgettable(move.events.now_s):
+                return
+        self.forgotten = True
+        move.destination.moves.forget_arrival(self)
+        move.settle()
+
+    def _carry_out(self, instructions: terms.Instructions) -> None:
+        move = self.move
+        destination = move.destination
+        for instruction in instructions:
+            match instruction:
+                case Say():
+                    move.links.send(partial(move.receive, instruction.message))
+                case terms.Reserve():
+                    destination.between_steps(partial(self._reserve, instruction))
+                case terms.Receive():
+                    if move.queued:
+                        self.handle(StageCopied(instruction.stage))
+                case terms.Apply():
+                    destination.between_steps(self._commit)
+                case terms.TellFrontend():
+                    self._tell_frontend(instruction)
+                case terms.Free():
+                    destination.between_steps(self._free)
+                case CancelCopy():
+                    self.handle(StageLost(self.machine.stage, "called off"))
+                case terms.Drop():
+                    destination.between_steps(partial(self._drop, instruction.hop))
+                case SetRank() | terms.EndRequest():
+                    raise AssertionError(
+                        f"{instruction}: ranks do not change, and no client leaves"
+                    )
+
+    def _tell_frontend(self, told: terms.TellFrontend) -> None:
+        move = self.move
+        if not told.moved:
+            move.links.owners.not_moved(move.run, self.epoch.hop)
+        elif move.source.alive:
+            move.links.owners.runs_at(move.run, move.destination.ref, told.hop)
+        else:
+            move.links.owners.confirm(move.run, move.destination, told.hop)
+
+    # -- between two steps of the destination ----------------------------------------------
+
+    def _reserve(self, wanted: terms.Reserve) -> None:
+        move, moves = self.move, self.move.destination.engine.moves
+        if wanted.stage > 0:
+            if moves.extend(move.request_id, wanted.num_blocks):
+                self.handle(terms.Reserved(self._num_cached))
+            else:
+                self.handle(terms.NotReserved(MoveRefusal.NO_BLOCKS))
+            return
+        found = moves.reserve(move.run.request, move.num_outputs, wanted.num_blocks)
+        if isinstance(found, MoveRefusal):
+            self.handle(terms.NotReserved(found))
+            return
+        self.holds_something, self._num_cached = True, found
+        self.handle(terms.Reserved(found))
+
+    def _free(self) -> None:
+        if self.holds_something:
+            self.holds_something = False
+            self.move.destination.engine.moves.cancel(self.move.request_id)
+
+    def _commit(self) -> None:
+        move, state, hop = self.move, self._state, self.machine.hop
+        destination, run = move.destination, move.run
         assert state is not None
-        self._suspended = state
-        self._ask(self._commit_queued)
+        destination.engine.moves.commit(move.request_id, state)
+        self.holds_something = False
+        if run.hop < hop:  # else the source has it back
+            move.source.runs.pop(move.request_id, None)
+            run.hop = hop
+            run.moves.append((move.source.instance_id, move.events.now_s))
+            run.changed_over = not state.queued
+            destination.arrive(run, decoding=not state.queued)
+        self.handle(terms.CommitApplied())
 
-    def _commit_queued(self) -> None:
-        assert self._suspended is not None
-        self.destination.engine.moves.commit(self._id, self._suspended)
-        self._moved(decoding=False)
-        self._tell(lambda: self.source.between_steps(self._release))
-
-    # -- both ------------------------------------------------------------------------------
-
-    def _pin(self) -> int | None:
-        """How many full blocks the request has; ends the move if it does not decode any more."""
-        num_full = self.source.engine.moves.pin(self._id, self.num_copied)
-        if num_full is None:
-            self._refused("evicted" if self._id in self.source.runs else "finished")
-        return num_full
-
-    def _ask(self, action: Callable[[], None]) -> None:
-        """Has the destination do something between two of its steps, a message away."""
-
-        def ask() -> None:
-            if not self.is_over:
-                self.destination.between_steps(lambda: None if self.is_over else action())
-
-        self.events.after(self.links.message_s, ask)
-
-    def _tell(self, action: Callable[[], None]) -> None:
-        self.events.after(self.links.message_s, action)
-
-    def _refused(self, failure: str) -> None:
-        if self.is_over:
-            return
-        self._end(False, str(failure))
-        self.source.between_steps(self._give_up_source)
-        if self.reserved_s is not None:
-            self.destination.between_steps(lambda: self.destination.engine.moves.cancel(self._id))
-
-    def _give_up_source(self) -> None:
-        moves = self.source.engine.moves
-        if self._suspended is not None:
-            was_running = not self._suspended.queued
-            moves.resume(self._id)
-            if was_running and self._id in self.source.runs:
-                self.source.decode_on(self.run)
-        moves.unpin(self._id)
-
-    def _moved(self, *, decoding: bool) -> None:
-        run = self.source.depart(self._id)
-        run.moves.append((self.source.instance_id, self.events.now_s))
-        run.changed_over = decoding
-        self.destination.arrive(run, decoding=decoding)
-        self._end(True, "")
-
-    def _end(self, moved: bool, failure: str) -> None:
-        self.is_over, self.failure = True, failure
-        self.on_over(self, moved)
+    def _drop(self, hop: int) -> None:
+        """Between two steps: no step may run what another instance has."""
+        move = self.move
+        destination, run = move.destination, move.run
+        if run.hop <= hop and destination.runs.pop(move.request_id, None) is not None:
+            destination.stop_decoding(run)
+        destination.engine.abort([move.request_id])

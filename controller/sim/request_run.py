@@ -17,6 +17,7 @@ class RequestRun:
         "evicted_s",
         "finished_s",
         "first_token_s",
+        "hop",
         "instance_id",
         "last_token_s",
         "longest_pause_s",
@@ -34,6 +35,8 @@ class RequestRun:
         self.request = request
         self.traced = traced
         self.instance_id = ""
+        self.hop = 0
+        """In which it runs, by the count of its moves' machines."""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.finished_s: float | None = None

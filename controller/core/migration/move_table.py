@@ -181,6 +181,11 @@ class MoveTable(Generic[Away, Here]):
         if self._leaving.get(move.request_id) is move:
             del self._leaving[move.request_id]
 
+    def forget_arrival(self, move: Here) -> None:
+        """Forgets a move to here at once, whatever its state."""
+        self.incoming.pop(move.migration_id, None)
+        self._arriving.pop(move.migration_id, None)
+
     def tick_moves(self, now_s: float, tick: Callable[[Away | Here], None]) -> None:
         """Lets `tick` tick each move, and forgets those about which nobody can ask any more."""
         for away in list(self.outgoing.values()):
