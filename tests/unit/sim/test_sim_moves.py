@@ -1,0 +1,207 @@
+"""Moves in virtual time: the machines of both ends hold their invariants after each event, and
+whatever becomes of a move, its request ends once and every block is given back."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from controller.core.migration.destination_terms import DestinationState
+from controller.core.migration.source_terms import IN_DOUBT, SourceState
+from controller.sim.cluster import SimCluster
+from controller.sim.moves import SimMove
+from controller.sim.outcome import Outcome
+from controller.sim.setup import ClusterSetup, Fault
+from tests.unit.sim.runs import MOVE, SMALL, policy, requests
+
+STOPPED = (SourceState.SUSPENDED, *IN_DOUBT)
+
+
+def watched(cluster: SimCluster, rows, look: Callable[[], None]) -> Outcome:
+    """The outcome of a run in which `look` looks before each event."""
+    run = cluster.events.run
+
+    def run_watched(is_over: Callable[[], bool]) -> None:
+        def looked() -> bool:
+            look()
+            return is_over()
+
+        run(looked)
+
+    cluster.events.run = run_watched  # type: ignore[method-assign]
+    outcome = cluster.run(requests(rows))
+    ended_s = outcome.duration_s
+    cluster.events.run(lambda: cluster.events.now_s > ended_s + 15.0)
+    return outcome
+
+
+def check(cluster: SimCluster) -> None:
+    moves = list(cluster.links.under_way)
+    for move in moves:
+        move.machine.check()
+        if move.arrival is not None:
+            move.arrival.machine.check()
+    for instance in cluster.instances.values():
+        if not instance.alive or instance._step is not None or instance._between:
+            continue  # what the machines asked for is not done yet
+        instance.engine.check()
+        state = instance.engine._state
+        leaving = {m.request_id: m for m in moves if m.source is instance and not m.machine.over}
+        arriving = {
+            m.request_id
+            for m in moves
+            if m.destination is instance and m.arrival is not None and m.arrival.holds_something
+        }
+        assert set(state.pins) <= set(leaving), "blocks are pinned for no move under way"
+        assert set(state.arriving) == arriving, "blocks are reserved for no move that is known"
+        for request_id in state.suspended:
+            assert leaving[request_id].machine.state in STOPPED, "nobody will resume it"
+
+
+def check_end(cluster: SimCluster, outcome: Outcome, num_requests: int) -> None:
+    assert len(outcome.rows) + outcome.num_failed == num_requests
+    assert not cluster.links.under_way
+    for instance in cluster.instances.values():
+        if instance.alive:
+            instance.engine.check()
+            status = instance.status()
+            assert not instance.runs
+            assert status.num_free_blocks == status.num_total_blocks
+            assert not instance.moves.outgoing
+            assert not instance.moves.incoming
+
+
+def history(seed: int) -> Outcome:
+    rng = random.Random(seed)
+    rows = sorted((rng.uniform(0, 12), rng.randint(1, 500), rng.randint(1, 300)) for _ in range(70))
+    faults = [
+        Fault(rng.uniform(0, 12), "slow-links", f"i-{n}", rng.choice([2, 20, 80])) for n in range(4)
+    ]
+    if rng.random() < 0.5:
+        faults.append(Fault(rng.uniform(2, 12), "drain", f"i-{rng.randint(0, 3)}"))
+    setup = ClusterSetup(
+        SMALL,
+        policy(replace(MOVE, source_below_steps=60.0, destination_above_steps=60.0)),
+        5,
+        prefix_caching=rng.random() < 0.5,
+        mode=rng.choice(["chunked", "prefill-first"]),
+        faults=tuple(faults),
+    )
+    cluster = SimCluster(setup)
+
+    def do_harm() -> None:
+        for move in list(cluster.links.under_way):
+            if rng.random() < 0.05:
+                move.cancel("cancelled")
+        living = [each for each in cluster.instances.values() if each.alive]
+        if cluster.links.under_way and len(living) > 2 and rng.random() < 0.1:
+            move = next(iter(cluster.links.under_way))
+            end = rng.choice([move.source, move.destination])
+            if end.alive:
+                cluster._kill(end)
+        cluster.events.after(0.3, do_harm)
+
+    cluster.events.at(0.0, do_harm)
+    outcome = watched(cluster, rows, lambda: check(cluster))
+    check_end(cluster, outcome, len(rows))
+    return outcome
+
+
+def test_invariants_hold_after_each_event_whatever_becomes_of_the_moves() -> None:
+    seen: set[str] = set()
+    num_moved = 0
+    for seed in range(12):
+        try:
+            outcome = history(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+        seen |= outcome.num_failed_moves.keys()
+        num_moved += outcome.num_moved
+    assert num_moved > 100
+    assert seen >= {
+        "no_blocks",
+        "finished",
+        "evicted",
+        "admitted",
+        "destination_died",
+        "source_died",
+        "cancelled",
+        "too_slow",
+    }, f"never seen, of {sorted(seen)}"
+
+
+When = Callable[[SimMove], bool]
+
+
+def killed_when(when: When, end: str) -> tuple[Outcome, SimMove]:
+    """One end of the one move dies as soon as `when` is true of it. Two requests are at the source,
+    of which one moves, and one at the destination."""
+    cluster = SimCluster(ClusterSetup(SMALL, policy(MOVE, "round-robin"), 2))
+    killed: list[SimMove] = []
+
+    def look() -> None:
+        check(cluster)
+        for move in list(cluster.links.under_way):
+            if not killed and when(move):
+                killed.append(move)
+                cluster._kill(getattr(move, end))
+
+    rows = [(0.0, 400, 200), (0.0, 100, 300), (0.01, 400, 200)]
+    outcome = watched(cluster, rows, look)
+    check_end(cluster, outcome, len(rows))
+    (move,) = killed
+    return outcome, move
+
+
+def is_in(state: SourceState, there: DestinationState | None = None) -> When:
+    def when(move: SimMove) -> bool:
+        return move.machine.state is state and (
+            there is None or (move.arrival is not None and move.arrival.machine.state is there)
+        )
+
+    return when
+
+
+@pytest.mark.parametrize("state", [SourceState.COPYING, SourceState.SUSPENDED])
+@pytest.mark.parametrize("end", ["source", "destination"])
+def test_before_commit_the_request_is_where_it_was(state: SourceState, end: str) -> None:
+    outcome, move = killed_when(is_in(state), end)
+    assert outcome.num_moved == 0
+    assert move.failure == f"{end}_died"
+    if end == "destination":
+        assert move.machine.state in (SourceState.KEPT, SourceState.RESUMED)
+        assert outcome.num_failed == 1
+    else:
+        assert outcome.num_failed == 2
+
+
+@pytest.mark.parametrize(
+    "there", [DestinationState.RECEIVING, DestinationState.HOLDING, DestinationState.APPLYING]
+)
+def test_a_source_that_dies_after_commit_was_sent_has_given_the_request_away(
+    there: DestinationState,
+) -> None:
+    outcome, move = killed_when(is_in(SourceState.COMMITTING, there), "source")
+    lives = there is DestinationState.APPLYING
+    assert bool(move.run.finished_s) is lives
+    assert outcome.num_moved == lives
+    assert outcome.num_failed == 2 - lives
+
+
+def test_a_destination_that_dies_before_its_word_is_heard_loses_nothing() -> None:
+    """It has the request, and the frontend has not heard of it: the source gets it back."""
+    when = is_in(SourceState.COMMITTING, DestinationState.COMMITTED)
+    outcome, move = killed_when(when, "destination")
+    assert move.machine.state is SourceState.RESUMED
+    assert move.run.finished_s
+    assert not move.run.moves
+    assert outcome.num_moved == 0
+    assert outcome.num_failed == 1
+
+
+def test_a_destination_that_dies_afterwards_takes_the_request_with_it() -> None:
+    outcome, move = killed_when(is_in(SourceState.MIGRATED), "destination")
+    assert outcome.num_moved == 1
+    assert outcome.num_failed == 2
+    assert not move.run.finished_s
