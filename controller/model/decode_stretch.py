@@ -82,7 +82,7 @@ class DecodeStretch:
         square_s = growth_s / 2
         linear_s = first_s - square_s
         if square_s:
-            root = math.sqrt(linear_s * linear_s + 4 * square_s * max(0.0, time_s))
+            root = math.sqrt(linear_s * linear_s + 4 * square_s * (time_s if time_s > 0.0 else 0.0))
             num_steps = int((root - linear_s) / (2 * square_s))
         else:
             num_steps = int(time_s / linear_s)

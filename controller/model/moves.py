@@ -73,8 +73,23 @@ class ModelMoves:
     def candidates(self, remembered: Callable[[str], Remembered]) -> list[Candidate]:
         """All requests but the arriving ones."""
         found = []
-        for request_id, request in self._state.requests.items():
-            also, refusal = remembered(request_id), self.refusal(request_id)
+        engine_state = self._state
+        pins, suspended, is_aside = (
+            engine_state.pins,
+            engine_state.suspended,
+            engine_state.waiting.is_aside,
+        )
+        in_prefill, moving = MoveRefusal.IN_PREFILL, MoveRefusal.MOVING
+        for request_id, request in engine_state.requests.items():
+            also = remembered(request_id)
+            refusal: MoveRefusal | None = None  # as `refusal` has it, without a call for each
+            if request.queued:
+                if is_aside(request) or request_id in pins:
+                    refusal = moving
+            elif request_id in pins or request_id in suspended:
+                refusal = moving
+            elif request.in_prefill:
+                refusal = in_prefill
             found.append(
                 Candidate(  # by position: with names it takes three times as long
                     request_id,
@@ -87,7 +102,7 @@ class ModelMoves:
                     request.arrival_time_s,
                     also.num_tokens_left,
                     refusal or also.refusal,
-                    also.outgoing or refusal is MoveRefusal.MOVING,
+                    also.outgoing or refusal is moving,
                     also.moves,
                 )
             )

@@ -15,7 +15,8 @@ class EventQueue:
     def at(self, time_s: float, action: Action) -> None:
         """An action whose time is over happens next."""
         self._num_scheduled += 1
-        heapq.heappush(self._events, (max(time_s, self.now_s), self._num_scheduled, action))
+        due_s = time_s if time_s > self.now_s else self.now_s
+        heapq.heappush(self._events, (due_s, self._num_scheduled, action))
 
     def after(self, delay_s: float, action: Action) -> None:
         self.at(self.now_s + delay_s, action)

@@ -121,10 +121,10 @@ class DestinationMove:
         self.state, instructions = follow(TABLE, before, self, event)
         if self.state is not before:
             self._since_s = now_s
-        if isinstance(event, MoveMessage) or self.state is not before:
+        if type(event) is MoveMessage or self.state is not before:
             self._heard_s = now_s
         for each in instructions:
-            if isinstance(each, Say):
+            if type(each) is Say:
                 self._said_s = now_s
                 break
         return instructions

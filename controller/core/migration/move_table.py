@@ -88,9 +88,7 @@ class MoveTable(Generic[Away, Here]):
             return MoveRefusal.UNKNOWN
         if self._is_moving(request_id):
             return MoveRefusal.MOVING
-        if self.num_moves >= self.max_moves:
-            return MoveRefusal.TOO_MANY_MOVES
-        return None
+        return None if self._has_place else MoveRefusal.TOO_MANY_MOVES
 
     def leave(self, request_id: str, make: Callable[[], Away]) -> Away | MoveRefusal:
         """Adds the move that `make` returns, unless the request may not leave now."""
@@ -109,7 +107,7 @@ class MoveTable(Generic[Away, Here]):
             refusal = MoveRefusal.MOVING
         elif self.draining:
             refusal = MoveRefusal.DRAINING
-        elif self.num_moves >= self.max_moves:
+        elif not self._has_place:
             refusal = MoveRefusal.TOO_MANY_MOVES
         self.incoming[move.migration_id] = self._arriving[move.migration_id] = move
         return refusal
@@ -123,10 +121,18 @@ class MoveTable(Generic[Away, Here]):
     def _is_moving(self, request_id: str) -> bool:
         """Also after its arrival, until its source has let go of it. In the hop after this one its
         source goes on if the frontend fences this one, so nobody else may."""
-        return self.under_way(request_id) is not None or any(
-            move.request_id == request_id and not move.machine.is_final
-            for move in self.incoming.values()
-        )
+        if self.under_way(request_id) is not None:
+            return True
+        for move in self.incoming.values():
+            if move.request_id == request_id and not move.machine.is_final:
+                return True
+        return False
+
+    @property
+    def _has_place(self) -> bool:
+        """For one more move. Those that are over may still be in the tables."""
+        at_most = len(self._leaving) + len(self._arriving)
+        return at_most < self.max_moves or self.num_moves < self.max_moves
 
     # -- what is known -------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ from controller.core.migration.source_terms import (
 
 _S = SourceState
 _WORDS = (Say, AskFence)
+_WORKING = Verb.WORKING
 
 
 class SourceMove:
@@ -112,14 +113,14 @@ class SourceMove:
             self._destination_dead = True
         instructions: Instructions
         self.state, instructions = follow(TABLE, before, self, event)
-        if isinstance(event, MoveMessage) and event.verb is Verb.WORKING:
+        if type(event) is MoveMessage and event.verb is _WORKING:
             self._clock.working_s = now_s
         if self.state is not before:
             self._clock.since_s = now_s
-            if self.over:
+            if self.state in OVER:
                 instructions = [*instructions, Close(self.state, self.code)]
         for each in instructions:
-            if isinstance(each, _WORDS):
+            if type(each) in _WORDS:
                 self._clock.said_s = now_s
                 break
         return instructions
