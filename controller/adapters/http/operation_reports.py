@@ -26,9 +26,8 @@ from controller.core.emptying.claims import (
     claimed,
 )
 from controller.core.emptying.drains import DrainProgress, DrainState
+from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s, measured_pace
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
-from controller.core.operations.departure_plan import TOO_BUSY, Departure
-from controller.core.operations.drain_pace import estimate_s, measured_pace
 from controller.core.operations.scaling import ScalePlan
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.evacuation import evacuation

@@ -69,7 +69,7 @@ def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> 
 
 
 def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
-    """The instance once all of these requests wait there, behind its present head."""
+    """The instance once all of these requests wait there, in the order of its queue."""
     waiting = sorted(arriving, key=lambda c: c.queue_order)
     if not waiting:
         return snapshot
@@ -81,9 +81,15 @@ def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> In
         num_queued_by_rank=by_rank,
         queued_demand_blocks=snapshot.queued_demand_blocks
         + sum(c.demand_blocks(bs) for c in waiting),
-        queue_head=snapshot.queue_head or _as_head(waiting[0], bs),
+        queue_head=_first(snapshot.queue_head, _as_head(waiting[0], bs)),
         num_evicted_queued=snapshot.num_evicted_queued + sum(c.evicted for c in waiting),
     )
+
+
+def _first(present: QueueHead | None, arriving: QueueHead) -> QueueHead:
+    if present is None:
+        return arriving
+    return min(present, arriving, key=lambda h: (-h.rank, h.arrival_time_s, h.request_id))
 
 
 def _as_head(candidate: Candidate, block_size: int) -> QueueHead:

@@ -127,10 +127,12 @@ def test_who_comes_runs_also_out_of_a_queue() -> None:
     assert dict(after.num_running_by_rank) == {0: 3, 1: 1}
 
 
-def test_who_comes_to_wait_waits_behind_the_head_that_is_there() -> None:
+def test_who_comes_to_wait_waits_in_the_order_of_the_queue() -> None:
+    later = [queued("z", 7)]
+    assert with_queued(instance(LONG), later).queue_head == instance(LONG).queue_head
     waiting = [queued("urgent", 9, rank=1), queued("q", 7, evicted=True)]
     after = with_queued(instance(*BATCH, LONG), waiting)
-    assert after.queue_head == instance(LONG).queue_head
+    assert after.queue_head == instance(waiting[0]).queue_head
     assert (after.num_queued, after.queued_demand_blocks, after.num_evicted_queued) == (3, 66, 1)
     assert (after.num_free_blocks, after.num_running) == (20, 2)
 

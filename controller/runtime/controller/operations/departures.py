@@ -2,22 +2,20 @@
 instance knows why one cannot move."""
 
 import asyncio
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from controller.core.emptying.forecast import Departure, DrainForecast
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.operations.departure_plan import Departure, DeparturePlan
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.core.rescheduling.candidate import Candidate, departing_in_turn
-from controller.core.rescheduling.pairing import InstanceLoad, pair
+from controller.core.rescheduling.candidate import Candidate
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 
 MAX_REQUESTS = 10_000
 _THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
-# Requests placed in one turn of the controller's loop: 4 ms among 64 instances.
-_PLACED_AT_ONCE = 100
+# Rounds of a forecast in one turn of the controller's loop.
+_ROUNDS_AT_ONCE = 20
 # Callers share one look at a running drain for so long.
 LATELY_S = 1.0
 
@@ -73,23 +71,33 @@ class Departures:
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
         client_ids = {record.request_id: record.client_request_id for record in found.requests}
-        plan = DeparturePlan(
-            self._destinations({instance_id, *going}), cluster.live.scheduler.levels, self._is_open
+        forecast = DrainForecast(
+            self._source(instance_id),
+            departing,
+            self._destinations({instance_id, *going}),
+            cluster.live.scheduler.levels,
+            cluster.rescheduler.config,
+            cluster.live.limits.max_moves,
+            self._reserved(),
         )
-        planned = []
-        for index, request in enumerate(departing_in_turn(departing)):
-            if index % _PLACED_AT_ONCE == _PLACED_AT_ONCE - 1:
+        num_rounds = 0
+        while forecast.round():
+            num_rounds += 1
+            if num_rounds % _ROUNDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            planned.append(plan.place(request, client_ids[request.request_id]))
-        return Leaving(tuple(planned), found.silent)
+        return Leaving(forecast.departures(client_ids), found.silent)
 
-    def _is_open(self, snapshot: InstanceSnapshot) -> bool:
-        """Whether the pairing in use would choose the instance as a destination of a drain."""
-        draining = InstanceLoad("", -math.inf, draining=True)
-        other = InstanceLoad.of(
-            snapshot, self._cluster.live.scheduler.levels, may_send=False, may_receive=True
-        )
-        return bool(pair((draining, other), self._cluster.rescheduler.config))
+    def _source(self, instance_id: str) -> InstanceSnapshot:
+        """An instance that has not reported has no request that could be placed."""
+        status = self._cluster.statuses.get(instance_id)
+        if status is not None:
+            return status.snapshot
+        return InstanceSnapshot(instance_id, 0, 1, num_total_blocks=1, num_free_blocks=1)
+
+    def _reserved(self) -> Collection[str]:
+        """Instances that are kept for a held request, to which nothing moves."""
+        placement = self._cluster.scheduler.placement
+        return placement.reserved if placement is not None else ()
 
     async def _refusals(
         self, instance_id: str, records: tuple[RequestRecord, ...]

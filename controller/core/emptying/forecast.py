@@ -1,0 +1,201 @@
+"""What a drain would do that began now: which request goes where, and how long that takes.
+
+A forecast runs the drain's rounds on a copy of what the controller sees. Each round pairs the
+draining instance with a destination, as the controller's rounds do (`rescheduling.pairing`), and
+sends there, in turn, what the instance itself would send (`rescheduling.relief`), as many as may
+move at a time; with the next round they are there. A destination that nothing can go to is left out
+from then on. So a plan and the moves after it are chosen by the same functions; they differ by what
+happens meanwhile: requests grow, end and arrive, and moves that take longer or shorter than a round
+find other instances the freest.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.migration.record import MoveRecord
+from controller.core.migration.refusals import MoveRefusal, reason_of
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import InstanceLoad, pair
+from controller.core.rescheduling.projection import with_arrivals, with_queued
+from controller.core.rescheduling.relief import ReliefRules, ReliefView
+
+TOO_BUSY = "too_busy"
+"""Instances have room for the request, but are no destinations now: they are below the threshold,
+or have evicted requests that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Where a request would go, or the code of why it stays. `client_id` is its client's name of
+    it."""
+
+    request: Candidate
+    client_id: str
+    destination_id: str | None
+    code: str = ""
+
+
+class DrainForecast:
+    """`source`: the instance that is to be empty; `requests`: all that it has. `others`: what may
+    serve beside it; `closed`: those of them that no move may go to now. `max_moves`: at a time.
+
+    A round looks at one request after the other and at the pairing once, so 10,000 requests among
+    64 instances are 2,500 rounds; they are taken one by one, for the caller to do other work
+    between them.
+    """
+
+    def __init__(
+        self,
+        source: InstanceSnapshot,
+        requests: Iterable[Candidate],
+        others: Iterable[InstanceSnapshot],
+        levels: Sequence[Level],
+        config: ReschedulingConfig,
+        max_moves: int,
+        closed: Collection[str] = (),
+    ) -> None:
+        self._source = replace(source, draining=True)
+        self._levels, self._config = levels, config
+        self._max_moves = max(1, max_moves)
+        self._there = {each.instance_id: each for each in others if not each.draining}
+        """By id: the destinations, once what was sent is there."""
+        self._closed = frozenset(closed)
+        self._loads = {each.instance_id: self._load(each) for each in self._there.values()}
+        """Of the same."""
+        rules = ReliefRules(self._view(list(requests), self._source, ()))
+        self._in_turn = tuple(rules.in_turn())
+        self._staying = [each for each in self._in_turn if each.refusal is None]
+        """In turn."""
+        self._gone_to: dict[str, str] = {}
+        """By request id."""
+        self._refused: dict[str, set[tuple[int, bool]]] = {each: set() for each in self._there}
+        """By destination: what it refused, as (blocks, queued). A destination only gets fuller."""
+        self._fruitless: set[tuple[str, str]] = set()
+
+    def round(self) -> bool:
+        """One round, or several if nothing came of the first ones; False if nothing moves any
+        more."""
+        draining = InstanceLoad(self._source.instance_id, -math.inf, draining=True)
+        while self._staying:
+            pairs = pair((draining, *self._loads.values()), self._config, self._fruitless)
+            if not pairs:
+                return False
+            if self._relieved_towards(pairs[0].destination_id):
+                return True
+            self._fruitless.add((self._source.instance_id, pairs[0].destination_id))
+        return False
+
+    def departures(self, client_ids: Mapping[str, str]) -> tuple[Departure, ...]:
+        """In the order in which the requests are tried."""
+        return tuple(
+            Departure(
+                each,
+                client_ids[each.request_id],
+                self._gone_to.get(each.request_id),
+                "" if each.request_id in self._gone_to else self._why_it_stays(each),
+            )
+            for each in self._in_turn
+        )
+
+    def _relieved_towards(self, destination_id: str) -> int:
+        """How many requests went there in one round."""
+        sent, passed = list[Candidate](), list[Candidate]()
+        num_tried = 0
+        for request in self._staying:
+            if len(sent) == self._max_moves:
+                break
+            num_tried += 1
+            goes = self._may_go(request, destination_id, sent)
+            (sent if goes else passed).append(request)
+        self._staying[:num_tried] = passed
+        if sent:
+            self._gone_to |= {each.request_id: destination_id for each in sent}
+            running = [each for each in sent if not each.queued]
+            queued = [each for each in sent if each.queued]
+            there = with_queued(with_arrivals(self._there[destination_id], running), queued)
+            self._there[destination_id] = there
+            self._loads[destination_id] = self._load(there)
+        return len(sent)
+
+    def _may_go(self, request: Candidate, destination_id: str, sent: Sequence[Candidate]) -> bool:
+        alike, refused = (request.num_blocks, request.queued), self._refused[destination_id]
+        if alike in refused:
+            return False
+        # Of a draining source the rules ask nothing of its other requests.
+        rules = ReliefRules(self._view([request], self._there[destination_id], sent))
+        if rules.refusal(request) is None:
+            return True
+        refused.add(alike)
+        return False
+
+    def _view(
+        self, requests: list[Candidate], there: InstanceSnapshot, sent: Sequence[Candidate]
+    ) -> ReliefView:
+        levels, config = self._levels, self._config
+        return ReliefView(self._source, requests, there, sent, levels, config, block_bytes=1)
+
+    def _load(self, there: InstanceSnapshot) -> InstanceLoad:
+        may_receive = there.instance_id not in self._closed
+        return InstanceLoad.of(there, self._levels, may_send=False, may_receive=may_receive)
+
+    def _why_it_stays(self, request: Candidate) -> str:
+        if request.refusal is not None:
+            return request.refusal
+        lacking = {lacks(each, request.num_blocks) for each in self._there.values()}
+        if None in lacking:
+            return TOO_BUSY
+        if MoveRefusal.NO_SLOT in lacking:  # some instance has the blocks
+            return MoveRefusal.NO_SLOT
+        return MoveRefusal.NO_BLOCKS if lacking else NO_DESTINATION
+
+
+# -- how long ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MovePace:
+    """How fast moves went lately. `overhead_s`: the time of one move beside its copies."""
+
+    blocks_per_s: float | None
+    overhead_s: float
+
+
+def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
+    """None if none of the moves moved anything."""
+    moved = [record for record in records if record.outcome == "migrated"]
+    if not moved:
+        return None
+    num_blocks = sum(record.num_blocks for record in moved)
+    copy_time_s = sum(record.copy_time_s for record in moved)
+    overhead_s = median(max(0.0, record.duration_s - record.copy_time_s) for record in moved)
+    return MovePace(num_blocks / copy_time_s if copy_time_s > 0 else None, overhead_s)
+
+
+def estimate_s(
+    departures: Sequence[Departure], pace: MovePace | None, max_moves: int, num_left: int = 0
+) -> float | None:
+    """Seconds until all `departures` have left, `max_moves` at a time. None while that cannot be
+    told: nothing was moved yet, a request stays until it ends or until there is room, or the
+    instance counts more requests (`num_left`) than the plan has."""
+    if len(departures) < num_left:
+        return None
+    if not departures:
+        return 0.0
+    stays = any(
+        each.destination_id is None and not reason_of(each.code).passes for each in departures
+    )
+    if stays or pace is None:
+        return None
+    num_blocks = sum(each.request.num_blocks for each in departures)
+    copy_time_s = 0.0
+    if num_blocks:
+        if not pace.blocks_per_s:
+            return None
+        copy_time_s = num_blocks / pace.blocks_per_s
+    # Copies share the link; the rest of a move runs beside other moves.
+    return copy_time_s + len(departures) * pace.overhead_s / max(1, max_moves)

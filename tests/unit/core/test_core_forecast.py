@@ -1,0 +1,223 @@
+"""A drain's plan beside what moves: in 1,000 seeded clusters the controller's pairing and the
+machine at the source empty an instance in virtual time, and each request goes where the plan says.
+
+The instances are lists of requests, counted anew in each round; a move takes a round, and nothing
+else happens."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from controller.core.emptying.forecast import DrainForecast
+from controller.core.emptying.orders import ReliefOrder
+from controller.core.emptying.relieving import (
+    BeginMove,
+    Instruction,
+    Look,
+    Looked,
+    MoveBegan,
+    MoveEnded,
+    ReliefGiven,
+    ReliefWithdrawn,
+    RelievingSource,
+    TellFruitless,
+)
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.fruitless import FRUITLESS_S, FruitlessPairs
+from controller.core.rescheduling.pairing import InstanceLoad, pair
+from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
+
+SOURCE = "i-0"
+
+
+@dataclass
+class Instance:
+    instance_id: str
+    total_blocks: int
+    max_num_running: int
+    requests: list[Candidate]
+
+    def snapshot(self) -> InstanceSnapshot:
+        running = [each for each in self.requests if not each.queued]
+        waiting = sorted(
+            (each for each in self.requests if each.queued), key=lambda each: each.queue_order
+        )
+        demands = [each.demand_blocks(BLOCK_SIZE) for each in waiting]
+        head = None
+        if waiting:
+            first = waiting[0]
+            head = QueueHead(first.request_id, first.rank, demands[0], first.arrival_time_s)
+        return InstanceSnapshot(
+            self.instance_id,
+            1,
+            BLOCK_SIZE,
+            self.total_blocks,
+            self.total_blocks - sum(each.num_blocks for each in running),
+            max_num_running=self.max_num_running,
+            num_running=len(running),
+            num_running_by_rank=Counter(each.rank for each in running),
+            num_queued=len(waiting),
+            num_queued_by_rank=Counter(each.rank for each in waiting),
+            queued_demand_blocks=sum(demands),
+            queue_head=head,
+            draining=self.instance_id == SOURCE,
+        )
+
+
+@dataclass
+class Drain:
+    """It is what the machine at the source sees of its instance, too."""
+
+    instances: dict[str, Instance]
+    config: ReschedulingConfig
+    max_moves: int
+    instance_id: str = SOURCE
+    block_size: int = BLOCK_SIZE
+    block_bytes: int = 1
+    leaves_at_s: float | None = None
+    max_bytes_per_s: float | None = None
+    step_time_s: float | None = None
+    now_s: float = 0.0
+    under_way: dict[str, BeginMove] = field(default_factory=dict)
+    fruitless: FruitlessPairs = field(default_factory=FruitlessPairs)
+    gone_to: dict[str, str] = field(default_factory=dict)
+    must_look: bool = False
+
+    def __post_init__(self) -> None:
+        self.machine = RelievingSource(self, "epoch")
+
+    @property
+    def num_moves(self) -> int:
+        return len(self.under_way)
+
+    def bytes_per_s(self, _destination_id: str) -> float | None:
+        return None
+
+    def leaving_for(self) -> list[str]:
+        return [move.destination.instance_id for move in self.under_way.values()]
+
+    def reserved_s(self, _migration_id: str) -> float | None:
+        """Since the beginning of the round in which it began."""
+        return self.now_s
+
+    def do(self, instructions: list[Instruction]) -> None:
+        self.machine.check()
+        for each in instructions:
+            match each:
+                case Look():
+                    self.must_look = True
+                case TellFruitless(destination=to):
+                    self.fruitless.note(SOURCE, to.instance_id, self.now_s, self.config)
+                case BeginMove(migration_id=migration_id):
+                    self.under_way[migration_id] = each
+                    self.do(self.machine.handle(MoveBegan(migration_id), self.now_s))
+
+    def round(self) -> int:
+        """The number of moves that began."""
+        for migration_id, move in list(self.under_way.items()):
+            del self.under_way[migration_id]
+            to, request = move.destination.instance_id, move.candidate
+            here, there = self.instances[SOURCE].requests, self.instances[to].requests
+            here.remove(next(each for each in here if each.request_id == request.request_id))
+            there.append(replace(request, outgoing=False))
+            self.gone_to[request.request_id] = to
+            self.do(self.machine.handle(MoveEnded(migration_id, moved=True), self.now_s))
+        self.now_s += self.config.interval_s
+        snapshots = {key: each.snapshot() for key, each in self.instances.items()}
+        loads = [
+            InstanceLoad.of(each, THREE_LEVELS, may_send=key == SOURCE, may_receive=True)
+            for key, each in snapshots.items()
+        ]
+        pairs = pair(loads, self.config, set(self.fruitless.at(self.now_s)))
+        if not pairs:
+            self.do(self.machine.handle(ReliefWithdrawn(), self.now_s))
+            return 0
+        to = pairs[0].destination_id
+        order = ReliefOrder(
+            InstanceRef(to, 1, "mem://"),
+            snapshots[to],
+            0.0,
+            pairs[0].source_freeness,
+            pairs[0].destination_freeness,
+            (),
+            THREE_LEVELS,
+            self.config,
+        )
+        self.do(self.machine.handle(ReliefGiven("round", order, self.now_s), self.now_s))
+        if self.must_look:
+            self.must_look = False
+            looked = Looked(snapshots[SOURCE], list(self.instances[SOURCE].requests))
+            self.do(self.machine.handle(looked, self.now_s))
+        return len(self.under_way)
+
+    def run(self) -> None:
+        """Until no destination that was left out would be taken again."""
+        in_vain_s = 0.0
+        while in_vain_s <= (1 + len(self.instances)) * FRUITLESS_S:
+            in_vain_s = 0.0 if self.round() else in_vain_s + self.config.interval_s
+
+
+def some_requests(dice: random.Random, name: str, most: int, max_blocks: int) -> list[Candidate]:
+    requests = list[Candidate]()
+    for number in range(dice.randint(0, most)):
+        num_blocks = dice.randint(1, max_blocks)
+        is_queued = dice.random() < 0.25
+        held = 0 if is_queued else num_blocks
+        requests.append(
+            Candidate(
+                f"{name}-{number}",
+                dice.choice((0, 0, 0, 1, 2)),
+                num_blocks * BLOCK_SIZE - dice.randrange(BLOCK_SIZE),
+                held,
+                held,
+                is_queued,
+                arrival_time_s=float(dice.randint(0, 9)),
+                refusal=dice.choice((None, None, None, None, "multimodal")),
+            )
+        )
+    return requests
+
+
+def some_cluster(dice: random.Random) -> Drain:
+    instances: dict[str, Instance] = {}
+    for number in range(dice.randint(1, 5)):
+        instance_id, total_blocks = f"i-{number}", dice.choice((40, 80, 160))
+        requests = some_requests(dice, instance_id, 12, max(4, total_blocks // 6))
+        running = [each for each in requests if not each.queued]
+        while sum(each.num_blocks for each in running) > total_blocks:
+            requests.remove(running.pop())
+        places = dice.choice((0, 8, 16))
+        instances[instance_id] = Instance(instance_id, total_blocks, places, requests)
+    above_steps = dice.choice((48.0, 48.0, 0.0, 120.0))
+    config = ReschedulingConfig(
+        source_below_steps=min(48.0, above_steps),
+        destination_above_steps=above_steps,
+        interval_s=dice.choice((0.1, 0.5)),
+    )
+    return Drain(instances, config, dice.randint(1, 4))
+
+
+def test_each_request_goes_where_the_plan_says_in_1000_clusters() -> None:
+    num_gone = num_stayed = num_destinations = 0
+    for seed in range(1000):
+        drain = some_cluster(random.Random(seed))
+        snapshots = [each.snapshot() for each in drain.instances.values()]
+        requests = tuple(drain.instances[SOURCE].requests)
+        forecast = DrainForecast(
+            snapshots[0], requests, snapshots[1:], THREE_LEVELS, drain.config, drain.max_moves
+        )
+        while forecast.round():
+            pass
+        planned = forecast.departures({each.request_id: "" for each in requests})
+        drain.run()
+        going = {each.request.request_id: each.destination_id for each in planned if not each.code}
+        assert going == drain.gone_to, f"seed {seed}"
+        num_gone += len(going)
+        num_stayed += len(planned) - len(going)
+        num_destinations += len(set(going.values()))
+    assert num_gone > 2000, "else this shows little"
+    assert num_stayed > 500
+    assert num_destinations > 500
