@@ -1,21 +1,34 @@
-"""Requests that come again: lost with another instance, they begin a new attempt here.
-
-A request with outputs enters as an evicted one: it waits in the engine's queue, and its prompt and
-outputs are computed together once it is admitted. What that takes beforehand is done beside the
-engine's thread: its grammar compiles, and a seeded request's generator is drawn forward. An earlier
-attempt that this instance has is dropped first.
-"""
+"""Requests that come again, in a later attempt: carries out what `core/replay/reentry_machine.py`
+decides."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from controller.core.token_order import Epoch
+from controller.core.replay.reentry_machine import (
+    Aborted,
+    Account,
+    Begin,
+    CallOff,
+    Came,
+    Drop,
+    EndEarlier,
+    Entered,
+    Event,
+    NotPrepared,
+    Prepare,
+    Prepared,
+    PutIn,
+    ReentryMachine,
+    Refuse,
+    WakeAt,
+    Woken,
+)
 from controller.ports.engine import Engine
 from controller.ports.moves import EngineMoves
 from controller.runtime.instance.moves.host import MoveHost
@@ -29,27 +42,27 @@ log = logging.getLogger(__name__)
 # As the engine's own guard, which sees only requests that the engine has. The grammar was admitted
 # once: an instance that is too busy to compile it leaves the request to another one.
 GRAMMAR_TIMEOUT_S = 60.0
-# An earlier attempt may be moving to here: its blocks are free once its last stage has come in.
-ARRIVING_S = 0.01
 NO_GRAMMAR = "its grammar does not compile there"
 NOT_YET = "its instance was too busy to compile its grammar; send it again"
+NOT_MADE = "its state cannot be made again there"
 
 
 class ReentryHost(MoveHost, Protocol):
     instance_moves: InstanceMoves
 
-    def abort(self, request_ids: Sequence[str]) -> None: ...
+    def abort_here(self, request_ids: Sequence[str]) -> None: ...
 
     def refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entering:
     add: AddRequest
-    frames: Sequence[bytes]
-    prepared: Any
-    outputs: Sequence[int]
-    compiling: Future[Any] | None
+    frames: list[bytes]
+    outputs: Sequence[int] = ()
+    prepared: Any = None
+    generator: Any = None
+    compiling: Future[Any] | None = None
     """Of its grammar."""
 
 
@@ -62,103 +75,110 @@ class Reentries:
         self._host = host
         self._moves = moves
         self._account = account
-        self._entering: dict[str, _Entering] = {}
-        """By request id, until the engine has it."""
+        self.machine = ReentryMachine()
+        self._num_entries = 0
+        self._entering: dict[int, _Entering] = {}
+        """By the numbers of the machine's entries."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
 
+    # -- events --------------------------------------------------------------------------
+
     def take(self, add: AddRequest, payload: Sequence[Any]) -> None:
         """Takes a request in its second attempt or a later one."""
-        host, request_id = self._host, add.request_id
-        host.abort((request_id,))
-        frames = [bytes(frame) for frame in payload]
-        outputs: Sequence[int] = ()
-        if add.num_output_tokens:
-            outputs = output_tokens.decode(frames.pop())
-        try:
-            prepared = host.prepare(frames, add.reply_to)
-        except ValueError as error:
-            self._refuse(add, str(error))
-            return
-        compiling = self._moves.compiling(prepared)
-        entering = _Entering(add, frames, prepared, outputs, compiling)
-        self._entering[request_id] = entering
-        task = asyncio.get_running_loop().create_task(self._enter(entering))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._num_entries += 1
+        number = self._num_entries
+        self._entering[number] = _Entering(add, [bytes(frame) for frame in payload])
+        came = Came(number, add.request_id, add.attempt, add.reply_to, add.dispatch_seq)
+        self._tell(came)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """These are aborted, wherever they are."""
-        for request_id in request_ids:
-            if entering := self._entering.pop(request_id, None):
-                if entering.compiling is not None:
-                    entering.compiling.cancel()  # if it has not begun
-                self._account(entering.add.dispatch_seq)
+        self._tell(Aborted(request_ids))
 
-    def of_frontend(self, address: str) -> list[str]:
-        return [r for r, each in self._entering.items() if each.add.reply_to == address]
+    def _is_arriving(self, number: int) -> bool:
+        return self._host.instance_moves.is_arriving(self._entering[number].add.request_id)
 
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        return tuple(self._entering)
+    def _tell(self, event: Event) -> None:
+        for instruction in self.machine.handle(event, self._host.now_s()):
+            match instruction:
+                case Drop(request_id):
+                    self._host.abort_here((request_id,))
+                case Prepare(number):
+                    self._begin(self._prepare(number, self._entering[number]))
+                case WakeAt(number, time_s):
+                    self._begin(self._wake(number, time_s))
+                case EndEarlier(request_id, epoch):
+                    self._host.end(request_id, epoch)
+                case PutIn(number):
+                    self._put_in(number, self._entering[number])
+                case Begin(number):
+                    self._run(self._entering.pop(number))
+                case Refuse(number, why, retryable):
+                    add = self._entering.pop(number).add
+                    self._host.refuse(add, why, retryable=retryable)
+                case CallOff(number):
+                    compiling = self._entering.pop(number).compiling
+                    if compiling is not None:
+                        compiling.cancel()  # if it has not begun
+                case Account(dispatch_seq):
+                    self._account(dispatch_seq)
 
-    async def _enter(self, entering: _Entering) -> None:
-        add, outputs = entering.add, entering.outputs
+    # -- instructions --------------------------------------------------------------------
+
+    def _begin(self, work: "Coroutine[Any, Any, None]") -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self, number: int, entering: _Entering) -> None:
+        if number not in self._entering:
+            return  # called off before it began
         try:
-            generator = await self._made_ready(entering) if outputs else None
+            await self._make(entering)
         except ValueError as error:
-            self._give_back(entering, str(error))
-            return
+            self._tell(NotPrepared(number, str(error)))
         except TimeoutError:
-            self._give_back(entering, NOT_YET, retryable=True)
-            return
+            self._tell(NotPrepared(number, NOT_YET, retryable=True))
         except Exception:
-            log.exception("request %s cannot come in again", add.request_id)
-            self._give_back(entering, "its state cannot be made again there")
-            return
-        while self._host.instance_moves.is_arriving(add.request_id):
-            await asyncio.sleep(ARRIVING_S)
-        if not self._take_out(entering):
-            return  # aborted meanwhile, or replaced
-        host = self._host
-        host.end(add.request_id, Epoch(add.attempt - 1))  # what moved here of it since
-        self._entering[add.request_id] = entering
-        host.between_steps(
-            partial(_put_in, entering.prepared, outputs, generator),
-            partial(self._entered, entering),
-        )
-        self._account(add.dispatch_seq)
+            log.exception("request %s cannot come in again", entering.add.request_id)
+            self._tell(NotPrepared(number, NOT_MADE))
+        else:
+            if number in self._entering:
+                self._tell(Prepared(number, self._is_arriving(number)))
 
-    async def _made_ready(self, entering: _Entering) -> Any:
-        """Waits for the request's grammar; returns its generator. Raises ValueError, and
-        TimeoutError if another instance may have the time."""
+    async def _make(self, entering: _Entering) -> None:
+        """Raises ValueError, and TimeoutError if another instance may have the time."""
+        add = entering.add
+        if add.num_output_tokens:
+            entering.outputs = output_tokens.decode(entering.frames.pop())
+        entering.prepared = self._host.prepare(entering.frames, add.reply_to)
+        entering.compiling = self._moves.compiling(entering.prepared)
+        if not entering.outputs:
+            return
         if entering.compiling is not None:
             await _compiled(entering.compiling)
         drawn = self._moves.drawn_generator
-        return await asyncio.to_thread(drawn, entering.prepared, len(entering.outputs))
+        num_outputs = len(entering.outputs)
+        entering.generator = await asyncio.to_thread(drawn, entering.prepared, num_outputs)
 
-    def _take_out(self, entering: _Entering) -> bool:
-        """Returns whether it was still there."""
-        is_there = self._entering.get(entering.add.request_id) is entering
-        if is_there:
-            del self._entering[entering.add.request_id]
-        return is_there
+    async def _wake(self, number: int, time_s: float) -> None:
+        await asyncio.sleep(time_s - self._host.now_s())
+        if number in self._entering:
+            self._tell(Woken(number, self._is_arriving(number)))
 
-    def _give_back(self, entering: _Entering, why: str, *, retryable: bool = False) -> None:
-        if self._take_out(entering):
-            self._refuse(entering.add, why, retryable=retryable)
+    def _put_in(self, number: int, entering: _Entering) -> None:
+        self._host.between_steps(
+            partial(_enter, entering.prepared, entering.outputs, entering.generator),
+            lambda why_not: self._tell(Entered(number, why_not)),
+        )
 
-    def _entered(self, entering: _Entering, why_not: str | None) -> None:
+    def _run(self, entering: _Entering) -> None:
         add = entering.add
-        if not self._take_out(entering):
-            return  # aborted meanwhile, also in the engine
-        if why_not is not None:
-            self._host.refuse(add, why_not)
-            return
-        live = LiveRequest(
+        self._host.requests[add.request_id] = LiveRequest(
             add.reply_to,
             add.attempt,
             add.hop,
@@ -168,14 +188,9 @@ class Reentries:
             rank=add.rank,
             evicted_at_s=time.time() if add.num_output_tokens else None,
         )
-        self._host.requests[add.request_id] = live
-
-    def _refuse(self, add: AddRequest, why: str, *, retryable: bool = False) -> None:
-        self._host.refuse(add, why, retryable=retryable)
-        self._account(add.dispatch_seq)
 
 
-def _put_in(prepared: Any, outputs: Sequence[int], generator: Any, engine: Engine) -> str | None:
+def _enter(prepared: Any, outputs: Sequence[int], generator: Any, engine: Engine) -> str | None:
     """Runs on the engine's thread. Returns why the engine does not take it, or None."""
     try:
         if outputs:

@@ -208,9 +208,9 @@ class Serving:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._reentries.forget(request_ids)
-        self._abort_here(request_ids)
+        self.abort_here(request_ids)
 
-    def _abort_here(self, request_ids: Sequence[str]) -> None:
+    def abort_here(self, request_ids: Sequence[str]) -> None:
         """A later attempt that is on its way into the engine goes on."""
         epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
@@ -229,7 +229,7 @@ class Serving:
         if live is None or live.epoch != epoch or self.instance_moves.handed_on(request_id, epoch):
             return
         log.warning("request %s is read by nobody in %s: aborted", request_id, epoch)
-        self._abort_here((request_id,))
+        self.abort_here((request_id,))
         self.send(live.frontend, RequestLost(request_id, epoch.hop, epoch.attempt, owner=self.me))
 
     def fenced(self) -> None:
@@ -237,7 +237,7 @@ class Serving:
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.chosen_moves.fenced()
         self.instance_moves.fenced()
-        self.abort((*self.requests, *self._reentries.request_ids))
+        self.abort((*self.requests, *self._reentries.machine.request_ids))
 
     def address_lost(self, address: str) -> None:
         """A peer is gone. If it was a frontend, its requests are aborted, as nobody reads their
@@ -246,7 +246,7 @@ class Serving:
         self.instance_moves.frontend_lost(address)
         self.emission.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
-        orphans += self._reentries.of_frontend(address)
+        orphans += self._reentries.machine.of_frontend(address)
         if orphans:
             log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
             self.abort(orphans)
@@ -361,7 +361,7 @@ class Serving:
         if live is None:
             self.instance_moves.client_left(request_id, epoch)
         elif live.attempt <= epoch.attempt:
-            self._abort_here((request_id,))
+            self.abort_here((request_id,))
 
     def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
         self.send(peer.address, TransferMessage(self.me), frames)

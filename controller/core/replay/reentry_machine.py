@@ -1,0 +1,251 @@
+"""Requests that come to an instance in a later attempt: lost with another one, they go on here.
+
+A request with outputs enters as an evicted one: it waits in the engine's queue, and its prompt and
+outputs are computed together once it is admitted. What that takes beforehand is made beside the
+engine: its grammar compiles, and a seeded request's generator is drawn forward.
+
+    PREPARING   What the request needs is made.
+    ARRIVING    That is done. An earlier attempt may be moving to here: its blocks are free once its
+                last stage has come in.
+    ENTERING    The engine takes the request between two steps.
+    OVER        The engine has it, or it was refused, aborted, or replaced by a later attempt.
+
+    state                  event         next        instructions
+    OVER                   Came          PREPARING   Drop what is here of it; Prepare
+    PREPARING, ARRIVING    Prepared,     ARRIVING    WakeAt, while a move to here is under way
+                           Woken         ENTERING    EndEarlier, PutIn, Account
+    PREPARING              NotPrepared   OVER        Refuse, Account
+    ENTERING               Entered       OVER        Begin, or Refuse if the engine does not take it
+    PREPARING, ARRIVING    Aborted       OVER        CallOff, Account
+    ENTERING               Aborted       OVER        CallOff
+
+An attempt that comes while an earlier one enters has that one aborted first. The next status counts
+a dispatch from Account on, which comes once for each. Events of an entry that is over change
+nothing.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.token_order import Epoch
+
+ARRIVING_S = 0.01
+"""Between two looks at a move to here."""
+
+
+class EntryState(StrEnum):
+    PREPARING = "preparing"
+    ARRIVING = "arriving"
+    ENTERING = "entering"
+    OVER = "over"
+
+
+# -- events. `entry` is the number that the runner gave to this coming --------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    entry: int
+    request_id: str
+    attempt: int
+    frontend: str
+    """Its address."""
+    dispatch_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    entry: int
+    is_arriving: bool
+    """Whether a move of an earlier attempt to here is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotPrepared:
+    """`retryable`: another instance may have the time for it."""
+
+    entry: int
+    why: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time of WakeAt has come."""
+
+    entry: int
+    is_arriving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The engine has answered to PutIn; None: it has the request."""
+
+    entry: int
+    why_not: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """These requests are over, wherever they are."""
+
+    request_ids: Collection[str]
+
+
+Event = Came | Prepared | NotPrepared | Woken | Entered | Aborted
+
+
+# -- instructions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Abort what the engine and moves have of the request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make what the entry needs: Prepared or NotPrepared answers."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    entry: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndEarlier:
+    """End what has moved here of the request since it came, up to that epoch's attempt."""
+
+    request_id: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class PutIn:
+    """Have the engine take the request before its next step: Entered answers."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The request runs here: its outputs and moves are looked after from now on."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    entry: int
+    why: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallOff:
+    """Nobody needs any more what is made for the entry."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    dispatch_seq: int
+
+
+Instruction = Drop | Prepare | WakeAt | EndEarlier | PutIn | Begin | Refuse | CallOff | Account
+
+
+# -- the machine -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Entry:
+    came: Came
+    state: EntryState = EntryState.PREPARING
+    is_accounted: bool = False
+    """Exactly while ENTERING."""
+
+
+class ReentryMachine:
+    def __init__(self) -> None:
+        self._by_number: dict[int, _Entry] = {}
+        """All that are not over."""
+        self._by_request: dict[str, _Entry] = {}
+        """The same ones: of a request, one at a time."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(self._by_request)
+
+    def of_frontend(self, address: str) -> list[str]:
+        return [r for r, entry in self._by_request.items() if entry.came.frontend == address]
+
+    def state(self, number: int) -> EntryState:
+        entry = self._by_number.get(number)
+        return EntryState.OVER if entry is None else entry.state
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Takes one event in; returns what to do now, in order. Mutates."""
+        match event:
+            case Came(number, request_id):
+                told = self._abort(request_id)
+                self._by_number[number] = self._by_request[request_id] = _Entry(event)
+                return [*told, Drop(request_id), Prepare(number)]
+            case Aborted(request_ids):
+                return [told for r in request_ids for told in self._abort(r)]
+        entry = self._by_number.get(event.entry)
+        if entry is None:
+            return []
+        match event, entry.state:
+            case (Prepared(number, is_arriving), EntryState.PREPARING) | (
+                Woken(number, is_arriving),
+                EntryState.ARRIVING,
+            ):
+                if is_arriving:
+                    entry.state = EntryState.ARRIVING
+                    return [WakeAt(number, now_s + ARRIVING_S)]
+                return self._put_in(entry)
+            case NotPrepared(number, why, retryable), EntryState.PREPARING:
+                self._end(entry)
+                return [Refuse(number, why, retryable), Account(entry.came.dispatch_seq)]
+            case Entered(number, why_not), EntryState.ENTERING:
+                self._end(entry)
+                return [Begin(number) if why_not is None else Refuse(number, why_not)]
+        return []
+
+    def _put_in(self, entry: _Entry) -> list[Instruction]:
+        came = entry.came
+        entry.state, entry.is_accounted = EntryState.ENTERING, True
+        return [
+            EndEarlier(came.request_id, Epoch(came.attempt - 1)),
+            PutIn(came.entry),
+            Account(came.dispatch_seq),
+        ]
+
+    def _abort(self, request_id: str) -> list[Instruction]:
+        entry = self._by_request.get(request_id)
+        if entry is None:
+            return []
+        self._end(entry)
+        told: list[Instruction] = [CallOff(entry.came.entry)]
+        return told if entry.is_accounted else [*told, Account(entry.came.dispatch_seq)]
+
+    def _end(self, entry: _Entry) -> None:
+        del self._by_number[entry.came.entry], self._by_request[entry.came.request_id]
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert len(self._by_number) == len(self._by_request)
+        for number, entry in self._by_number.items():
+            assert number == entry.came.entry
+            assert self._by_request[entry.came.request_id] is entry
+            assert entry.state is not EntryState.OVER
+            assert entry.is_accounted == (entry.state is EntryState.ENTERING)
