@@ -50,8 +50,10 @@ KNOWN: Mapping[str, str] = {
     "controller/runtime/instance/process_cpu.py: ProcessCpu.cores": MEASURED,
     "controller/runtime/repeating.py: GuardedTurns.take": PACE,
     "controller/sim/cluster.py: SimCluster._report": SHORT_CUT,
+    "controller/sim/event_queue.py: EventQueue.at": "Virtual time itself.",
     "controller/sim/instance.py: SimInstance.status": SHORT_CUT,
     "controller/sim/moments.py: Moments.come": SHORT_CUT,
+    "controller/sim/moves.py: Links._beat": PACE,
 }
 
 
