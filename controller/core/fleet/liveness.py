@@ -27,6 +27,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from controller.core.value import value
+
 Key = tuple[str, int]
 """(instance id, incarnation)"""
 
@@ -44,7 +46,7 @@ what they need counts as taken."""
 # -- what it is told -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Serving:
     """An incarnation that says that it serves."""
 
@@ -257,7 +259,7 @@ class Silences:
         return self._silent_s
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Silent:
     """An incarnation that serves, and for how long it has reported nothing."""
 
