@@ -78,15 +78,12 @@ class SimCluster:
         self.links = Links(self.events, profile.copy_bytes_per_s, setup.message_s, self._fail)
         self.emptying = SimEmptying(
             self.instances,
+            self._scheduler,
             self.events,
             self.links,
-            policy.rescheduling,
-            policy.levels,
-            policy.max_moves,
+            policy,
             profile.kv_bytes_per_token * profile.block_size,
             setup.limit_factor,
-            policy.pairing,
-            policy.victim,
         )
         self._num_launched = 0
         self._fleet: SimFleet | None = None
@@ -354,12 +351,11 @@ class SimCluster:
 
     def _round(self) -> None:
         holding = self.setup.policy.holding
-        if holding is not None and self._may_help(holding):
+        helps = holding is not None and self._may_help(holding)
+        if helps:
             self._report_all()
             self._follow(self._scheduler.handle(Ticked(), self.events.now_s))
-            self.emptying.help_blocked(self._scheduler.help_blocked(self.events.now_s))
-        placement = self._scheduler.placement
-        self.emptying.round(placement.reserved if placement is not None else ())
+        self.emptying.round(helps=helps)
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
 
     def _may_help(self, holding: HoldingConfig) -> bool:

@@ -1,10 +1,10 @@
 """Emptying in virtual time: the machines of `core.emptying` decide, `moves` carries out."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from controller.core.emptying.orders import HeadOrder, Opening, ReliefOrder, RoomOrder
+from controller.core.emptying import rounds
 from controller.core.emptying.relieving import (
     BeginMove,
     CancelMove,
@@ -23,13 +23,24 @@ from controller.core.emptying.relieving import (
     RoomGiven,
     TellFruitless,
 )
+from controller.core.emptying.rounds import (
+    InstanceGone,
+    OrderRelief,
+    OrderRoom,
+    PairFruitless,
+    ReliefRounds,
+    RoundDue,
+    RoundRules,
+    WithdrawRelief,
+)
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import Level
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.fruitless import FruitlessPairs
-from controller.core.rescheduling.pairing import Pair, pair
+from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.pairing import InstanceLoad, LeftOut, Pair, pair
+from controller.core.scheduler import GlobalScheduler
 from controller.model.moves import Remembered
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import INCARNATION, SimInstance
@@ -37,44 +48,48 @@ from controller.sim.loads import Loads
 from controller.sim.moves import Links, SimMove
 from controller.sim.relief_baselines import BALANCED, balanced_pairs, relief_rules
 from controller.sim.request_run import RequestRun
+from controller.sim.setup import SimPolicy
 
 
 class SimEmptying:
-    """`block_bytes`: of one KV block. A client's limit of outputs is `limit_factor` times what the
-    request emits in the end; None: nobody has a limit. `pairing` and `victim`: of `SimPolicy`."""
+    """The controller's part, and the `ClusterView` that its rounds look at. `block_bytes`: of one
+    KV block. A client's limit of outputs is `limit_factor` times what the request emits in the end;
+    None: nobody has a limit. `pairing` and `victim`: of `SimPolicy`."""
 
     def __init__(
         self,
         instances: Mapping[str, SimInstance],
+        scheduler: GlobalScheduler,
         events: EventQueue,
         links: Links,
-        config: ReschedulingConfig,
-        levels: Sequence[Level],
-        max_moves: int,
+        policy: SimPolicy,
         block_bytes: int,
         limit_factor: float | None,
-        pairing: str,
-        victim: str,
     ) -> None:
-        self.config = config
-        self.levels = levels
         self.links = links
         self.events = events
-        self.max_moves = max_moves
+        self.max_moves = policy.max_moves
         self.block_bytes = block_bytes
         self.limit_factor = limit_factor
-        self.rules = relief_rules(pairing, victim)
+        self.rules = relief_rules(policy.pairing, policy.victim)
         self.num_moved = 0
         self.num_failed: Counter[str] = Counter()
         """Moves that came to nothing, by why."""
         self._instances = instances
-        self._balances = pairing == BALANCED
-        self._fruitless = FruitlessPairs()
-        self._loads = Loads(instances, levels, config)
+        self._scheduler = scheduler
+        self._balances = policy.pairing == BALANCED
+        self._helps = False
+        self.rounds = ReliefRounds(
+            self,
+            Cooling(),  # those that are told of die, and never come back
+            RoundRules(policy.rescheduling, policy.levels),
+            "",
+            self._balanced_pairs if self._balances else pair,
+            names_candidates=False,
+        )
+        self._loads = Loads(self.rounds.load_of, policy.rescheduling)
         self._sources: dict[str, SimSource] = {}
         """By instance, of those that were ever in a move or had an order."""
-        self._ordered: list[str] = []
-        """Sources that have an order."""
 
     def source(self, instance_id: str) -> "SimSource":
         found = self._sources.get(instance_id)
@@ -82,36 +97,57 @@ class SimEmptying:
             found = self._sources[instance_id] = SimSource(self, self._instances[instance_id])
         return found
 
-    def round(self, closed: Collection[str] = ()) -> None:
-        """Requests do not move to `closed` instances."""
-        now_s, before, self._ordered = self.events.now_s, self._ordered, []
-        pairs = list(self._pairs(now_s, closed))
-        for each in pairs:
-            self._ordered.append(each.source_id)
-            order = ReliefOrder(
-                _ref(each.destination_id),
-                self._instances[each.destination_id].status(),
-                0.0,
-                each.source_freeness,
-                each.destination_freeness,
-                (),
-                tuple(self.levels),
-                self.config,
-            )
-            self.source(each.source_id).handle(ReliefGiven("", order, now_s))
-        for source_id in before:
-            if source_id not in self._ordered:
-                self.source(source_id).handle(ReliefWithdrawn())
+    def round(self, *, helps: bool) -> None:
+        """`helps`: some requests may be blocked, and all instances have reported."""
+        self._helps = helps
+        self.handle(RoundDue())
 
-    def _pairs(self, now_s: float, closed: Collection[str]) -> Iterable[Pair]:
-        left_out = set(self._fruitless.at(now_s))
+    def handle(self, event: rounds.Event) -> None:
+        now_s = self.events.now_s
+        for instruction in self.rounds.handle(event, now_s):
+            match instruction:
+                case OrderRelief(source_id=source_id, order=order):
+                    self.source(source_id).handle(ReliefGiven("", order, now_s))
+                case WithdrawRelief(source_id=source_id):
+                    self.source(source_id).handle(ReliefWithdrawn())
+                case OrderRoom(source_id=source_id, order=room):
+                    self.source(source_id).handle(RoomGiven(room))
+
+    # -- what a round looks at -------------------------------------------------------------
+
+    def statuses(self, now_s: float, closed: Collection[str]) -> Iterable[InstanceSnapshot]:
         if self._balances:
-            return balanced_pairs(self._loads.all(closed), left_out)
-        loads = self._loads.in_pairs(now_s, closed)
-        return pair(loads, self.config, left_out) if loads else ()
+            return [each.status() for each in self._instances.values() if each.alive]
+        return self._loads.in_pairs(now_s, closed)
 
-    def fruitless(self, source_id: str, destination_id: str) -> None:
-        self._fruitless.note(source_id, destination_id, self.events.now_s, self.config)
+    def status_age_s(self, _instance_id: str, _now_s: float) -> float:
+        return 0.0
+
+    def kept(self) -> Collection[str]:
+        placement = self._scheduler.placement
+        return placement.reserved if placement is not None else ()
+
+    def help_blocked(
+        self, now_s: float, may_move: Callable[[str, str], bool]
+    ) -> Sequence[MoveHead | MakeRoom]:
+        return self._scheduler.help_blocked(now_s, may_move) if self._helps else ()
+
+    def has_moves_left(self, instance_id: str) -> bool:
+        return self.source(instance_id).num_moves < self.max_moves
+
+    def ref(self, instance_id: str) -> InstanceRef | None:
+        return ref(instance_id) if instance_id in self._instances else None
+
+    def frontend_of(self, _order: MakeRoom) -> str:
+        return ""
+
+    def _balanced_pairs(
+        self, loads: Sequence[InstanceLoad], _config: ReschedulingConfig, left_out: LeftOut
+    ) -> Sequence[Pair]:
+        statuses = (self._instances[load.instance_id].status() for load in loads)
+        return balanced_pairs(list(zip(loads, statuses, strict=True)), left_out)
+
+    # -- what happens ----------------------------------------------------------------------
 
     def slow_link(self, instance_id: str, factor: float) -> None:
         self.links.slowdown[instance_id] = factor
@@ -132,8 +168,7 @@ class SimEmptying:
         instance_id = instance.instance_id
         self._loads.gone(instance)
         self._sources.pop(instance_id, None)
-        if instance_id in self._ordered:
-            self._ordered.remove(instance_id)
+        self.handle(InstanceGone(instance_id))
         for source in self._sources.values():
             source.handle(PeerLost(lambda ref: ref.instance_id == instance_id))
 
@@ -145,18 +180,11 @@ class SimEmptying:
         """Whether a move from there or to there is under way."""
         return instance_id in self._sources and self.source(instance_id).num_moves > 0
 
-    def help_blocked(self, orders: Iterable[MoveHead | MakeRoom]) -> None:
-        for order in orders:
-            self.source(order.source_id).handle(RoomGiven(self._room_order(order)))
-
-    def _room_order(self, order: MoveHead | MakeRoom) -> HeadOrder | RoomOrder:
-        if isinstance(order, MoveHead):
-            return HeadOrder("", order.request_id, _ref(order.destination_id), self.config)
-        openings = tuple(Opening(_ref(i), blocks) for i, blocks in order.spare_blocks.items())
-        lacking_blocks = order.lacking_blocks
-        return RoomOrder(
-            "", order.request_id, "", order.rank, lacking_blocks, openings, self.config
-        )
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self.rounds.check()
+        for source in self._sources.values():
+            source.machine.check()
 
 
 class SimSource:
@@ -211,7 +239,8 @@ class SimSource:
             case CancelMove(migration_id=migration_id, code=code):
                 self.moves[migration_id].cancel(code)
             case TellFruitless(destination=to):
-                self._emptying.fruitless(self.instance_id, to.instance_id)
+                here = ref(self.instance_id)
+                self._emptying.handle(PairFruitless(here.key, to.key))
 
     def _look(self) -> None:
         self._moving = self.instance.moves.moving_ids()
@@ -277,5 +306,5 @@ class SimSource:
             self._carry_out(instruction)
 
 
-def _ref(instance_id: str) -> InstanceRef:
+def ref(instance_id: str) -> InstanceRef:
     return InstanceRef(instance_id, INCARNATION, "")

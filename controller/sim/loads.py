@@ -1,13 +1,13 @@
-"""The loads that a round of rescheduling pairs, of as few instances as will do.
+"""The statuses that a round of rescheduling looks at, of as few instances as will do.
 
 A round looks at all instances each 0.1 s. But between two changes of an instance its batch only
 decodes, and freeness falls: one that cannot be a destination stays so, and one that is no source
 becomes one at a known moment (`moments`). In most rounds there is nobody of one of the two kinds.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 
-from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source
 from controller.sim.instance import SimInstance
@@ -19,21 +19,15 @@ class Loads:
     `gone` when it serves no more."""
 
     def __init__(
-        self,
-        instances: Mapping[str, SimInstance],
-        levels: Sequence[Level],
-        config: ReschedulingConfig,
+        self, load_of: Callable[[InstanceSnapshot], InstanceLoad], config: ReschedulingConfig
     ) -> None:
-        self._instances = instances
-        self._levels = levels
+        self._load_of = load_of
         self._config = config
-        self._sources = Moments(lambda status: is_source(self._load_of(status), config))
+        self._sources = Moments(lambda status: is_source(load_of(status), config))
         self._changed: dict[SimInstance, None] = {}
         """Of these it is not known whether they may be destinations."""
         self._destinations: dict[SimInstance, None] = {}
         """Those that may be, before they change next."""
-        self._kept: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
-        """By instance: the last status that was looked at, and its load."""
 
     def changed(self, instance: SimInstance) -> None:
         self._sources.changed(instance)
@@ -43,9 +37,8 @@ class Loads:
         self._sources.gone(instance)
         self._changed.pop(instance, None)
         self._destinations.pop(instance, None)
-        self._kept.pop(instance.instance_id, None)
 
-    def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceLoad]:
+    def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceSnapshot]:
         """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
         config = self._config
         self._look_for_destinations()
@@ -55,21 +48,16 @@ class Loads:
         destinations = [each for each in self._destinations if each.instance_id not in closed]
         if not sources or not destinations:
             return []
-        found = list[InstanceLoad]()
+        found = list[InstanceSnapshot]()
         # The fewer ones first: with little load there are no sources.
         kinds = ((sources, is_source), (destinations, is_destination))
         for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
-            loads = [self._load_of(each.status()) for each in instances]
-            of_kind = [load for load in loads if is_one(load, config)]
+            statuses = [each.status() for each in instances]
+            of_kind = [each for each in statuses if is_one(self._load_of(each), config)]
             if not of_kind:
                 return []
             found += of_kind
         return found
-
-    def all(self, closed: Collection[str]) -> list[tuple[InstanceLoad, InstanceSnapshot]]:
-        """Of all instances, with what each was counted from."""
-        statuses = [each.status() for each in self._instances.values() if each.alive]
-        return [(self._load(status, closed), status) for status in statuses]
 
     def _look_for_destinations(self) -> None:
         for instance in self._changed:
@@ -78,17 +66,3 @@ class Loads:
             else:
                 self._destinations.pop(instance, None)
         self._changed.clear()
-
-    def _load_of(self, status: InstanceSnapshot) -> InstanceLoad:
-        kept = self._kept.get(status.instance_id)
-        if kept is None or kept[0] is not status:
-            kept = self._kept[status.instance_id] = status, self._load(status)
-        return kept[1]
-
-    def _load(self, status: InstanceSnapshot, closed: Collection[str] = ()) -> InstanceLoad:
-        return InstanceLoad.of(
-            status,
-            self._levels,
-            may_send=self._config.enabled or status.draining,
-            may_receive=status.instance_id not in closed,
-        )

@@ -38,6 +38,11 @@ class Cooling:
         failed_s = max((time_s for time_s in times_s if time_s is not None), default=None)
         return 0.0 if failed_s is None else max(0.0, failed_s + self._cooling_s - now_s)
 
+    def destinations(self, now_s: float) -> Iterator[str]:
+        """Those that cool for all sources."""
+        self._forget(now_s)
+        return iter(self._failed_s)
+
     def pairs(self, now_s: float) -> Iterator[tuple[str, str]]:
         """The (source id, destination id) that failed together and still cool."""
         self._forget(now_s)

@@ -31,7 +31,6 @@ from controller.ports.event_store import EventStore
 from controller.ports.incarnation_store import IncarnationStore
 from controller.ports.launcher import Launcher, LauncherLoss, LauncherLostError
 from controller.ports.mailbox import Mailbox
-from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.journal import Journal
@@ -119,24 +118,16 @@ class Controller:
             config.limits,
             self.num_moves,
         )
-        send_order = partial(self.mail.send_to, droppable=True)
-        blocked_help = BlockedHelp(
-            self.roster,
-            self.scheduler,
-            self.operator_moves.cooling,
-            lambda instance_id: self.num_moves(instance_id) < self.live.limits.max_moves,
-            send_order,
-        )
         self.rescheduler = Rescheduler(
             self.roster,
             self.scheduler,
             self.operator_moves.cooling,
+            lambda instance_id: self.num_moves(instance_id) < self.live.limits.max_moves,
             config.scheduler.levels,
-            send_order,
+            partial(self.mail.send_to, droppable=True),
             lambda: self.now_s(),
             epoch,
             config.rescheduling,
-            blocked_help,
         )
         self.replays = ReplayLog()
         self.journal.on_event = self._on_event

@@ -139,7 +139,7 @@ class Membership:
         """The instance died, or was removed."""
         self._cluster.fleet.gone(instance_id, incarnation)
         self._cluster.queries.member_died(instance_id)
-        self._cluster.rescheduler.instance_died(instance_id)
+        self._cluster.rescheduler.instance_gone(instance_id)
         lost = InstanceLost(instance_id, incarnation)
         # Other instances may have moves to or from this one.
         others = (

@@ -129,7 +129,7 @@ async def test_a_pair_that_came_to_nothing_is_left_out_for_a_while(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rescheduler = bed.controller.rescheduler
-    rescheduler._config = ReschedulingConfig()  # not as a change, which begins rounds
+    rescheduler.machine.rules = replace(rescheduler.machine.rules, config=ReschedulingConfig())
     now_s = bed.controller.now_s()
     monkeypatch.setattr(rescheduler, "_now_s", lambda: now_s)
     await bed.reports("i-0", **BUSY)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from controller.core.emptying.relieving import RoomGiven
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.sim.cluster import SimCluster
@@ -13,6 +14,12 @@ from tests.unit.sim.runs import SMALL, STAY, policy, requests
 # Round robin over three instances: i-0 gets the first of each three. Nothing moves by itself.
 SMALL_ONES = [(0.0, 160, 200), (0.0, 160, 200), (0.0, 160, 200)]
 TO_OTHERS = {"i-1": 40, "i-2": 40}
+
+
+def give_order(cluster: SimCluster, order: MakeRoom | MoveHead) -> None:
+    emptying = cluster.emptying
+    given = emptying.rounds.room_order(order, "round-1")
+    emptying.source(order.source_id).handle(RoomGiven(given))
 
 
 def ordered(
@@ -27,7 +34,8 @@ def ordered(
 
     def give() -> None:
         also(cluster)
-        cluster.emptying.help_blocked(orders)
+        for order in orders:
+            give_order(cluster, order)
 
     cluster.events.at(at_s, give)
     outcome = cluster.run(requests(rows))
@@ -90,7 +98,7 @@ def test_what_was_given_up_with_its_plan_may_go_at_once() -> None:
     again = MakeRoom("i-0", "", 0, 20, {"i-1": 40})
 
     def order_again(cluster: SimCluster) -> None:
-        cluster.events.after(0.5, lambda: cluster.emptying.help_blocked([again]))
+        cluster.events.after(0.5, lambda: give_order(cluster, again))
 
     assert ordered(FULL, PLAN, also=order_again)[1].num_moved == 1
 

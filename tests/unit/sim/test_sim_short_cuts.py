@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 
 from controller.core.holding.config import HoldingConfig
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.pairing import InstanceLoad
 from controller.sim.cluster import SimCluster
-from controller.sim.loads import Loads
+from controller.sim.emptying import SimEmptying
 from controller.sim.outcome import Outcome
 from controller.sim.policies import SIM_POLICIES
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
@@ -39,9 +39,10 @@ def everything(outcome: Outcome) -> tuple[object, ...]:
     )
 
 
-def every_load(loads: Loads, _now_s: float, closed: Collection[str]) -> list[InstanceLoad]:
-    statuses = (each.status() for each in loads._instances.values() if each.alive)
-    return [loads._load(status, closed) for status in statuses]
+def every_status(
+    emptying: SimEmptying, _now_s: float, _closed: Collection[str]
+) -> list[InstanceSnapshot]:
+    return [each.status() for each in emptying._instances.values() if each.alive]
 
 
 def the_long_way(setup: ClusterSetup, trace: object) -> Outcome:
@@ -49,7 +50,7 @@ def the_long_way(setup: ClusterSetup, trace: object) -> Outcome:
     with (
         mock.patch.object(SimCluster, "_report_for", lambda cluster, _: cluster._report_all()),
         mock.patch.object(SimCluster, "_may_help", return_value=True),
-        mock.patch.object(Loads, "in_pairs", every_load),
+        mock.patch.object(SimEmptying, "statuses", every_status),
     ):
         return SimCluster(setup).run(trace)  # type: ignore[arg-type]
 
