@@ -14,9 +14,10 @@ from tests.footprints import Footprint, ProcessKey
 from tests.fuzz.judge import Fault
 
 TRACEBACK = "Traceback (most recent call last)"
-# vLLM puts its prefix before every line of a traceback.
+# vLLM puts its prefix before every line of a traceback, and, if it caught the exception with
+# others, a bar beside the lines.
 LAST_LINE = re.compile(
-    r"^(?:\(\w+ pid=\d+\) )?(?:[A-Z]+ [\d: -]+\[[\w.]+:\d+\] )?"
+    r"^(?:\(\w+ pid=\d+\) )?(?:[A-Z]+ [\d: -]+\[[\w.]+:\d+\] )?(?:  \| )?"
     r"([\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Failure)\b.*)$",
     re.M,
 )

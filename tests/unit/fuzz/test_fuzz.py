@@ -151,6 +151,8 @@ def test_the_same_defect_has_one_signature() -> None:
 def test_tracebacks_and_growth() -> None:
     log = "x\nTraceback (most recent call last):\n  File \"a\"\n    b\nKeyError: 'name'\nnext\n"
     assert last_lines(log) == ["KeyError: 'name'"]
+    vllm = log.replace("\n", "\n(Main pid=7) ERROR 11-25 23:52:23 [serving.py:310]   | ")
+    assert last_lines(vllm) == ["KeyError: 'name'"]
     small, key = Footprint(100 << 20, 0, 30, 10, 0.0), ProcessKey("f-0", 7)
     large = Footprint(900 << 20, 0, 90, 60, 0.0)
     assert growth({key: small}, {key: small}) == []
