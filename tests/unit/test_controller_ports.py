@@ -86,14 +86,13 @@ def test_the_last_connections_of_a_dead_controller_do_not_keep_the_next_one_out(
 ) -> None:
     """The head has died, and then the controller: it closed, so the kernel remembers it."""
     made, keepers = held
-    for keeper in keepers:
-        keeper.close()
-    keepers.clear()
-    with controller_ports.bound_apart(HOST) as inbox:
-        inbox.listen()
-        made = made.model_copy(update={"members_port": inbox.getsockname()[1]})
+    with controller_ports.inbox_socket(made, HOST) as inbox:
+        inbox.setblocking(True)
         member = socket.create_connection(inbox.getsockname(), timeout=5)
         inbox.accept()[0].close()
+        for keeper in keepers:
+            keeper.close()
+        keepers.clear()
     with member:
         assert member.recv(1) == b""
     with controller_ports.inbox_socket(made, HOST) as found:

@@ -373,7 +373,7 @@ class Asking:
             again = self._ask(asked, min(2 * asked.wait_s, MAX_ASK_AGAIN_S), now_s)
             return again if self._is_bypassing else [*again, *self._bypass(now_s)]
         if self._is_silent(now_s):
-            if self._choose() is not None:
+            if any(not each.draining for each in self._known.snapshots()):
                 return [_answer(asked, None)]
             if asked.since_s <= self._overdue_since_s(now_s):
                 return [_answer(asked, _reject(asked.request, RejectCode.UNAVAILABLE))]

@@ -52,6 +52,7 @@ of an instance that does not count as stalled."""
 MAX_TIMED_PATIENCE_S = 10.0
 PAUSE_S = 0.2
 """Until an order is repeated that an instance refused though it seemed to have room."""
+NOT_ASKED = "not_asked"
 
 MAX_WAITING = 64
 """Moves that may wait in the whole cluster; more are refused at once."""
@@ -416,7 +417,7 @@ class MovesByHand:
             for move in begun:
                 order = self._orders[self._by_move[move.migration_id]]
                 order.queued_s = now_s - move.since_s
-                if code := self._gone(move):
+                if code := self.gone(move):
                     self._queue.leave(move.migration_id)
                     refused = self._refused(order, code, now_s)
                     instructions += self._over(order, refused, now_s)
@@ -426,7 +427,7 @@ class MovesByHand:
                     instructions.append(AskSource(order.order_id, move, patience_s))
         return instructions
 
-    def _gone(self, move: QueuedMove) -> str:
+    def gone(self, move: QueuedMove) -> str:
         """The code of the instance that died while the move waited; empty if both live."""
         if not self._instances.serves(move.wanted.source_id):
             return "source_died"

@@ -567,10 +567,9 @@ class Drains:
 
     def _ticked(self, event: Ticked, now_s: float) -> list[Instruction]:
         out = list[Instruction]()
-        for instance_id, claims in self.claims.items():
-            drain = self._drains[instance_id]
-            if now_s >= drain.retry_at_s:
-                seen = event.seen.get(instance_id, NOT_THERE)
+        for instance_id, seen in event.seen.items():
+            claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
+            if claims is not None and drain is not None and now_s >= drain.retry_at_s:
                 out += self._looked_at(instance_id, claims, drain, seen, event, now_s)
         return out
 

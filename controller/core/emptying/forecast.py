@@ -78,17 +78,16 @@ class DrainForecast:
         self._fruitless: set[tuple[str, str]] = set()
 
     def round(self) -> bool:
-        """One round, or several if nothing came of the first ones; False if nothing moves any
-        more."""
+        """False if nothing moves any more."""
+        if not self._staying:
+            return False
         draining = InstanceLoad(self._source.instance_id, -math.inf, draining=True)
-        while self._staying:
-            pairs = pair((draining, *self._loads.values()), self._config, self._fruitless)
-            if not pairs:
-                return False
-            if self._relieved_towards(pairs[0].destination_id):
-                return True
+        pairs = pair((draining, *self._loads.values()), self._config, self._fruitless)
+        if not pairs:
+            return False
+        if not self._relieved_towards(pairs[0].destination_id):
             self._fruitless.add((self._source.instance_id, pairs[0].destination_id))
-        return False
+        return True
 
     def departures(self, client_ids: Mapping[str, str]) -> tuple[Departure, ...]:
         """In the order in which the requests are tried."""

@@ -26,7 +26,7 @@ _HARMLESS = frozenset({"finished", "client_left", "evicted", PLAN_FAILED})
 
 
 class NoRoom(StrEnum):
-    """Why there is no plan; `core.migration.sentences` says each in a sentence."""
+    """Why there is no plan; `core.migration.refusals` says each in a sentence."""
 
     NO_PLAN = "no_plan"
     PLAN_TOO_LARGE = "plan_too_large"

@@ -126,6 +126,7 @@ REASONS: Mapping[str, Reason] = {
     "source_died": Reason("the source died"),
     "timed_out": Reason("the move is not over yet"),
     # An order by hand was not begun.
+    "not_asked": Reason("its source could not be asked"),
     "no_turn": Reason("as many moves as allowed were under way all the time"),
     "queue_full": Reason("too many moves wait for their turn already"),
     "no_moves": Reason("no moves are allowed"),

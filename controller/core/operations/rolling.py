@@ -145,6 +145,7 @@ class InstanceSeen:
             failed=self.failed,
             detail=self.detail,
             removes=self.removes,
+            restarts=self.restarts,
             ordered=ordered,
             away_s=away_s,
             takes_requests=self.takes_requests,
@@ -178,6 +179,7 @@ class InstanceNow:
     failed: bool = False
     detail: str = ""
     removes: bool = False
+    restarts: str = ""
     ordered: bool = False
     away_s: float | None = None
     takes_requests: bool = False
@@ -373,8 +375,9 @@ def _next(
     for each in left:
         if at_once and len(away) >= at_once:
             break
-        if not known[each].nonce:
-            continue  # it has not started yet
+        now = known[each]
+        if not now.nonce or now.restarts not in ("", now.nonce):
+            continue  # it has not started yet, or an earlier restart of it is not over
         staying = [i for i in known.values() if i.takes_requests and i.instance_id not in away]
         staying = [i for i in staying if i.instance_id != each]
         if known[each].takes_requests and not staying and not order.force:

@@ -31,15 +31,11 @@ MAX_TRIES = 50
 def bound(host: str, port: int, *, again: bool) -> socket.socket:
     """Binds a socket. `again`: the port was ours a moment ago, and the kernel may still remember
     its last connections. Raises OSError.
-
-    It remembers them for a minute, and forgives the next one who binds only if the socket that
-    they came from could be bound again too. So every one can, once it has its port.
     """
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(again))
         found.bind((host, port))
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except BaseException:
         found.close()
         raise
@@ -64,15 +60,22 @@ def control_socket(plan: ClusterPlan) -> socket.socket:
     """Called by the controller: the control API's socket, which listens."""
     table = plan.settings.control
     found = _received(_control(plan), lambda: bound(table.host, table.port, again=True))
-    found.listen(CONTROL_BACKLOG)
-    return found
+    return _listening(found, CONTROL_BACKLOG)
 
 
 def inbox_socket(plan: ClusterPlan, host: str) -> socket.socket:
     """Called by the controller: the inbox's socket, which listens. The members know its address by
     `plan.members_port`."""
     found = _received(_inbox(plan), lambda: bound(host, plan.members_port, again=True))
-    found.listen(INBOX_BACKLOG)
+    return _listening(found, INBOX_BACKLOG)
+
+
+def _listening(found: socket.socket, backlog: int) -> socket.socket:
+    """For a minute the kernel keeps the port for the last connections, unless the socket that they
+    came from could be bound again. It is said once the socket listens: before, another program
+    could bind the port beside it."""
+    found.listen(backlog)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return found
 
 

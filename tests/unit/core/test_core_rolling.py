@@ -57,6 +57,17 @@ def test_the_first_begins_at_once_and_the_second_waits_for_it() -> None:
     assert later.order.under_way == (Turn("i-1", "old", 107.5),)
 
 
+def test_one_that_is_restarted_already_waits_for_that() -> None:
+    """Its process of now is the next one, and the claim names the one before: the turn would be
+    taken for one that was taken back."""
+    loading = InstanceNow("i-0", "new", restarts="old")
+    step = rolling_step(ORDER, [loading, *THREE[1:]], 100.0)
+    assert "i-0" not in step.begins
+    assert step.order.state == "going"
+    emptied = serving("i-0", restarts="old")
+    assert rolling_step(ORDER, [emptied, *THREE[1:]], 100.0).begins == ("i-0",), "the same process"
+
+
 def test_it_is_done_when_the_last_one_serves() -> None:
     last = replace(
         ORDER,

@@ -216,7 +216,7 @@ class ModelCluster:
     def _note_fruitless(
         self, node: Node, destination: InstanceSnapshot, decision: Decision
     ) -> None:
-        """As in `runtime.instance.moves.relief_moves`."""
+        """As in `core.emptying.relieving`."""
         pair_ids = node.instance_id, destination.instance_id
         is_source = decision.reason or self.snapshot(node.instance_id).num_evicted_queued
         fruitless = decision.refused or (is_source and not node.num_moves)

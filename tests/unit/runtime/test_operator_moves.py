@@ -341,6 +341,42 @@ async def test_what_dies_while_a_move_waits_for_it(network: FakeNetwork) -> None
 
 
 @virtual_time
+@pytest.mark.parametrize("gone", ["i-1", "i-0"])
+async def test_what_is_removed_just_before_the_source_is_asked(
+    network: FakeNetwork, gone: str
+) -> None:
+    """Its turn has come, and the question goes out a moment later."""
+    bed = await serving(network)
+    bed.controller.operator_moves.machine.max_moves = 1
+    moving = ordered(bed, "i-1")
+    await asyncio.sleep(0)
+    del bed.controller.roster.members[gone]
+    (attempt,) = await moving
+    code = "source_died" if gone == "i-0" else DESTINATION_DIED
+    assert (attempt.outcome, attempt.code) == ("refused", code)
+
+
+@virtual_time
+async def test_a_question_that_cannot_be_asked_ends_its_order(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = await serving(network)
+    operator_moves = bed.controller.operator_moves
+    operator_moves.machine.max_moves = 1
+
+    async def fails(*_: Any, **__: Any) -> MoveAnswered:
+        raise KeyError("i-1")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(operator_moves, "ask_source", fails)
+        (attempt,) = await ordered(bed, "i-1")
+    assert (attempt.outcome, attempt.code) == ("refused", "not_asked")
+    again = ordered(bed, "i-1")
+    answers(bed, await asked_of(bed))
+    assert [each.outcome for each in await again] == ["migrated"], "its place is free again"
+
+
+@virtual_time
 async def test_a_source_that_dies_is_not_waited_for(network: FakeNetwork) -> None:
     bed = await serving(network)
     moving = ordered(bed)

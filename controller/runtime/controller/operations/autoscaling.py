@@ -144,7 +144,9 @@ class Autoscaling:
     def _leaving(self, instance_id: str, claims: Claims) -> Leaving:
         member = self._cluster.roster.members.get(instance_id)
         failed = member is not None and member.alive and member.phase == "failed"
-        return Leaving(instance_id, claims.strongest.actor, cannot_start=failed)
+        # With another claim beside it the instance would not serve if this one were taken back.
+        actor = claims.strongest.actor if claims.without(Remove) is None else ""
+        return Leaving(instance_id, actor, cannot_start=failed)
 
     def _recent(
         self, schedulable: Sequence[InstanceSnapshot], held: Iterable[Held], wall_s: float

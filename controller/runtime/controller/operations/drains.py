@@ -30,7 +30,6 @@ from controller.core.emptying.drains import (
     MakeClaim,
     MoveEnded,
     MustGo,
-    OfInstance,
     Remainder,
     Removed,
     Replace,
@@ -151,22 +150,13 @@ class Drains:
     def tick(self) -> None:
         """Looks at each drain. A failure of one does not touch the others."""
         frontends = self._cluster.roster.frontends()
-        ticked = Ticked(
-            {instance_id: self._seen(instance_id) for instance_id in self.machine.claims},
-            all(each.heard_s is not None for each in frontends),
-            self._wall_clock(),
-        )
-        failed = set[str]()
-        for instruction in self.machine.handle(ticked, self._cluster.now_s()):
-            instance_id = instruction.instance_id if isinstance(instruction, OfInstance) else ""
-            if instance_id in failed:
-                continue
+        all_heard, wall_s = all(f.heard_s is not None for f in frontends), self._wall_clock()
+        for instance_id in tuple(self.machine.claims):
             try:
-                self._carry_out(instruction)
+                self._handle(Ticked({instance_id: self._seen(instance_id)}, all_heard, wall_s))
             except Exception as error:
                 is_defect = not isinstance(error, LlumctlError | LauncherLostError)
                 log.error("drain of %s: %s", instance_id, error, exc_info=is_defect)
-                failed.add(instance_id)
                 self._handle(Failed(instance_id))
 
     # -- what the machine is told, and what it orders --------------------------------------

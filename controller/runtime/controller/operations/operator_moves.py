@@ -1,10 +1,12 @@
 """Carries out moves by hand as `core/emptying/by_hand.py` decides: asks, and times."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from controller.core.emptying.by_hand import (
+    NOT_ASKED,
     AskSource,
     Attempt,
     Done,
@@ -30,6 +32,8 @@ from controller.core.scheduler import GlobalScheduler
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked
+
+log = logging.getLogger(__name__)
 
 
 class OperatorMoves:
@@ -153,14 +157,20 @@ class OperatorMoves:
         move, migration_id = asked.move, asked.move.migration_id
         event: Event
         try:
-            answer = await self.ask_source(
-                move.wanted, move.destination_id, migration_id, patience_s=asked.patience_s
-            )
-            event = SourceAnswered(migration_id, answer.code, answer.record)
+            if code := self.machine.gone(move):  # since the machine looked a task had to start
+                event = SourceAnswered(migration_id, code)
+            else:
+                answer = await self.ask_source(
+                    move.wanted, move.destination_id, migration_id, patience_s=asked.patience_s
+                )
+                event = SourceAnswered(migration_id, answer.code, answer.record)
         except TimeoutError:
             event = SourceSilent(migration_id)
         except MemberDiedError:
             event = SourceDied(migration_id)
+        except Exception:  # the order must end, or it would keep its place at both instances
+            log.exception("move %s could not be asked for", migration_id)
+            event = SourceAnswered(migration_id, NOT_ASKED)
         del self._asking[asked.order_id]
         self._take(event)
 

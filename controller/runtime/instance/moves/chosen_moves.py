@@ -106,15 +106,22 @@ class ChosenMoves:
     # -- what is to be done --------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        for instruction in self.machine.handle(event, self._host.now_s()):
-            self._carry_out(instruction)
+        """A move that begins comes last, and its answer is the next event: in a loop, as a drain
+        may begin hundreds in one look."""
+        following: Event | None = event
+        while following is not None:
+            instructions = self.machine.handle(following, self._host.now_s())
+            following = None
+            for instruction in instructions:
+                if isinstance(instruction, BeginMove):
+                    following = self._begin(instruction)
+                else:
+                    self._carry_out(instruction)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Look():
                 self._host.between_steps(self._look, self._looked)
-            case BeginMove():
-                self._begin(instruction)
             case CancelMove(migration_id=migration_id, code=code):
                 if (move := self._moves.outgoing.get(migration_id)) is not None:
                     move.handle(MoveCancelled(code))
@@ -161,15 +168,14 @@ class ChosenMoves:
             known.append(candidate)
         return known
 
-    def _begin(self, begin: BeginMove) -> None:
+    def _begin(self, begin: BeginMove) -> MoveBegan | MoveRefused:
         order = MoveOrder(
             begin.migration_id, begin.candidate.request_id, begin.destination, begin.reason
         )
         move = self._moves.begin(order, self._on_closed, begin.figures)
         if isinstance(move, MoveRefusal):
-            self._handle(MoveRefused(begin.migration_id, move))
-        else:
-            self._handle(MoveBegan(begin.migration_id))
+            return MoveRefused(begin.migration_id, move)
+        return MoveBegan(begin.migration_id)
 
 
 class _Here:
