@@ -1,7 +1,7 @@
 """Why a request does not move, or a move came to nothing: the one list of codes.
 
 A code goes over the wire, into events and metrics; `why` gives its sentence. What else follows from
-a code stands beside it, so that a new one is one row here.
+a code stands beside it.
 
     lasts       The request never moves.
     passes      It ends by itself within a few steps.
