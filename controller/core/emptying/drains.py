@@ -137,9 +137,10 @@ class ClaimsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """`frontends_heard`: each frontend of the cluster was heard."""
+    """A look at one instance. `frontends_heard`: each frontend of the cluster was heard."""
 
-    seen: Mapping[str, Seen]
+    instance_id: str
+    seen: Seen
     frontends_heard: bool
     epoch_s: float
 
@@ -566,23 +567,11 @@ class Drains:
     # -- how they go on ------------------------------------------------------------------
 
     def _ticked(self, event: Ticked, now_s: float) -> list[Instruction]:
+        instance_id, seen = event.instance_id, event.seen
+        claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
         out = list[Instruction]()
-        for instance_id, seen in event.seen.items():
-            claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
-            if claims is not None and drain is not None and now_s >= drain.retry_at_s:
-                out += self._looked_at(instance_id, claims, drain, seen, event, now_s)
-        return out
-
-    def _looked_at(
-        self,
-        instance_id: str,
-        claims: Claims,
-        drain: _Drain,
-        seen: Seen,
-        event: Ticked,
-        now_s: float,
-    ) -> list[Instruction]:
-        out = list[Instruction]()
+        if claims is None or drain is None or now_s < drain.retry_at_s:
+            return out
         left = self._left(seen, now_s)
         if left is not None:
             empty = left.nothing and seen.takes_nothing

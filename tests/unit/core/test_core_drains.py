@@ -91,16 +91,14 @@ class World:
 
     def tick(self, passed_s: float = 0.1) -> None:
         self.now_s += passed_s
-        seen = {each: self.seen(each) for each in self.drains}
-        failed = set[str]()
-        for instruction in self.machine.handle(emptying.Ticked(seen, True, self.now_s), self.now_s):
-            assert isinstance(instruction, emptying.OfInstance)
-            if instruction.instance_id not in failed:
-                try:
+        for instance_id in tuple(self.drains):
+            ticked = emptying.Ticked(instance_id, self.seen(instance_id), True, self.now_s)
+            try:
+                for instruction in self.machine.handle(ticked, self.now_s):
+                    assert isinstance(instruction, emptying.OfInstance)
                     self.do(instruction)
-                except FullDiskError:
-                    failed.add(instruction.instance_id)
-                    self.handle(emptying.Failed(instruction.instance_id))
+            except FullDiskError:
+                self.handle(emptying.Failed(instance_id))
         self.machine.check()
         assert self.stopped == set(self.drains)
         assert self.evacuated == {key for key, each in self.drains.items() if each.notice}
@@ -411,8 +409,8 @@ def test_an_instance_that_was_not_heard_yet_is_not_taken_for_empty() -> None:
     claims = {"i-0": Claims.first(Remove("op-1", 0.0))}
     drains.handle(emptying.Resumed(claims), 100.0)
     unheard = Seen(InstanceProcess("", alive=True, serving=False, failed=False, incarnation=0))
-    early = drains.handle(emptying.Ticked({"i-0": unheard}, True, 101.0), 101.0)
+    early = drains.handle(emptying.Ticked("i-0", unheard, True, 101.0), 101.0)
     assert early == []
     late_s = 100.0 + HEARD_WITHIN_S
-    late = drains.handle(emptying.Ticked({"i-0": unheard}, False, late_s), late_s)
+    late = drains.handle(emptying.Ticked("i-0", unheard, False, late_s), late_s)
     assert late == [emptying.AskFrontends("i-0", "op-1")]

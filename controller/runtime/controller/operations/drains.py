@@ -153,7 +153,7 @@ class Drains:
         all_heard, wall_s = all(f.heard_s is not None for f in frontends), self._wall_clock()
         for instance_id in tuple(self.machine.claims):
             try:
-                self._handle(Ticked({instance_id: self._seen(instance_id)}, all_heard, wall_s))
+                self._handle(Ticked(instance_id, self._seen(instance_id), all_heard, wall_s))
             except Exception as error:
                 is_defect = not isinstance(error, LlumctlError | LauncherLostError)
                 log.error("drain of %s: %s", instance_id, error, exc_info=is_defect)
