@@ -257,7 +257,9 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
     """A new instance fills by moves, others are emptied by moves, and no request fails or gets
     another token."""
     story = Story(client)
-    with Load(NUM_CLIENTS, lambda _: Answer(cluster, 64, 300).check()) as load:
+    # A request outlives a dry run and the start of a drain, each a process of its own; with 300
+    # tokens the busiest instance sometimes had nothing left to move.
+    with Load(NUM_CLIENTS, lambda _: Answer(cluster, 64, 700).check()) as load:
         # Those that have two are now below the threshold, and one that has one is well above.
         done(
             cluster,
