@@ -7,11 +7,10 @@ is not modelled.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.rescheduling.candidate import Candidate, PastMoves
+from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.value import value
 from controller.model.engine_state import EngineState, Pin
 from controller.model.request import ModelRequest, RequestState
@@ -28,15 +27,8 @@ class MovingState:
     evicted: bool
 
 
-class Remembered(NamedTuple):
-    """What the caller knows of a request, and its engine does not. `num_tokens_left`: how many it
-    may still emit; when it ends is known to the model, and to no real scheduler. `refusal` counts
-    where the engine has none, `outgoing` also where it does not know of the move."""
-
-    num_tokens_left: int | None = None
-    refusal: str | None = None
-    outgoing: bool = False
-    moves: PastMoves = ()
+# Made once, as each look at an instance takes one for each of its requests.
+_LEAVING, _IN_PREFILL = MoveFacts(leaving=True), MoveFacts(in_prefill=True)
 
 
 class ModelMoves:
@@ -56,57 +48,35 @@ class ModelMoves:
 
     # -- source --------------------------------------------------------------------------
 
-    def refusal(self, request_id: str) -> MoveRefusal | None:
+    def facts(self, request_id: str) -> MoveFacts | None:
         request = self._state.requests.get(request_id)
-        if request is None:
-            return MoveRefusal.UNKNOWN
-        if self._is_suspended(request) or request_id in self._state.pins:
-            return MoveRefusal.MOVING
-        if request.in_prefill and not request.queued:
-            return MoveRefusal.IN_PREFILL
-        return None
+        return None if request is None else self._facts(request)
 
     def is_queued(self, request_id: str) -> bool:
         """Raises KeyError: it is not there."""
         return self._state.requests[request_id].queued
 
-    def candidates(self, remembered: Callable[[str], Remembered]) -> list[Candidate]:
-        """All requests but the arriving ones."""
-        found = []
-        engine_state = self._state
-        pins, suspended, is_aside = (
-            engine_state.pins,
-            engine_state.suspended,
-            engine_state.waiting.is_aside,
-        )
-        in_prefill, moving = MoveRefusal.IN_PREFILL, MoveRefusal.MOVING
-        for request_id, request in engine_state.requests.items():
-            also = remembered(request_id)
-            refusal: MoveRefusal | None = None  # as `refusal` has it, without a call for each
-            if request.queued:
-                if is_aside(request) or request_id in pins:
-                    refusal = moving
-            elif request_id in pins or request_id in suspended:
-                refusal = moving
-            elif request.in_prefill:
-                refusal = in_prefill
-            found.append(
-                Candidate(  # by position: with names it takes three times as long
-                    request_id,
-                    request.rank,
-                    request.num_tokens,
-                    request.num_blocks,
-                    self._num_freed_blocks(request) if request.cached else request.num_blocks,
-                    request.queued,
-                    request.evicted and request.queued,
-                    request.arrival_time_s,
-                    also.num_tokens_left,
-                    refusal or also.refusal,
-                    also.outgoing or refusal is moving,
-                    also.moves,
-                )
+    def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:
+        """All requests but the arriving ones. `num_tokens_left`: how many a request may still emit;
+        when it ends is known to the model, and to no real scheduler."""
+        return [
+            Candidate(  # by position: with names it takes three times as long
+                request_id,
+                request.rank,
+                request.num_tokens,
+                request.num_blocks,
+                self._num_freed_blocks(request) if request.cached else request.num_blocks,
+                request.queued,
+                request.evicted and request.queued,
+                request.arrival_time_s,
+                num_tokens_left(request_id),
+                None,
+                False,
+                (),
+                self._facts(request),
             )
-        return found
+            for request_id, request in self._state.requests.items()
+        ]
 
     def pin(self, request_id: str, first_block: int) -> int | None:
         """The request's full blocks from `first_block` on stay used until `unpin`.
@@ -262,6 +232,11 @@ class ModelMoves:
         engine_state.put_in_front(state)
 
     # ------------------------------------------------------------------------------------
+
+    def _facts(self, request: RequestState) -> MoveFacts:
+        if request.request_id in self._state.pins or self._is_suspended(request):
+            return _LEAVING
+        return _IN_PREFILL if request.in_prefill and not request.queued else MOVABLE
 
     def _num_freed_blocks(self, request: RequestState) -> int:
         """Blocks that only this request references, or only its own pin besides."""

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveFacts, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.ports.frames import Frames
 
@@ -82,15 +82,16 @@ class EngineMoves(Protocol):
 
     # -- source --------------------------------------------------------------------------
 
-    def refusal(self, request_id: str) -> MoveRefusal | None:
-        """Why this request cannot move now; None if it can."""
+    def facts(self, request_id: str) -> MoveFacts | None:
+        """What may keep the request from moving; None if it is not here. `refusal_of` decides."""
 
     def is_queued(self, request_id: str) -> bool:
         """The request waits and holds no blocks, so it moves without a copy."""
 
     def candidates(self) -> Sequence[Candidate]:
         """Every request that runs or waits here, also those that are leaving, but not those that
-        arrive. The engine does not know their earlier moves."""
+        arrive; each with its facts. `emptying.relieving.known` adds what only the instance's
+        process knows, and why one cannot move."""
 
     def outputs(self, request_id: str) -> Sequence[int]:
         """The request's output tokens so far."""

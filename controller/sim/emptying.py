@@ -22,6 +22,7 @@ from controller.core.emptying.relieving import (
     RelievingSource,
     RoomGiven,
     TellFruitless,
+    known,
 )
 from controller.core.emptying.rounds import (
     InstanceGone,
@@ -37,17 +38,16 @@ from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import PastMoves
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.cooling import Cooling
 from controller.core.rescheduling.pairing import InstanceLoad, LeftOut, Pair, pair
 from controller.core.scheduler import GlobalScheduler
-from controller.model.moves import Remembered
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.loads import Loads
 from controller.sim.moves import Links, SimMove
 from controller.sim.relief_baselines import BALANCED, balanced_pairs, relief_rules
-from controller.sim.request_run import RequestRun
 from controller.sim.setup import SimPolicy
 
 
@@ -204,10 +204,6 @@ class SimSource:
         """From here, under way, by migration id."""
         self.machine = RelievingSource(self, "", emptying.rules)
         self._emptying = emptying
-        self._leaving: set[str] = set()
-        """The requests of `moves`."""
-        self._moving: set[str] = set()
-        """At the last look: the requests that may not move yet, as an earlier move is not final."""
 
     # -- what the machine looks at ---------------------------------------------------------
 
@@ -243,27 +239,21 @@ class SimSource:
                 self._emptying.handle(PairFruitless(here.key, to.key))
 
     def _look(self) -> None:
-        self._moving = self.instance.moves.moving_ids()
-        candidates = self.instance.engine.moves.candidates(self._remembered)
+        seen = self.instance.engine.moves.candidates(self._num_tokens_left)
+        candidates = known(seen, self.instance.moves, self._past_moves)
         self.handle(Looked(self.instance.status(), candidates))
 
-    def _remembered(self, request_id: str) -> Remembered:
-        run = self.instance.runs.get(request_id)
-        if run is None:
-            return Remembered(outgoing=True)
-        num_left, now_s = self._num_tokens_left(run), self._emptying.events.now_s
-        if request_id in self._leaving:
-            return Remembered(num_left, outgoing=True)
-        moves = tuple([(left, now_s - left_s) for left, left_s in run.moves]) if run.moves else ()
-        refusal = MoveRefusal.MOVING if request_id in self._moving else None
-        return Remembered(num_left, refusal, False, moves)
+    def _past_moves(self, request_id: str) -> PastMoves:
+        moves, now_s = self.instance.runs[request_id].moves, self._emptying.events.now_s
+        return tuple([(left, now_s - left_s) for left, left_s in moves]) if moves else ()
 
-    def _num_tokens_left(self, run: RequestRun) -> int | None:
+    def _num_tokens_left(self, request_id: str) -> int | None:
         """How many tokens the request may still emit, as far as a real instance would know."""
-        limit_factor, request = self._emptying.limit_factor, run.request
-        if limit_factor is None:
+        limit_factor, run = self._emptying.limit_factor, self.instance.runs.get(request_id)
+        if limit_factor is None or run is None:
             return None
-        num_tokens = self.instance.engine.num_tokens(request.request_id)
+        request = run.request
+        num_tokens = self.instance.engine.num_tokens(request_id)
         num_outputs = num_tokens - request.num_prompt_tokens
         return int(limit_factor * request.max_output_tokens) - num_outputs
 
@@ -285,7 +275,6 @@ class SimSource:
             self.block_bytes,
             partial(self._over, migration_id),
         )
-        self._leaving.add(candidate.request_id)
         for end in (self, there):
             end.num_moves += 1
         move.begin()
@@ -295,7 +284,6 @@ class SimSource:
         emptying, there = self._emptying, move.destination.instance_id
         for end in (self, emptying.source(there)):
             end.num_moves -= 1
-        self._leaving.remove(move.candidate.request_id)
         emptying.num_moved += moved
         if not moved:
             emptying.num_failed[move.failure] += 1

@@ -17,7 +17,7 @@ from controller.core.migration import source_terms
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
 from controller.core.migration.protocol import MoveMessage, MoveTiming, Verb
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove
 from controller.core.migration.source_terms import SourceState
 from controller.core.migration.stages import blocks_to_reserve, is_last
@@ -301,7 +301,7 @@ class SimMove:
             return
         engine, stage = self.source.engine, self.machine.stage
         if stage == 0:
-            if (refusal := engine.moves.refusal(self.request_id)) is not None:
+            if (refusal := refusal_of(engine.moves.facts(self.request_id))) is not None:
                 self.handle(source_terms.CannotMove(str(refusal)))
                 return
             num_prompt_tokens = self.run.request.num_prompt_tokens

@@ -10,7 +10,7 @@ from typing import Any
 from controller.adapters.embedded_model.architecture import EOS_ID
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.ports.frames import Frames
 from controller.ports.moves import ReservedBlocks, SuspendedRequest
 
@@ -162,7 +162,7 @@ class Readers:
         """
         source = self.at[request_id]
         frm, there = source.moves, to.moves
-        refusal = frm.refusal(request_id)
+        refusal = refusal_of(frm.facts(request_id))
         if refusal is not None:
             return refusal
         if source is to:

@@ -9,7 +9,6 @@ import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from tests.contract.moving import Readers
 
@@ -51,7 +50,7 @@ def test_running_ones(engine: VllmEngine, readers: Readers) -> None:
         arrival_time_s=5.0,
         num_tokens_left=98,
     )
-    assert found["long"].refusal is MoveRefusal.IN_PREFILL
+    assert found["long"].facts.in_prefill
     assert found["long"].num_tokens_left == 512 - 400, "the model's limit comes first"
     readers.finish()
 
@@ -77,9 +76,9 @@ def test_queued_and_evicted_ones(engine: VllmEngine, readers: Readers) -> None:
     )
     assert (found["new"].queued, found["new"].evicted, found["new"].rank) == (True, False, 1)
     assert engine.moves.suspend("new") is not None
-    assert candidates(engine)["new"].outgoing, "and it still is one"
+    assert candidates(engine)["new"].facts.leaving, "and it still is one"
     engine.moves.resume("new")
-    assert not candidates(engine)["new"].outgoing
+    assert not candidates(engine)["new"].facts.leaving
     readers.finish()
 
 
@@ -96,7 +95,7 @@ def test_what_goes_is_free_but_for_what_is_shared(engine: VllmEngine, readers: R
         before = num_free(engine)
         leaving = "b" if expected == 2 else "a"
         assert engine.moves.suspend(leaving) is not None
-        assert candidates(engine)[leaving].outgoing
+        assert candidates(engine)[leaving].facts.leaving
         engine.moves.release(leaving)
         assert num_free(engine) == before + expected
     assert num_free(engine) == NUM_BLOCKS
@@ -108,7 +107,7 @@ def test_pins_are_its_own(engine: VllmEngine, readers: Readers) -> None:
     readers.run("r", 3)
     assert engine.moves.pin("r", 0) is not None
     found = candidates(engine)["r"]
-    assert (found.outgoing, found.refusal) == (True, MoveRefusal.MOVING)
+    assert found.facts.leaving
     assert (found.num_blocks, found.num_freed_blocks) == (3, 3)
     engine.moves.unpin("r")
     assert candidates(engine)["r"].num_freed_blocks == 3

@@ -8,7 +8,7 @@ import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.core.migration.refusals import REASONS, MoveRefusal
+from controller.core.migration.refusals import REASONS, MoveRefusal, refusal_of
 from controller.ports.moves import SuspendedRequest
 from tests.contract.moving import Readers
 
@@ -129,11 +129,11 @@ def test_out_of_the_batch_and_back(engine: VllmEngine, readers: Readers) -> None
         assert list(suspended.block_ids) == engine._kv.get_block_ids("r")[0]
     assert engine.snapshot("i-0", 1) == before, "it counts as running, by its rank too"
     assert not engine.has_work()
-    assert engine.moves.refusal("r") == MoveRefusal.MOVING
+    assert refusal_of(engine.moves.facts("r")) == MoveRefusal.MOVING
     assert engine.moves.pin("r", 0) is None
     assert tuple(readers.told["r"].tokens) == engine.moves.outputs("r")
     engine.moves.resume("r")
-    assert engine.moves.refusal("r") is None
+    assert refusal_of(engine.moves.facts("r")) is None
     assert readers.step() == ["r"]
     assert readers.finish()["r"] == alone
     engine.moves.resume("r")  # nothing to resume: it has finished
@@ -203,7 +203,7 @@ def test_a_suspended_request_is_aborted(
     assert engine.moves.suspend("r") is not None
     engine.abort(["r"])
     assert engine.snapshot("i-0", 1).num_running == num_others
-    assert engine.moves.refusal("r") == MoveRefusal.UNKNOWN
+    assert refusal_of(engine.moves.facts("r")) == MoveRefusal.UNKNOWN
     with pytest.raises(KeyError):
         engine.moves.suspend("r")
     engine.moves.resume("r")
@@ -221,7 +221,7 @@ def test_released_without_a_word(engine: VllmEngine, readers: Readers) -> None:
     engine.moves.release("r")
     engine.moves.release("r")
     assert num_free(engine) == NUM_BLOCKS
-    assert engine.moves.refusal("r") == MoveRefusal.UNKNOWN
+    assert refusal_of(engine.moves.facts("r")) == MoveRefusal.UNKNOWN
     while engine.has_work():
         assert not readers.step()
     assert readers.told["r"].finish_reason is None
@@ -243,7 +243,7 @@ def test_a_queued_request_out_of_the_queue_and_back(engine: VllmEngine, readers:
         assert "b" not in readers.step()
     engine.moves.resume("b")
     readers.finish()
-    assert engine.moves.refusal("b") == MoveRefusal.UNKNOWN
+    assert refusal_of(engine.moves.facts("b")) == MoveRefusal.UNKNOWN
     readers.add("b", num_prompt_tokens=40, max_tokens=3)
     assert engine.moves.suspend("b") is not None
     engine.moves.release("b")
@@ -254,7 +254,7 @@ def test_a_request_that_waits_for_its_grammar(engine: VllmEngine, readers: Reade
     readers.add("r", guided={"regex": "[a-z]{3}"}, max_tokens=9)
     assert engine._scheduler.deferred_waiting
     assert engine.moves.is_queued("r")
-    assert engine.moves.refusal("r") is None
+    assert refusal_of(engine.moves.facts("r")) is None
     assert engine.moves.suspend("r") is not None
     assert not engine._scheduler.deferred_waiting
     engine.moves.resume("r")
@@ -327,14 +327,14 @@ def test_a_rank_that_changes_decides_who_is_evicted_and_who_is_admitted(
 
 def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> None:
     moves = engine.moves
-    assert moves.refusal("unknown") == MoveRefusal.UNKNOWN
+    assert refusal_of(moves.facts("unknown")) == MoveRefusal.UNKNOWN
     readers.add("r", num_prompt_tokens=2 * STEP_TOKENS, max_tokens=20)
-    assert moves.refusal("r") is None, "it waits"
+    assert refusal_of(moves.facts("r")) is None, "it waits"
     readers.step()
-    assert moves.refusal("r") == MoveRefusal.IN_PREFILL
+    assert refusal_of(moves.facts("r")) == MoveRefusal.IN_PREFILL
     assert moves.suspend("r") is None
     readers.run("r", 1)
-    assert moves.refusal("r") is None
+    assert refusal_of(moves.facts("r")) is None
     request = engine._scheduler.requests["r"]
     for name, value, refusal in [
         ("mm_features", ["an image"], MoveRefusal.MULTIMODAL),
@@ -344,13 +344,13 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
     ]:
         ordinary = getattr(request, name)
         setattr(request, name, value)
-        assert moves.refusal("r") == refusal
+        assert refusal_of(moves.facts("r")) == refusal
         assert refusal in REASONS
         setattr(request, name, ordinary)
     assert moves.pin("r", 0) is not None
-    assert moves.refusal("r") == MoveRefusal.MOVING
+    assert refusal_of(moves.facts("r")) == MoveRefusal.MOVING
     moves.unpin("r")
-    assert moves.refusal("r") is None
+    assert refusal_of(moves.facts("r")) is None
 
 
 def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,4 +382,4 @@ def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.Mon
         assert refusal() == MoveRefusal.PARALLEL
         moves = VllmMoves(core)
     assert (moves.fingerprint, moves.blocks.block_bytes) == ("", 0)
-    assert moves.refusal("r") == MoveRefusal.UNKNOWN
+    assert refusal_of(moves.facts("r")) == MoveRefusal.UNKNOWN

@@ -20,7 +20,7 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
-from controller.model.moves import MovingState, Remembered
+from controller.model.moves import MovingState
 from controller.model.request import ModelRequest
 from controller.ports.frames import Frames
 from controller.ports.moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
@@ -70,7 +70,7 @@ class EmulatedMoves:
         self.fingerprint = f"emulated {profile.name} {block_size} {profile.kv_bytes_per_token}"
         self._model = model
         self.set_rank = model.moves.set_rank
-        self.refusal, self.is_queued = model.moves.refusal, model.moves.is_queued
+        self.facts, self.is_queued = model.moves.facts, model.moves.is_queued
         self._live = live
         self._on_gone = on_gone
         self._block_size = block_size
@@ -81,7 +81,7 @@ class EmulatedMoves:
     # -- source --------------------------------------------------------------------------
 
     def candidates(self) -> Sequence[Candidate]:
-        return self._model.moves.candidates(self._remembered)
+        return self._model.moves.candidates(self._num_tokens_left)
 
     def outputs(self, request_id: str) -> Sequence[int]:
         """Raises KeyError: the request is not here."""
@@ -234,9 +234,6 @@ class EmulatedMoves:
         self._on_gone()
 
     # ------------------------------------------------------------------------------------
-
-    def _remembered(self, request_id: str) -> Remembered:
-        return Remembered(self._num_tokens_left(request_id))
 
     def _num_tokens_left(self, request_id: str) -> int:
         """How many more tokens the request may get, by the client's limit and the model's."""

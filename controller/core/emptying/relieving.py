@@ -28,18 +28,19 @@ again, moves end by themselves.
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from controller.core.emptying.orders import HeadOrder, ReliefOrder, RoomOrder
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_plan, head_to_leave
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.move_table import MoveTable
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.candidate import Candidate, PastMoves
 from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 from controller.core.rescheduling.relief import (
     Decision,
@@ -123,9 +124,8 @@ class RoomGiven:
 
 @value
 class Looked:
-    """Between two steps. `candidates`: all requests that the snapshot counts, with what is known of
-    them here: past moves, moves under way, why a request cannot move at all. What failed lately is
-    known to the machine."""
+    """Between two steps. `candidates`: all requests that the snapshot counts, with what is `known`
+    of them. What failed lately is known to the machine."""
 
     snapshot: InstanceSnapshot
     candidates: Sequence[Candidate]
@@ -722,6 +722,28 @@ class RelievingSource:
             }
         if self._failed:
             self._failed = {r: failed for r, failed in self._failed.items() if failed[1] > old_s}
+
+
+def known(
+    seen: Iterable[Candidate],
+    moves: MoveTable[Any, Any],
+    past_moves: Callable[[str], PastMoves],
+) -> list[Candidate]:
+    """The engine's candidates with what the instance knows of them: which are leaving, why others
+    cannot move now, and their past moves. Most have none of these, and are returned as they are.
+    """
+    candidates = list(seen)
+    refusals = moves.refusals({each.request_id: each.facts for each in candidates})
+    leaving = moves.leaving_ids()
+    for number, each in enumerate(candidates):
+        refusal = refusals.get(each.request_id)
+        # A request that has ended since is still counted in the snapshot, as if it left.
+        gone = refusal is MoveRefusal.UNKNOWN
+        outgoing = gone or each.facts.leaving or each.request_id in leaving
+        past = () if gone else past_moves(each.request_id)
+        if refusal is not None or past:
+            candidates[number] = each.as_known(refusal, outgoing, past)
+    return candidates
 
 
 def considered(order: ReliefOrder) -> dict[str, Number]:

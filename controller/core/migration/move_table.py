@@ -1,4 +1,5 @@
-"""All moves of one instance, and the one check that each of them passes before it begins.
+"""All moves of one instance, and what they know of a request for the one check (`refusals.py`) that
+each of them passes before it begins.
 
 Relief, room for blocked requests, drains, evacuations and moves by hand all begin by `leave`, and
 what comes in begins by `arrive`; nothing else adds a move. The live instance and the one of the
@@ -7,11 +8,11 @@ fault simulation are subclasses, so both run this check.
 A move that is over is remembered as long as anybody may still ask about it.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from controller.core.migration.destination import DestinationMove
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove
 from controller.core.migration.source_terms import IN_DOUBT, SourceState
 from controller.core.token_order import FIRST_EPOCH, Epoch
@@ -82,13 +83,25 @@ class MoveTable(Generic[Away, Here]):
 
     # -- what may begin ------------------------------------------------------------------
 
-    def refusal(self, request_id: str) -> MoveRefusal | None:
-        """Why no move of this request may begin here now; the engine may have other reasons."""
-        if request_id not in self._requests_here:
-            return MoveRefusal.UNKNOWN
-        if self._is_moving(request_id):
-            return MoveRefusal.MOVING
-        return None if self._has_place else MoveRefusal.TOO_MANY_MOVES
+    def refusal(
+        self, request_id: str, facts: MoveFacts | None = MOVABLE, *, waits: bool = False
+    ) -> MoveRefusal | None:
+        """Why no move of this request may begin here now. `facts`: the engine's, if it was asked.
+        `waits`: the move would wait until the instance may begin one more."""
+        return refusal_of(
+            facts if request_id in self._requests_here else None,
+            moving=self._is_moving(request_id),
+            has_place=waits or self._has_place,
+        )
+
+    def refusals(self, facts: Mapping[str, MoveFacts | None]) -> dict[str, MoveRefusal]:
+        """Of these requests those that could not move, if their moves waited for their turn."""
+        here, moving = self._requests_here, self._moving_ids()
+        asked = (
+            (each, refusal_of(facts[each] if each in here else None, moving=each in moving))
+            for each in facts
+        )
+        return {request_id: refusal for request_id, refusal in asked if refusal is not None}
 
     def leave(self, request_id: str, make: Callable[[], Away]) -> Away | MoveRefusal:
         """Adds the move that `make` returns, unless the request may not leave now."""
@@ -112,11 +125,15 @@ class MoveTable(Generic[Away, Here]):
         self.incoming[move.migration_id] = self._arriving[move.migration_id] = move
         return refusal
 
-    def moving_ids(self) -> set[str]:
-        """The requests that may not begin a move, as an earlier one is not final yet."""
-        leaving = {r for r, move in self._leaving.items() if not move.machine.over}
+    def leaving_ids(self) -> set[str]:
+        """The requests of which a move away is under way."""
+        return {r for r, move in self._leaving.items() if not move.machine.over}
+
+    def _moving_ids(self) -> set[str]:
+        """All of which `_is_moving` holds."""
         moves = self.incoming.values()
-        return leaving | {move.request_id for move in moves if not move.machine.is_final}
+        arriving = {move.request_id for move in moves if not move.machine.is_final}
+        return self.leaving_ids() | arriving
 
     def _is_moving(self, request_id: str) -> bool:
         """Also after its arrival, until its source has let go of it. In the hop after this one its

@@ -1,4 +1,10 @@
-"""Why a request does not move, or a move came to nothing: the one list of codes.
+"""Why a request does not move, or a move came to nothing: the one list of codes, and the one check
+(`refusal_of`) whether a request may leave its instance now.
+
+Everybody who wants to move a request, or to show whether it can move, asks that check: orders by
+hand, relief, room, drains and their forecast, `llumctl requests`, live and simulated. An engine
+says what it knows of the request (`MoveFacts`), and the instance's table of moves the rest
+(`move_table.py`); neither of them decides.
 
 A code goes over the wire, into events and metrics; `why` gives its sentence. What else follows from
 a code stands beside it.
@@ -14,6 +20,8 @@ a code stands beside it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from controller.core.value import value
 
 
 class MoveRefusal(StrEnum):
@@ -52,6 +60,50 @@ class ReliefRefusal(StrEnum):
     WOULD_OVERLOAD = "would_overload"
     COSTS_MORE = "costs_more"
     TOO_LATE = "too_late"
+
+
+# -- the check ---------------------------------------------------------------------------
+
+
+@value
+class MoveFacts:
+    """What an engine knows of a request of its own that may keep it from moving.
+
+    `in_prefill`: it runs, and its prompt is still being computed. `leaving`: a move has pinned
+    blocks of it, or has taken it out of the batch or the queue. `never`: why it can never move, as
+    the request is of that kind or its engine moves none.
+    """
+
+    in_prefill: bool = False
+    leaving: bool = False
+    never: MoveRefusal | None = None
+
+
+MOVABLE = MoveFacts()
+"""Nothing speaks against it. Also of a request whose engine has not been asked yet."""
+
+
+def refusal_of(
+    facts: MoveFacts | None, *, moving: bool = False, has_place: bool = True
+) -> MoveRefusal | None:
+    """Why a request cannot leave its instance now; None if it can.
+
+    `facts`: None if the instance does not run the request. `moving`: a move of it, away or to here,
+    is not final. `has_place`: the instance may begin one more move; False does not count for those
+    who wait for their turn.
+    """
+    if facts is None:
+        return MoveRefusal.UNKNOWN
+    if moving or facts.leaving:
+        return MoveRefusal.MOVING
+    if facts.never is not None:
+        return facts.never
+    if facts.in_prefill:
+        return MoveRefusal.IN_PREFILL
+    return None if has_place else MoveRefusal.TOO_MANY_MOVES
+
+
+# -- the list ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

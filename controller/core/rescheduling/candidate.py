@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from controller.core.load.snapshot import blocks_for
+from controller.core.migration.refusals import MOVABLE, MoveFacts
 from controller.core.value import value
 
 PastMoves = tuple[tuple[str, float], ...]
@@ -16,7 +17,8 @@ class Candidate:
 
     `num_tokens` counts prompt and outputs. `num_blocks` are those it holds, none when queued;
     `num_freed_blocks` of them are free once it is gone: a shared block is not. `num_tokens_left` is
-    how many it may emit yet (None: not known). `refusal` says why it cannot move at all.
+    how many it may emit yet (None: not known). `refusal` says why it cannot move now; `facts` are
+    its engine's, of which that follows.
 
     `outgoing`: a move of the request is under way. It stays a candidate for as long as the snapshot
     counts it, so that the projection takes it out exactly once.
@@ -35,6 +37,25 @@ class Candidate:
     outgoing: bool = False
     moves: PastMoves = ()
     """All that are still remembered."""
+    facts: MoveFacts = MOVABLE
+
+    def as_known(self, refusal: str | None, outgoing: bool, moves: PastMoves) -> "Candidate":
+        """By position: `replace` takes four times as long, and each look makes many of them."""
+        return Candidate(
+            self.request_id,
+            self.rank,
+            self.num_tokens,
+            self.num_blocks,
+            self.num_freed_blocks,
+            self.queued,
+            self.evicted,
+            self.arrival_time_s,
+            self.num_tokens_left,
+            refusal,
+            outgoing,
+            moves,
+            self.facts,
+        )
 
     def demand_blocks(self, block_size: int) -> int:
         """Blocks for all of the request's tokens, as if nothing were cached."""

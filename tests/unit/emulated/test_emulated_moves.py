@@ -12,7 +12,7 @@ from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.token_sequence import start, token
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.ports.moves import EngineMoves, ReservedBlocks, SuspendedRequest
 from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import EOS, decode, finish, frames, make_engine
@@ -101,7 +101,7 @@ class Bed:
         """Two stages with steps between them, and the last one; whether it arrived."""
         at = self.owner[request_id]
         source, destination = self.moves(at), self.moves(1 - at)
-        if source.refusal(request_id) is not None:
+        if refusal_of(source.facts(request_id)) is not None:
             return False
         if source.is_queued(request_id):
             if isinstance(self.reserve(request_id, 0), MoveRefusal):

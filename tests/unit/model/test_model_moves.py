@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.moves import MovingState, Remembered
+from controller.model.moves import MovingState
 from controller.model.profile import load_profile
 from controller.model.request import ModelRequest
 
@@ -59,7 +59,7 @@ def running(num_tokens: int, rank: int = 0) -> MovingState:
 
 
 def candidates(model: EngineModel) -> dict[str, Candidate]:
-    found = model.moves.candidates(lambda request_id: Remembered())
+    found = model.moves.candidates(lambda request_id: None)
     counted = seen(model)
     assert sum(not c.queued for c in found) == counted.num_running
     assert sum(c.queued for c in found) == counted.num_queued
@@ -75,9 +75,9 @@ def test_candidates_are_all_that_run_or_wait() -> None:
     assert found["waits"] == Candidate("waits", 0, 30, 0, 0, queued=True, arrival_time_s=4.0)
     model.add(request("long", 80, arrival_time_s=5.0))
     model.step()
-    assert candidates(model)["long"].refusal is MoveRefusal.IN_PREFILL
+    assert candidates(model)["long"].facts.in_prefill
     assert model.moves.suspend("r") is not None
-    assert candidates(model)["r"].outgoing
+    assert candidates(model)["r"].facts.leaving
     model.moves.release("r")
     assert "r" not in candidates(model)
 
@@ -107,7 +107,7 @@ def test_a_candidate_frees_what_it_does_not_share(pinned: bool) -> None:
         "r": (3, 1),
         "s": (3, 1),
     }
-    assert found["r"].outgoing is pinned
+    assert found["r"].facts.leaving is pinned
     before = seen(model).num_free_blocks
     model.moves.unpin("r")
     assert model.moves.suspend("r") is not None
@@ -304,17 +304,17 @@ def test_who_cannot_be_suspended_resumed_or_released() -> None:
 
 def test_refusals() -> None:
     model = engine(CHUNKED, request("long", 150), request("next", 20))
-    assert model.moves.refusal("long") is MoveRefusal.IN_PREFILL
-    assert model.moves.refusal("next") is None
-    assert model.moves.refusal("unknown") is MoveRefusal.UNKNOWN
+    assert refusal_of(model.moves.facts("long")) is MoveRefusal.IN_PREFILL
+    assert refusal_of(model.moves.facts("next")) is None
+    assert refusal_of(model.moves.facts("unknown")) is MoveRefusal.UNKNOWN
     model.step()
-    assert model.moves.refusal("long") is None
+    assert refusal_of(model.moves.facts("long")) is None
     model.moves.pin("long", 0)
-    assert model.moves.refusal("long") is MoveRefusal.MOVING
+    assert refusal_of(model.moves.facts("long")) is MoveRefusal.MOVING
     model.moves.unpin("long")
     for request_id in ("long", "next"):
         model.moves.suspend(request_id)
-        assert model.moves.refusal(request_id) is MoveRefusal.MOVING
+        assert refusal_of(model.moves.facts(request_id)) is MoveRefusal.MOVING
 
 
 @pytest.mark.parametrize("config", [CHUNKED, PAPER])

@@ -10,7 +10,7 @@ from functools import partial
 
 from controller.core.load.freeness import dispatch_freeness, freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.fruitless import FruitlessPairs
@@ -18,7 +18,6 @@ from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.moves import Remembered
 from controller.model.profile import load_profile
 from controller.model.request import ModelRequest
 
@@ -194,7 +193,7 @@ class ModelCluster:
             decision = next_move(
                 ReliefView(
                     snapshot,
-                    [self._known(c) for c in node.engine.moves.candidates(self._remembered)],
+                    [self._known(c) for c in node.engine.moves.candidates(self._num_left)],
                     destination,
                     sent,
                     self.levels,
@@ -227,12 +226,10 @@ class ModelCluster:
         moves = self.moves_of(candidate.request_id)
         return replace(
             candidate,
+            refusal=refusal_of(candidate.facts),
             outgoing=candidate.request_id in self._moving,
             moves=tuple((each.source_id, self.now_s - each.time_s) for each in moves),
         )
-
-    def _remembered(self, request_id: str) -> Remembered:
-        return Remembered(self._num_left(request_id))
 
     def _num_left(self, request_id: str) -> int:
         """As a client's limit: twice what the request really emits."""
@@ -273,7 +270,7 @@ class ModelCluster:
         self._wake(to)
 
     def _change_over(self, node: Node, to: Node, request_id: str, num_blocks: int) -> bool:
-        if node.engine.moves.refusal(request_id) is not None:
+        if refusal_of(node.engine.moves.facts(request_id)) is not None:
             return False
         if node.engine.moves.is_queued(request_id) != (num_blocks == 0):
             return False

@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs, StepPhase
 from controller.ports.frames import Frames
@@ -416,12 +416,12 @@ class FakeMoves:
 
     # source
 
-    def refusal(self, request_id: str) -> MoveRefusal | None:
+    def facts(self, request_id: str) -> MoveFacts | None:
         if request_id in self.suspended or request_id in self.pins:
-            return MoveRefusal.MOVING
+            return MoveFacts(leaving=True)
         if request_id not in self._engine.running and request_id not in self._engine.waiting:
-            return MoveRefusal.UNKNOWN
-        return self.refusals.get(request_id)
+            return None
+        return MoveFacts(never=self.refusals.get(request_id))
 
     def is_queued(self, request_id: str) -> bool:
         if (out := self.suspended.get(request_id)) is not None:
@@ -444,7 +444,6 @@ class FakeMoves:
     def _candidate(self, request: FakeRequest, *, queued: bool) -> Candidate:
         request_id = request.request_id
         num_blocks = 0 if queued else len(self._engine.tables[request_id])
-        refusal = self.refusal(request_id)
         return Candidate(
             request_id,
             request.rank,
@@ -454,8 +453,7 @@ class FakeMoves:
             queued,
             evicted=queued and request_id in self._engine.evicted,
             num_tokens_left=request.max_tokens - request.num_output_tokens,
-            refusal=refusal,
-            outgoing=refusal is MoveRefusal.MOVING,
+            facts=self.facts(request_id) or MOVABLE,
         )
 
     def outputs(self, request_id: str) -> Sequence[int]:

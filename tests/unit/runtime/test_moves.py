@@ -605,6 +605,10 @@ async def test_an_answer_to_commit_that_is_lost_is_asked_of_the_frontend(
     await moving.until(lambda: moving.destination_state(move_id) == "committed")
     refused = await moving.move("i-1", "i-2")
     assert refused.code == MoveRefusal.MOVING, "its source may have it back yet"
+    assert (await moving.move("i-1", "i-2", dry_run=True)).code == MoveRefusal.MOVING
+    moving.controller.send("i-1", MoveRefusalAsked("q", ("r",)))
+    await moving.until(lambda: "q" in moving.controller.answers)
+    assert moving.controller.answers["q"].refusals == (("r", "moving"),), "and that is shown"
     moving.clock.now_s += 3.0
     answer = await moving.answer(move_id)
     assert answer.code == ""

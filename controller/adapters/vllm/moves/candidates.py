@@ -14,7 +14,7 @@ from typing import Any
 
 from controller.adapters.vllm.engine.parts import EngineParts, in_any_order
 from controller.adapters.vllm.moves.source import SourceMoves
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MOVABLE
 from controller.core.rescheduling.candidate import Candidate
 
 
@@ -38,7 +38,6 @@ def _candidate(parts: EngineParts, source: SourceMoves, request: Any, *, queued:
         # Pinned blocks, which come first, have one more reference, for the pin.
         num_pinned = source.num_pinned(request_id)
         num_freed_blocks = refs[:num_pinned].count(2) + refs[num_pinned:].count(1)
-    refusal = source.refusal(request_id)
     num_tokens = request.num_tokens
     return Candidate(
         request_id=request_id,
@@ -53,6 +52,5 @@ def _candidate(parts: EngineParts, source: SourceMoves, request: Any, *, queued:
             request.max_tokens - request.num_output_tokens,
             parts.scheduler.max_model_len - num_tokens,
         ),
-        refusal=refusal,
-        outgoing=refusal is MoveRefusal.MOVING,
+        facts=source.facts(request_id) or MOVABLE,
     )

@@ -27,7 +27,7 @@ from controller.adapters.vllm.engine.batch_slots import BatchSlots
 from controller.adapters.vllm.engine.parts import EngineParts
 from controller.adapters.vllm.moves import request_state, worker_state
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveFacts, MoveRefusal
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
 
 
@@ -61,18 +61,15 @@ class SourceMoves:
 
     # -- looking ---------------------------------------------------------------------------
 
-    def refusal(self, request_id: str) -> MoveRefusal | None:
+    def facts(self, request_id: str) -> MoveFacts | None:
         request = self._scheduler.requests.get(request_id)
         if request is None:
-            return MoveRefusal.UNKNOWN
-        if self._parts.refusal is not None:
-            return self._parts.refusal
-        if request_id in self._suspended or request_id in self._pins:
-            return MoveRefusal.MOVING
-        never = cannot_move(request)
-        if never is not None or self._waits(request):
-            return never
-        return None if self._decodes(request) else MoveRefusal.IN_PREFILL
+            return None
+        return MoveFacts(
+            in_prefill=not (self._waits(request) or self._decodes(request)),
+            leaving=request_id in self._suspended or request_id in self._pins,
+            never=self._parts.refusal or cannot_move(request),
+        )
 
     def is_queued(self, request_id: str) -> bool:
         return self._waits(self._scheduler.requests[request_id])

@@ -5,7 +5,7 @@ machine that chooses (`core.emptying.relieving`) instructs.
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -30,6 +30,7 @@ from controller.core.emptying.relieving import (
     TellNotMoved,
     TellRoomNotMade,
     considered,
+    known,
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
@@ -39,7 +40,7 @@ from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.migration.source_terms import MoveCancelled, SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.candidate import Candidate, PastMoves
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
@@ -145,28 +146,10 @@ class ChosenMoves:
     def _looked(self, found: tuple[InstanceSnapshot, Sequence[Candidate]]) -> None:
         snapshot, candidates = found
         snapshot = replace(snapshot, draining=self._moves.draining)
-        self._handle(Looked(snapshot, self._known(candidates)))
+        self._handle(Looked(snapshot, known(candidates, self._moves, self._past_moves)))
 
-    def _known(self, seen: Iterable[Candidate]) -> list[Candidate]:
-        """Adds what the engine does not know of them: their moves. Most have none and are returned
-        as they are."""
-        now_s, requests = self._host.now_s(), self._host.requests
-        leaving = {move.request_id for move in self._moves.in_flight()}
-        moving = self._moves.moving_ids()
-        known = []
-        for candidate in seen:
-            live = requests.get(candidate.request_id)
-            if live is None or candidate.request_id in leaving:
-                # A request that has ended since is still counted in the snapshot, as if it left.
-                known.append(replace(candidate, outgoing=True))
-                continue
-            moves, refusal = live.past_instances.ages(now_s), candidate.refusal
-            if candidate.request_id in moving:  # its source has not let go of it yet
-                refusal = MoveRefusal.MOVING
-            if moves or refusal != candidate.refusal:
-                candidate = replace(candidate, refusal=refusal, moves=moves)
-            known.append(candidate)
-        return known
+    def _past_moves(self, request_id: str) -> PastMoves:
+        return self._host.requests[request_id].past_instances.ages(self._host.now_s())
 
     def _begin(self, begin: BeginMove) -> MoveBegan | MoveRefused:
         order = MoveOrder(

@@ -3,8 +3,9 @@ requests cannot move."""
 
 from functools import partial
 
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.record import MovePlan, MoveRecord
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveFacts, MoveRefusal, refusal_of
 from controller.core.migration.source_terms import SourceState
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
@@ -36,44 +37,41 @@ class OrderedMoves:
             if isinstance(begun, MoveRefusal):
                 self._answer(MoveAnswered(asked.query_id, begun))
             return
-        refusal = self._moves.refusal(order.request_id)
-        # A move by hand would wait for its turn.
-        if refusal is not None and refusal is not MoveRefusal.TOO_MANY_MOVES:
-            self._answer(MoveAnswered(asked.query_id, refusal))
-            return
         self._host.between_steps(
             partial(self._plan, order.request_id), partial(self._on_planned, asked)
         )
 
     def refusals_asked(self, asked: MoveRefusalAsked) -> None:
-        def refusals(engine: Engine) -> tuple[tuple[str, str], ...]:
-            found = ((id_, engine.moves.refusal(id_)) for id_ in asked.request_ids)
-            return tuple((id_, str(refusal)) for id_, refusal in found if refusal is not None)
+        def facts(engine: Engine) -> dict[str, MoveFacts | None]:
+            return {id_: engine.moves.facts(id_) for id_ in asked.request_ids}
 
-        def answer(found: tuple[tuple[str, str], ...]) -> None:
-            answered = MoveRefusalsAnswered(asked.query_id, found)
+        def answer(found: dict[str, MoveFacts | None]) -> None:
+            refusals = tuple(self._moves.refusals(found).items())
+            answered = MoveRefusalsAnswered(asked.query_id, refusals)
             self._host.send(self._controller_address, answered)
 
-        self._host.between_steps(refusals, answer)
+        self._host.between_steps(facts, answer)
 
-    def _plan(self, request_id: str, engine: Engine) -> MoveRefusal | tuple[int, int]:
-        """Runs on the engine's thread; returns (tokens, blocks)."""
+    def _plan(self, request_id: str, engine: Engine) -> tuple[MoveFacts | None, int, int]:
+        """Runs on the engine's thread. Returns the request's facts, and how many tokens and blocks
+        a move would copy: none of one that is queued or cannot move."""
         moves = engine.moves
-        if (refusal := moves.refusal(request_id)) is not None:
-            return refusal
-        if moves.is_queued(request_id):
-            return (0, 0)
+        facts = moves.facts(request_id)
+        if refusal_of(facts) is not None or moves.is_queued(request_id):
+            return facts, 0, 0
         pinned = moves.pin(request_id, 0)
         moves.unpin(request_id)
         if pinned is None:
-            return MoveRefusal.UNKNOWN
-        return (pinned.num_tokens, -(-pinned.num_tokens // engine.block_size))
+            return None, 0, 0
+        return facts, pinned.num_tokens, blocks_for(pinned.num_tokens, engine.block_size)
 
-    def _on_planned(self, asked: MoveAsked, found: MoveRefusal | tuple[int, int]) -> None:
-        if isinstance(found, MoveRefusal):
-            self._answer(MoveAnswered(asked.query_id, found))
+    def _on_planned(self, asked: MoveAsked, found: tuple[MoveFacts | None, int, int]) -> None:
+        facts, num_tokens, num_blocks = found
+        # A move by hand would wait for its turn.
+        refusal = self._moves.refusal(asked.order.request_id, facts, waits=True)
+        if refusal is not None:
+            self._answer(MoveAnswered(asked.query_id, refusal))
             return
-        num_tokens, num_blocks = found
         num_bytes = num_blocks * self._host.blocks.block_bytes
         bytes_per_s = self._links.bytes_per_s(asked.order.destination.instance_id)
         copy_time_s = num_bytes / bytes_per_s if bytes_per_s else None

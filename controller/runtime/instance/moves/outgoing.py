@@ -13,7 +13,7 @@ from controller.core.migration.machine import CancelCopy, Say, SetRank
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord
-from controller.core.migration.refusals import MoveRefusal, why
+from controller.core.migration.refusals import MoveRefusal, refusal_of, why
 from controller.core.migration.source import SourceMove
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
@@ -179,7 +179,7 @@ class OutgoingMove:
         moves, request_id = engine.moves, self.order.request_id
         outputs: Sequence[int] = ()
         if stage == 0:
-            if (refusal := moves.refusal(request_id)) is not None:
+            if (refusal := refusal_of(moves.facts(request_id))) is not None:
                 return refusal
             outputs = tuple(moves.outputs(request_id))
             if moves.is_queued(request_id):
