@@ -18,7 +18,7 @@ Nothing survives a crash of the process, by design. After a restart InstanceStar
 and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from controller.core.dispatch.instance_pool import InstancePool
 from controller.core.dispatch.pool_config import PoolConfig
@@ -34,6 +34,7 @@ from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.overload.key_table import KeyTable
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
+    ClosedBy,
     DispatchCancelled,
     DispatchRequested,
     Event,
@@ -58,6 +59,8 @@ class GlobalScheduler:
         self._pool = InstancePool(_pool_config(config))
         self.instances = self._pool.instances
         """By instance id, for others to look at."""
+        self.ordered = self._pool.ordered
+        """What the spec has against instances, by id; others are not named."""
         self._held = HeldRequests()
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
@@ -103,6 +106,11 @@ class GlobalScheduler:
         if self._placement is not None and len(self._placement.queue) == len(self._held):
             return self._placement.queue.demand_blocks
         return sum(self._demand(held.request) for _, held in self._held.items())
+
+    @property
+    def reserved(self) -> Mapping[str, Key]:
+        """The requests for which instances are kept, by instance."""
+        return {} if self._placement is None else self._placement.reserved
 
     @property
     def placement(self) -> Placement | None:
@@ -158,7 +166,8 @@ class GlobalScheduler:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.
 
-        Only a status releases held requests: nothing else makes an instance schedulable.
+        Held requests are released by what makes an instance schedulable: its status, or that
+        nothing is against it any more.
         """
         match event:
             case StatusReported():
@@ -177,6 +186,11 @@ class GlobalScheduler:
                     self._forget_held(key)
                 self._pool.handle(event)
                 self.keys.frontend_died(event.frontend_id)
+            case ClosedBy(instance_id):
+                self._pool.handle(event)
+                record = self.instances.get(instance_id)
+                if record is not None and record.schedulable(now_s):
+                    return self._release(now_s)
             case _:
                 self._pool.handle(event)
         return []

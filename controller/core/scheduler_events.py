@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.value import value
 
@@ -43,18 +44,12 @@ class InstanceRemoved:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainBegan:
-    """No incarnation of the instance gets requests from now on, until `DrainEnded`. The instance
-    need not be known yet."""
+class ClosedBy:
+    """What the spec has against the instance from now on, whichever incarnation; the instance need
+    not be known yet. One that drained gets requests again once its own status says so too."""
 
     instance_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class DrainEnded:
-    """The instance may get requests again once its own status says so too."""
-
-    instance_id: str
+    reasons: Reasons = OPEN
 
 
 @value
@@ -134,8 +129,7 @@ Event = (
     | StatusReported
     | InstanceDied
     | InstanceRemoved
-    | DrainBegan
-    | DrainEnded
+    | ClosedBy
     | DispatchRequested
     | DispatchCancelled
     | FrontendDied

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
+from controller.core.load.closed import Closed
 from controller.core.load.room import MAX_QUEUED, is_short
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
+    ClosedBy,
     Dispatch,
     DispatchRequested,
-    DrainBegan,
-    DrainEnded,
     InstanceDied,
     InstanceRemoved,
     InstanceStarted,
@@ -40,6 +40,7 @@ from controller.sim.request_run import RequestRun
 from controller.sim.setup import ClusterSetup, Fault
 from controller.sim.workload.request import Trace, TraceRequest
 
+DRAINS = frozenset({Closed.DRAINING})
 FRONTEND = "f-0"
 NEVER_S = float("inf")
 
@@ -240,12 +241,12 @@ class SimCluster:
 
     def drain(self, instance: SimInstance) -> None:
         """The instance gets no more requests; those that it has leave or end."""
-        self._scheduler.handle(DrainBegan(instance.instance_id), self.events.now_s)
+        self._scheduler.handle(ClosedBy(instance.instance_id, DRAINS), self.events.now_s)
         instance.between_steps(lambda: setattr(instance, "draining", True))
 
     def keep(self, instance: SimInstance) -> None:
         """The instance drains no more."""
-        self._scheduler.handle(DrainEnded(instance.instance_id), self.events.now_s)
+        self._scheduler.handle(ClosedBy(instance.instance_id), self.events.now_s)
 
         def keep() -> None:
             instance.draining = False

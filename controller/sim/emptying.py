@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from controller.core.emptying import rounds
+from controller.core.emptying.openness import Openness
 from controller.core.emptying.relieving import (
     BeginMove,
     CancelMove,
@@ -79,9 +80,11 @@ class SimEmptying:
         self._scheduler = scheduler
         self._balances = policy.pairing == BALANCED
         self._helps = False
+        cooling = Cooling()  # those that it is told of die, and never come back
+        self.closed_to_moves = Openness(scheduler, cooling).closed_to_moves
         self.rounds = ReliefRounds(
             self,
-            Cooling(),  # those that are told of die, and never come back
+            cooling,
             RoundRules(policy.rescheduling, policy.levels),
             "",
             self._balanced_pairs if self._balances else pair,
@@ -122,10 +125,6 @@ class SimEmptying:
 
     def status_age_s(self, _instance_id: str, _now_s: float) -> float:
         return 0.0
-
-    def kept(self) -> Collection[str]:
-        placement = self._scheduler.placement
-        return placement.reserved if placement is not None else ()
 
     def help_blocked(
         self, now_s: float, may_move: Callable[[str, str], bool]

@@ -23,6 +23,7 @@ from controller.api.wire.operations import (
     Undo,
 )
 from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
+from controller.core.load.closed import Closed
 from controller.core.load.freeness import finite, freeness, with_another_rank
 from controller.core.load.snapshot import Level, blocks_for
 from controller.core.load.virtual_usage import total_headroom_blocks
@@ -30,7 +31,6 @@ from controller.core.migration.refusals import why
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
-from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.queries import Found, MemberDiedError
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered
@@ -43,9 +43,6 @@ from controller.runtime.messages.operations import (
 
 BY_HAND = "by hand"
 TOLD_WAIT_S = 0.1
-
-_UNSCHEDULABLE = {"dead": "its process is gone", "no-status": "it has not reported yet"}
-"""By the scheduler's code; the others say in themselves what the instance is."""
 
 
 class _Came(TypedDict, total=False):
@@ -101,14 +98,14 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
                 f"llumctl migrate {request_id} --to {other}" if other else "llumctl status",
             )
         for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
-            refusal = None if instance_id is None else _refusal(controller, instance_id)
-            # Requests leave a draining instance by moves.
-            if refusal and (not role or refusal != "draining"):
+            closed_by = () if instance_id is None else self._closed_by(instance_id, source_id)
+            refusals = [r for r in closed_by if (r.stops_sending if role else r.stops_requests)]
+            if refusals:
                 code = "not_serving" if role else "unschedulable"
                 named = f"instance {instance_id}"
                 where = f"{named}, which {role}," if role else named
                 raise ApiError(
-                    409, code, f"{where} cannot move it: {_words(refusal)}", "llumctl status"
+                    409, code, f"{where} cannot move it: {refusals[0].words}", "llumctl status"
                 )
         self.source_id = source_id
         self.migration_id = controller.operator_moves.machine.next_migration_id()
@@ -286,15 +283,18 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         for member in controller.roster.instances():
             if member.member_id == self.source_id:
                 continue
-            refusal = _refusal(controller, member.member_id)
-            if refusal is None:
+            closed_by = self._closed_by(member.member_id, self.source_id)
+            reason = closed_by[0].words if closed_by else ""
+            if not any(each.stops_requests for each in closed_by):
                 snapshot = controller.statuses[member.member_id].snapshot
-                lacking = lacks(snapshot, num_blocks)
-                reason = why(lacking) if lacking else "it failed lately and cools"
-            else:
-                reason = _words(refusal)
+                reason = why(lacks(snapshot, num_blocks) or "") or reason
             told.append(f"{member.member_id}: {reason}")
         return "; ".join(told) or "there is no other instance"
+
+    def _closed_by(self, instance_id: str, source_id: str) -> Sequence[Closed]:
+        """What is against a move from `source_id` to that instance, or from there."""
+        controller = self.controller
+        return controller.openness.closed_by(instance_id, controller.now_s(), source_id)
 
     def _told(self, target: str | None, **came: Unpack[_Came]) -> MigrationReport:
         record = self.record
@@ -519,16 +519,6 @@ def held_blocks(record: RequestRecord, block_size: int) -> int:
     if record.state is not RequestState.RUNNING:
         return 0
     return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
-
-
-def _refusal(controller: Controller, instance_id: str) -> str | None:
-    """The scheduler's code of why the instance may take no requests; None if it may."""
-    record = controller.scheduler.instances.get(instance_id)
-    return "dead" if record is None else record.refusal(controller.now_s())
-
-
-def _words(refusal: str) -> str:
-    return _UNSCHEDULABLE.get(refusal, f"it is {refusal}")
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -158,6 +158,8 @@ class InstanceStatus(WireModel):
     drain: DrainStatus | None = None
     kept_for: KeptForStatus | None = None
     """The held request for which the instance is kept free."""
+    closed_by: tuple[str, ...] = ()
+    """Why it gets no new requests, or no moves (docs/metrics.md); empty while it is open."""
 
 
 class FrontendStatus(WireModel):

@@ -33,7 +33,7 @@ its request as on its way for ever: TellUnused, at once or when the next directo
 instance.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -238,6 +238,9 @@ class Known(Protocol):
     def snapshots(self) -> Iterable[InstanceSnapshot]:
         """The last ones."""
 
+    def open_snapshots(self) -> Sequence[InstanceSnapshot]:
+        """Those of the instances that get new requests."""
+
 
 class OwnRequests(Protocol):
     """The frontend's own requests, which all have an instance."""
@@ -315,8 +318,7 @@ class Asking:
     def why_not_ready(self, now_s: float) -> str:
         """Why no new request would get an instance; empty if one would. While the controller is
         silent, the last known instances take requests."""
-        is_open = any(not snapshot.draining for snapshot in self._known.snapshots())
-        if is_open and (self._heard.takes_requests or self._is_silent(now_s)):
+        if self._known.open_snapshots() and (self._heard.takes_requests or self._is_silent(now_s)):
             return ""
         return "no instance takes new requests now"
 
@@ -373,7 +375,7 @@ class Asking:
             again = self._ask(asked, min(2 * asked.wait_s, MAX_ASK_AGAIN_S), now_s)
             return again if self._is_bypassing else [*again, *self._bypass(now_s)]
         if self._is_silent(now_s):
-            if any(not each.draining for each in self._known.snapshots()):
+            if self._known.open_snapshots():
                 return [_answer(asked, None)]
             if asked.since_s <= self._overdue_since_s(now_s):
                 return [_answer(asked, _reject(asked.request, RejectCode.UNAVAILABLE))]
@@ -459,10 +461,10 @@ class Asking:
     def _choose(self) -> InstanceSnapshot | None:
         """The instance with the fewest own requests, then the most free blocks, then the first id.
         Own requests count first: by a stale freeness alone all would go to one instance. None if
-        all drain."""
+        none is open."""
         num_own = self._own.num_by_owner()
         return min(
-            (snapshot for snapshot in self._known.snapshots() if not snapshot.draining),
+            self._known.open_snapshots(),
             key=lambda s: (num_own.get(s.instance_id, 0), -s.num_free_blocks, s.instance_id),
             default=None,
         )
@@ -470,7 +472,7 @@ class Asking:
     def _overdue_since_s(self, now_s: float) -> float:
         """Requests that wait for longer than since then get a refusal, as at the controller: no
         instance could take them for all that time."""
-        if any(not snapshot.draining for snapshot in self._known.snapshots()):
+        if self._known.open_snapshots():
             self._open_s = now_s
         overdue_s = now_s - self._heard.hold_timeout_s
         return overdue_s if self._open_s <= overdue_s else float("-inf")
@@ -494,7 +496,7 @@ class Asking:
     def _decide_for_all(self, now_s: float) -> list[Dispatch]:
         """For those that go now, in order."""
         waiting = {r: asked.request for r, asked in self._asked.items() if not asked.is_answered}
-        open_ = {s.instance_id: s for s in self._known.snapshots() if not s.draining}
+        open_ = {s.instance_id: s for s in self._known.open_snapshots()}
         if not open_:
             return []
         if self._release is None:

@@ -14,13 +14,13 @@ from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.pool_config import PoolConfig
 from controller.core.dispatch.score_board import ScoreBoard
+from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.scheduler_events import (
+    ClosedBy,
     Dispatch,
     DispatchRequested,
-    DrainBegan,
-    DrainEnded,
     FrontendDied,
     InstanceDied,
     InstanceRemoved,
@@ -28,9 +28,7 @@ from controller.core.scheduler_events import (
     StatusReported,
 )
 
-PoolEvent = (
-    InstanceStarted | InstanceDied | InstanceRemoved | DrainBegan | DrainEnded | FrontendDied
-)
+PoolEvent = InstanceStarted | InstanceDied | InstanceRemoved | ClosedBy | FrontendDied
 """An event after which other instances may be schedulable, or have other scores."""
 
 
@@ -39,8 +37,9 @@ class InstancePool:
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
         """By instance id, for others to look at."""
-        self._draining: set[str] = set()
-        """Instances that are to get no requests, known or not."""
+        self._ordered: dict[str, Reasons] = {}
+        self.ordered: Mapping[str, Reasons] = MappingProxyType(self._ordered)
+        """What the spec has against instances, known or not; others are not named."""
         self._history = History()
         self.configure(config)
 
@@ -68,16 +67,14 @@ class InstancePool:
                 self._on_died(event)
             case InstanceRemoved():
                 self._records.pop(event.instance_id, None)
-                self._draining.discard(event.instance_id)
+                self._ordered.pop(event.instance_id, None)
                 self._history.prefixes.forget(event.instance_id)
-            case DrainBegan():
-                self._draining.add(event.instance_id)
-                if record := self._records.get(event.instance_id):
-                    record.drain()
-            case DrainEnded():
-                self._draining.discard(event.instance_id)
-                if record := self._records.get(event.instance_id):
-                    record.draining = False
+            case ClosedBy(instance_id, reasons):
+                self._ordered[instance_id] = reasons
+                if not reasons:
+                    del self._ordered[instance_id]
+                if record := self._records.get(instance_id):
+                    record.order(reasons)
             case FrontendDied():
                 for record in self._records.values():
                     record.frontend_died(event.frontend_id)
@@ -100,7 +97,7 @@ class InstancePool:
                 event.instance_id,
                 event.incarnation,
                 stall_timeout_s=self._config.stall_timeout_s,
-                draining=event.instance_id in self._draining,
+                ordered=self._ordered.get(event.instance_id, OPEN),
             )
             self._history.prefixes.forget(event.instance_id)
 
@@ -203,5 +200,5 @@ class InstancePool:
         self._history.prefixes.check()
         for instance_id, record in self._records.items():
             assert record.instance_id == instance_id
-            assert record.draining == (instance_id in self._draining)
+            assert record.ordered == self._ordered.get(instance_id, OPEN)
             record.check()

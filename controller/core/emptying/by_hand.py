@@ -292,7 +292,8 @@ Instruction = AskSource | WakeAt | Done
 class Instances(Protocol):
     """What the machine looks at, as it is now."""
 
-    def schedulable_snapshots(self, now_s: float) -> Sequence[InstanceSnapshot]: ...
+    def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
+        """To which moves from there may go, by their last statuses."""
 
     def serves(self, instance_id: str) -> bool: ...
 
@@ -323,11 +324,16 @@ class _Order:
 
 class MovesByHand:
     def __init__(
-        self, instances: Instances, levels: Sequence[Level], max_moves: int, epoch: str
+        self,
+        instances: Instances,
+        cooling: Cooling,
+        levels: Sequence[Level],
+        max_moves: int,
+        epoch: str,
     ) -> None:
         self.levels, self.max_moves = levels, max_moves
         """Either may be set at any time; with `max_moves` 0 no move gets a turn."""
-        self.cooling = Cooling()
+        self.cooling = cooling
         self.log = MoveLog()
         self._instances = instances
         self._epoch = epoch
@@ -350,14 +356,12 @@ class MovesByHand:
     def choose(
         self, source_id: str, num_blocks: int, now_s: float, tried: Collection[str] = ()
     ) -> str | None:
-        """The freest instance that may take so many blocks and does not cool, if possible one that
-        may begin another move; None if there is none."""
+        """The freest open instance that may take so many blocks, if possible one that may begin
+        another move; None if there is none."""
         snapshots = [
             snapshot
-            for snapshot in self._instances.schedulable_snapshots(now_s)
-            if snapshot.instance_id != source_id
-            and snapshot.instance_id not in tried
-            and not self.cooling.remaining_s(snapshot.instance_id, now_s, source_id)
+            for snapshot in self._instances.destinations(now_s, source_id)
+            if snapshot.instance_id != source_id and snapshot.instance_id not in tried
         ]
         at_once = [
             each

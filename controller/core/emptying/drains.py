@@ -21,7 +21,8 @@ instance is forgotten: a controller that dies in between starts an empty instanc
 The other way round a process would run on that nobody knows. What fails for one instance is tried
 again after a while, and touches no other.
 
-Moves are not begun here: an instance that drains is the least free of all, so it is a source.
+Dispatch is not stopped here: a claimed instance is closed by the spec (`ClusterSpec.closed`). Nor
+are moves begun: an instance that drains is the least free of all, so it is a source.
 """
 
 from collections.abc import Mapping
@@ -246,16 +247,6 @@ class OfInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class StopDispatch(OfInstance):
-    """To this instance."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllowDispatch(OfInstance):
-    """To this instance, as soon as it says itself that it drains no more."""
-
-
-@dataclass(frozen=True, slots=True)
 class TellInstance(OfInstance):
     """`leaves_in_s`: until its process will be ended, whatever is left there."""
 
@@ -331,9 +322,7 @@ class Evacuated:
 
 
 Instruction = (
-    StopDispatch
-    | AllowDispatch
-    | TellInstance
+    TellInstance
     | AskFrontends
     | FindStayers
     | MakeClaim
@@ -428,7 +417,7 @@ class Drains:
             case Resumed():
                 self._began_s = now_s
                 self._take(event.drains)
-                return [*self._told_evacuated(), *(StopDispatch(key) for key in event.drains)]
+                return self._told_evacuated()
         return []
 
     def view(self, instance_id: str, seen: Seen, now_s: float) -> DrainProgress:
@@ -483,7 +472,6 @@ class Drains:
                 numbers = {"num_requests_left": left, "num_moved": ended[instance_id].num_moved}
                 kind, why, actor = EventKind.DRAIN_ENDED, event.why, event.actor
                 out += [
-                    AllowDispatch(instance_id),
                     self._tell(instance_id, event.epoch_s),
                     _log(kind, instance_id, claims, why, numbers, actor),
                 ]
@@ -513,8 +501,6 @@ class Drains:
     ) -> list[Instruction]:
         """The drain begins, or goes on with other claims than `before`."""
         out = list[Instruction]()
-        if before is None:
-            out.append(StopDispatch(instance_id))
         if before is None or claims.notice != before.notice:
             out.append(self._tell(instance_id, epoch_s))
         numbers: dict[str, Number] = {"num_requests_left": self._num_left(seen, now_s)}

@@ -7,10 +7,9 @@ A round looks at one status per instance and never at a request; sources choose 
     relief    sources are paired with destinations (`rescheduling.pairing`), and ordered to relieve
               themselves; a source that had an order and is not paired any more is told so
 
-A destination takes nothing while it cools after a failure, or while it is kept for a request that
-waits at the controller. A pair is left out for a while when it failed, or when its source said that
-nothing can go there. While rescheduling is not enabled only draining instances are relieved, as
-operators want that.
+Which instances take nothing is looked at once a round (`openness`). A pair is left out for a while
+when it failed, or when its source said that nothing can go there. While rescheduling is not enabled
+only draining instances are relieved, as operators want that.
 
 Only the sources with an order are remembered, and for a second the fruitless pairs; so a controller
 that starts again goes on with its first round, and orders of the one before end by themselves.
@@ -49,8 +48,8 @@ class ClusterView(Protocol):
 
     def status_age_s(self, instance_id: str, now_s: float) -> float: ...
 
-    def kept(self) -> Collection[str]:
-        """Instances that are kept for requests which wait at the controller."""
+    def closed_to_moves(self, now_s: float) -> Collection[str]:
+        """The instances to which no move goes, wherever from (`openness`)."""
 
     def help_blocked(
         self, now_s: float, may_move: Callable[[str, str], bool]
@@ -209,7 +208,7 @@ class ReliefRounds:
     ) -> tuple[Sequence[InstanceLoad], Mapping[str, Role]]:
         """How the instances would be seen, and what each would be, by other rules, with the
         statuses that a round would look at now."""
-        closed = self._closed(now_s)
+        closed = self._cluster.closed_to_moves(now_s)
         statuses = self._cluster.statuses(now_s, closed)
         loads = [_seen(rules.load(status), closed) for status in statuses]
         return loads, roles(loads, rules.config)
@@ -230,7 +229,7 @@ class ReliefRounds:
         out: list[Instruction] = []
         if self.rules.config.enabled:
             self._help_blocked(round_id, now_s, out)
-        closed = self._closed(now_s)
+        closed = self._cluster.closed_to_moves(now_s)
         statuses = self._cluster.statuses(now_s, closed)
         loads = [_seen(self.load_of(status), closed) for status in statuses]
         pairs = self._pairs(loads, now_s) if loads else ()
@@ -244,9 +243,6 @@ class ReliefRounds:
         withdrawn = sorted(before.keys() - self._ordered.keys())
         out += [WithdrawRelief(source_id, round_id) for source_id in withdrawn]
         return out
-
-    def _closed(self, now_s: float) -> Collection[str]:
-        return {*self._cluster.kept(), *self._cooling.destinations(now_s)}
 
     def _pairs(self, loads: Sequence[InstanceLoad], now_s: float) -> Sequence[Pair]:
         left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}

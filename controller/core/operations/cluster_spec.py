@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from controller.core.emptying.claims import Claim, Claims, Remove, Restart, claimed
+from controller.core.load.closed import Closed, Reasons
 from controller.core.operations.engine_change import AS_STARTED, EngineChange
 from controller.core.operations.rolling import RollingOrder
 
@@ -71,6 +72,11 @@ class ClusterSpec:
     def engine_of(self, instance_id: str) -> EngineChange:
         """The arguments with which the instance's next process starts."""
         return self.engines.get(instance_id, self.engine)
+
+    @property
+    def closed(self) -> Mapping[str, Reasons]:
+        """By instance: what the spec has against new requests there. Others are not named."""
+        return dict.fromkeys(self.drains, frozenset({Closed.DRAINING}))
 
     @property
     def next_generation(self) -> int:

@@ -43,10 +43,10 @@ def plan_scale(
     gone: Collection[str] = (),
 ) -> ScalePlan:
     """`num_running`: running requests of each instance that serves. Instances that do not serve, or
-    that an operator drains, go first, then those with the fewest requests, ties by id; those with
-    the most come back first. One that is being restarted goes after all others: it serves soon, and
-    somebody waits for that. `agreed`: just these go, however busy they are by now. `gone`: their
-    processes have ended, so they cannot come back.
+    to which the spec lets no requests come, go first, then those with the fewest requests, ties by
+    id; those with the most come back first. One that is being restarted goes after all others: it
+    serves soon, and somebody waits for that. `agreed`: just these go, however busy they are by now.
+    `gone`: their processes have ended, so they cannot come back.
 
     Raises ValueError for a target below 1, and OtherPlanError.
     """
@@ -56,7 +56,7 @@ def plan_scale(
 
     def order(instance_id: str) -> tuple[bool, bool, int, str]:
         drain = spec.drains.get(instance_id)
-        takes_requests = instance_id in num_running and drain is None
+        takes_requests = instance_id in num_running and instance_id not in spec.closed
         is_restarted = drain is not None and drain.restarts
         return (is_restarted, takes_requests, num_running.get(instance_id, -1), instance_id)
 

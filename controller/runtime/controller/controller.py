@@ -10,16 +10,20 @@ the controller held (their frontends ask again), and the record of moves that en
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from controller.core.admission.records import AdmissionRecords, Rejected
+from controller.core.emptying.openness import Openness
+from controller.core.load.closed import OPEN, Reasons
 from controller.core.operations.leaving import move_reason
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
+from controller.core.rescheduling.cooling import Cooling
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
+    ClosedBy,
     Dispatch,
     Event,
     Instruction,
@@ -108,9 +112,12 @@ class Controller:
         epoch = secrets.token_hex(4)
         self.journal = Journal(epoch, config.max_events, store=events)
         self.queries = MemberQueries(self.mail.send_to, epoch)
+        cooling = Cooling()
+        self.openness = Openness(self.scheduler, cooling)
         self.operator_moves = OperatorMoves(
             self.roster,
-            self.scheduler,
+            self.openness,
+            cooling,
             config.scheduler.levels,
             self.queries,
             lambda: self.now_s(),
@@ -121,7 +128,8 @@ class Controller:
         self.rescheduler = Rescheduler(
             self.roster,
             self.scheduler,
-            self.operator_moves.cooling,
+            self.openness,
+            cooling,
             lambda instance_id: self.num_moves(instance_id) < self.live.limits.max_moves,
             config.scheduler.levels,
             partial(self.mail.send_to, droppable=True),
@@ -131,6 +139,9 @@ class Controller:
         )
         self.replays = ReplayLog()
         self.journal.on_event = self._on_event
+        self._closed: Mapping[str, Reasons] = {}
+        """By the spec, as the scheduler was told."""
+        self.keeper.on_change = self._close_instances
         self.directories = Directories(
             self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
         )
@@ -159,6 +170,7 @@ class Controller:
         """Launches the frontends and the spec's instances."""
         self._mailbox.start(Inbox(self._handlers()).take, self.membership.lost)
         self.journal.controller_started()
+        self._close_instances()
         self.drains.resume()
         for index in range(num_frontends):
             self.roster.expect("frontend", f"f-{index}")
@@ -343,6 +355,14 @@ class Controller:
         self.roster.reported(member)
         self.statuses[snapshot.instance_id] = status
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
+
+    def _close_instances(self) -> None:
+        """Tells the scheduler what the spec has against instances, where that is new."""
+        before, self._closed = self._closed, self.keeper.spec.closed
+        for instance_id in sorted({*before, *self._closed}):
+            reasons = self._closed.get(instance_id, OPEN)
+            if reasons != before.get(instance_id, OPEN):
+                self.handle(ClosedBy(instance_id, reasons))
 
     def _note_readiness(self) -> None:
         """Notes the moment when every member serves and every instance has reported: from then on

@@ -40,6 +40,7 @@ class Directories:
                     member.address,
                     member.info,
                     records[member.member_id].snapshot,
+                    not records[member.member_id].is_shut,
                 )
                 for member in self._roster.instances()
                 if member.serving and member.info and member.member_id in records
@@ -81,7 +82,7 @@ def _without_loads(directory: Directory) -> tuple[object, ...]:
                 entry.instance_id,
                 entry.incarnation,
                 entry.address,
-                entry.snapshot is not None and not entry.snapshot.draining,
+                entry.snapshot is not None and entry.takes_requests,
             )
             for entry in directory.instances
         ),

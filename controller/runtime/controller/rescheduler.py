@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from controller.core.emptying.openness import Openness
 from controller.core.emptying.orders import HeadOrder
 from controller.core.emptying.rounds import (
     Event,
@@ -45,6 +46,7 @@ class Rescheduler:
         self,
         roster: Roster,
         scheduler: GlobalScheduler,
+        openness: Openness,
         cooling: Cooling,
         has_moves_left: Callable[[str], bool],
         levels: Sequence[Level],
@@ -53,7 +55,7 @@ class Rescheduler:
         epoch: str,
         config: ReschedulingConfig,
     ) -> None:
-        cluster = _Cluster(roster, scheduler, has_moves_left)
+        cluster = _Cluster(roster, scheduler, openness, has_moves_left)
         self.machine = ReliefRounds(cluster, cooling, RoundRules(config, tuple(levels)), epoch)
         self._send = send
         self._now_s = now_s
@@ -143,38 +145,30 @@ class _Cluster:
         self,
         roster: Roster,
         scheduler: GlobalScheduler,
+        openness: Openness,
         has_moves_left: Callable[[str], bool],
     ) -> None:
         self._roster = roster
         self._scheduler = scheduler
+        self._openness = openness
+        self.closed_to_moves = openness.closed_to_moves
         self.has_moves_left = has_moves_left
         self.help_blocked: Callable[
             [float, Callable[[str, str], bool]], Sequence[MoveHead | MakeRoom]
         ] = scheduler.help_blocked
 
     def statuses(self, now_s: float, _closed: Collection[str]) -> Iterable[InstanceSnapshot]:
-        members = self._roster.members
-        for record in self._scheduler.instances.values():
-            if record.snapshot is None or not record.reports(now_s):
-                continue
-            member = members.get(record.instance_id)
-            if member is not None and member.serving and member.incarnation == record.incarnation:
-                yield record.snapshot
+        return self._openness.sources(now_s)
 
     def status_age_s(self, instance_id: str, now_s: float) -> float:
         return now_s - self._scheduler.instances[instance_id].last_report_s
-
-    def kept(self) -> Collection[str]:
-        placement = self._scheduler.placement
-        return placement.reserved if placement is not None else ()
 
     def ref(self, instance_id: str) -> InstanceRef | None:
         member = self._roster.members.get(instance_id)
         return None if member is None else member.ref
 
     def frontend_of(self, order: MakeRoom) -> str:
-        placement = self._scheduler.placement
-        key = placement.reserved.get(order.source_id) if placement is not None else None
+        key = self._scheduler.reserved.get(order.source_id)
         if key is None or key[1] != order.request_id:
             return ""
         return self._roster.members[key[0]].address

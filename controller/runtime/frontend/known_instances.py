@@ -36,3 +36,8 @@ class KnownInstances:
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
         return [entry.snapshot for entry in self if entry.snapshot is not None]
+
+    def open_snapshots(self) -> Sequence[InstanceSnapshot]:
+        return [
+            entry.snapshot for entry in self if entry.snapshot is not None and entry.takes_requests
+        ]

@@ -79,6 +79,8 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
     address: str
     info: EngineInfo
     snapshot: InstanceSnapshot | None
+    takes_requests: bool = True
+    """No order stands against new requests; whether it is stalled is not asked."""
 
     @property
     def ref(self) -> InstanceRef:

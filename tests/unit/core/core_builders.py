@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from controller.core.load.closed import Closed
 from controller.core.load.snapshot import (
     InstanceSnapshot,
     Level,
@@ -13,6 +14,9 @@ from controller.core.load.snapshot import (
     blocks_for,
 )
 from controller.core.scheduler_events import DispatchRequested, StatusReported
+
+DRAINS = frozenset({Closed.DRAINING})
+"""What the spec has against an instance that drains."""
 
 BLOCK_SIZE = 16
 THREE_LEVELS = (

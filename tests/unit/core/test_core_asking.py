@@ -3,7 +3,7 @@ answers, holds, is silent, or is another one. What single events do is tested by
 `tests/unit/runtime/test_router.py` and `test_late_binding_frontend.py`."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -52,6 +52,9 @@ class Known:
         return InstanceRef(instance_id, incarnation, instance_id) if listed else None
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
+        return self.open_snapshots()
+
+    def open_snapshots(self) -> Sequence[InstanceSnapshot]:
         return [InstanceSnapshot(i, n, 16, 100, 50) for i, n in self.incarnations.items()]
 
 

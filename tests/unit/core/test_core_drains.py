@@ -63,7 +63,6 @@ class World:
     drains: dict[str, Claims] = field(default_factory=dict)
     machine: Drains = field(default_factory=Drains)
     instances: dict[str, Instance] = field(default_factory=dict)
-    stopped: set[str] = field(default_factory=set)
     evacuated: frozenset[str] = frozenset()
     questions: list[Callable[[], None]] = field(default_factory=list)
     disk_is_full: bool = False
@@ -100,7 +99,6 @@ class World:
             except FullDiskError:
                 self.handle(emptying.Failed(instance_id))
         self.machine.check()
-        assert self.stopped == set(self.drains)
         assert self.evacuated == {key for key, each in self.drains.items() if each.notice}
         if self.disk_is_full or self.launcher_fails:
             self.failed_s = self.now_s
@@ -130,10 +128,6 @@ class World:
 
     def do(self, instruction: emptying.Instruction) -> None:
         match instruction:
-            case emptying.StopDispatch(instance_id):
-                self.stopped.add(instance_id)
-            case emptying.AllowDispatch(instance_id):
-                self.stopped.remove(instance_id)
             case emptying.TellInstance(instance_id, draining, leaves_in_s):
                 if instance_id in self.instances:
                     self.instances[instance_id].told_draining = draining
@@ -162,7 +156,6 @@ class World:
                 assert instance_id not in self.instances, "its process runs on, and nobody knows"
                 self.drains = {k: each for k, each in self.drains.items() if k != instance_id}
                 self.handle(emptying.Removed(instance_id, num_left))
-                self.stopped.remove(instance_id)
                 self.removed.append(instance_id)
             case emptying.Log():
                 self.said.append(instruction)
@@ -262,7 +255,7 @@ class World:
 
     def restarts_controller(self) -> None:
         """It knows the spec alone."""
-        self.machine, self.stopped, self.evacuated = Drains(), set(), frozenset()
+        self.machine, self.evacuated = Drains(), frozenset()
         self.questions.clear()
         self.said.clear()
         self.handle(emptying.Resumed(self.drains))

@@ -10,9 +10,8 @@ from controller.core.holding.placement import Placement
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
+    ClosedBy,
     DispatchCancelled,
-    DrainBegan,
-    DrainEnded,
     Event,
     FrontendDied,
     InstanceDied,
@@ -20,7 +19,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
-from tests.unit.core.core_builders import request, running, status
+from tests.unit.core.core_builders import DRAINS, request, running, status
 
 IDS = ("a", "b", "c", "d")
 HOLDING = HoldingConfig(
@@ -55,9 +54,9 @@ def event(dice: random.Random, number: int, sent: dict[str, int]) -> Event:
         case "cancel":
             return DispatchCancelled(f"r{number - dice.randint(1, 20)}", "f")
         case "drain":
-            return DrainBegan(instance_id)
+            return ClosedBy(instance_id, DRAINS)
         case "end":
-            return DrainEnded(instance_id)
+            return ClosedBy(instance_id)
         case "died":
             return InstanceDied(instance_id, 1)
         case _:

@@ -33,6 +33,7 @@ from controller.core.emptying.by_hand import (
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import REASONS
+from controller.core.rescheduling.cooling import Cooling
 from tests.unit.runtime.fakes import idle_snapshot
 
 
@@ -149,11 +150,15 @@ class World:
         self.timers: dict[str, float] = {}
         self.done: dict[str, Sequence[Attempt]] = {}
         self.given_up: set[str] = set()
-        self.machine = MovesByHand(self, LEVELS, 2, "e")
+        self.machine = MovesByHand(self, Cooling(), LEVELS, 2, "e")
 
-    def schedulable_snapshots(self, now_s: float) -> Sequence[InstanceSnapshot]:
+    def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
         assert now_s == self.now_s
-        return [idle_snapshot(each) for each in sorted(self.serving)]
+        return [
+            idle_snapshot(each)
+            for each in sorted(self.serving)
+            if not self.machine.cooling.remaining_s(each, now_s, source_id)
+        ]
 
     def serves(self, instance_id: str) -> bool:
         return instance_id in self.serving

@@ -36,6 +36,7 @@ class Played:
         self.instances: dict[str, InstanceSnapshot] = {}
         self.incarnations: dict[str, int] = {}
         self.reserved: set[str] = set()
+        self.cooling = Cooling()
         self.full: set[str] = set()
         self.wanted: list[MoveHead | MakeRoom] = []
 
@@ -45,8 +46,8 @@ class Played:
     def status_age_s(self, _instance_id: str, _now_s: float) -> float:
         return 0.0
 
-    def kept(self) -> Collection[str]:
-        return self.reserved
+    def closed_to_moves(self, now_s: float) -> Collection[str]:
+        return self.reserved | set(self.cooling.destinations(now_s))
 
     def help_blocked(
         self, _now_s: float, may_move: Callable[[str, str], bool]
@@ -76,7 +77,8 @@ class Played:
 
 
 def test_room_is_ordered_towards_those_that_may_take_a_move_and_only_while_enabled() -> None:
-    cluster, cooling = Played(), Cooling()
+    cluster = Played()
+    cooling = cluster.cooling
     for instance_id in "abcd":
         cluster.batch(instance_id, 10)
     cluster.full.add("b")
@@ -94,7 +96,8 @@ def test_room_is_ordered_towards_those_that_may_take_a_move_and_only_while_enabl
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_instance_is_in_one_pair_and_who_is_left_out_gets_no_order(seed: int) -> None:
-    dice, cluster, cooling, now_s = random.Random(seed), Played(), Cooling(), 0.0
+    dice, cluster, now_s = random.Random(seed), Played(), 0.0
+    cooling = cluster.cooling
     rounds = ReliefRounds(cluster, cooling, RULES, "x")
     ordered: dict[str, str] = {}
     fruitless: dict[tuple[str, str], float] = {}
@@ -128,7 +131,7 @@ def test_each_instance_is_in_one_pair_and_who_is_left_out_gets_no_order(seed: in
             case _:
                 pass
         cooling_pairs = set(cooling.pairs(now_s))
-        closed = cluster.reserved | set(cooling.destinations(now_s))
+        closed = cluster.closed_to_moves(now_s)
         before, ordered = ordered, {}
         withdrawn = set[str]()
         for told in rounds.handle(RoundDue(), now_s):

@@ -10,10 +10,9 @@ from controller.core.load.snapshot import Unreported
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
+    ClosedBy,
     Dispatch,
     DispatchCancelled,
-    DrainBegan,
-    DrainEnded,
     Event,
     FrontendDied,
     InstanceDied,
@@ -24,7 +23,7 @@ from controller.core.scheduler_events import (
     RejectCode,
     Ticked,
 )
-from tests.unit.core.core_builders import queued, request, running, status
+from tests.unit.core.core_builders import DRAINS, queued, request, running, status
 
 CONFIG = SchedulerConfig(max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0)
 
@@ -134,18 +133,18 @@ def test_round_robin_goes_around() -> None:
 @pytest.mark.parametrize(
     ("events", "refusal"),
     [
-        ([InstanceStarted("a", 1)], "no-status"),
-        ([InstanceStarted("a", 1), status("a", incarnation=2)], "no-status"),
-        ([InstanceStarted("a", 2), status("a", incarnation=1)], "no-status"),
+        ([InstanceStarted("a", 1)], "no_status"),
+        ([InstanceStarted("a", 1), status("a", incarnation=2)], "no_status"),
+        ([InstanceStarted("a", 2), status("a", incarnation=1)], "no_status"),
         ([InstanceStarted("a", 1), status("a", draining=True)], "draining"),
-        ([InstanceStarted("a", 1), status("a"), DrainBegan("a")], "draining"),
-        ([InstanceStarted("a", 1), status("a"), DrainBegan("a"), status("a")], "draining"),
-        ([InstanceStarted("a", 1), DrainBegan("a"), status("a")], "draining"),
-        ([DrainBegan("a"), InstanceStarted("a", 1), status("a")], "draining"),
+        ([InstanceStarted("a", 1), status("a"), ClosedBy("a", DRAINS)], "draining"),
+        ([InstanceStarted("a", 1), status("a"), ClosedBy("a", DRAINS), status("a")], "draining"),
+        ([InstanceStarted("a", 1), ClosedBy("a", DRAINS), status("a")], "draining"),
+        ([ClosedBy("a", DRAINS), InstanceStarted("a", 1), status("a")], "draining"),
         (
             [
                 InstanceStarted("a", 1),
-                DrainBegan("a"),
+                ClosedBy("a", DRAINS),
                 InstanceDied("a", 1),
                 InstanceStarted("a", 2),
                 status("a", incarnation=2),
@@ -153,25 +152,31 @@ def test_round_robin_goes_around() -> None:
             "draining",
         ),
         (
-            [InstanceStarted("a", 1), status("a"), DrainBegan("a"), DrainEnded("a")],
+            [InstanceStarted("a", 1), status("a"), ClosedBy("a", DRAINS), ClosedBy("a")],
             "draining",  # until it says so itself: it refuses moves still
         ),
         (
-            [InstanceStarted("a", 1), status("a"), DrainBegan("a"), DrainEnded("a"), status("a")],
+            [
+                InstanceStarted("a", 1),
+                status("a"),
+                ClosedBy("a", DRAINS),
+                ClosedBy("a"),
+                status("a"),
+            ],
             None,
         ),
         (
-            [DrainBegan("a"), InstanceRemoved("a"), InstanceStarted("a", 1), status("a")],
+            [ClosedBy("a", DRAINS), InstanceRemoved("a"), InstanceStarted("a", 1), status("a")],
             None,
         ),
-        ([InstanceStarted("a", 1), status("a"), InstanceDied("a", 1)], "dead"),
-        ([InstanceStarted("a", 1), status("a"), InstanceDied("a", 1), status("a")], "dead"),
+        ([InstanceStarted("a", 1), status("a"), InstanceDied("a", 1)], "not_serving"),
+        ([InstanceStarted("a", 1), status("a"), InstanceDied("a", 1), status("a")], "not_serving"),
         (
             [InstanceStarted("a", 1), status("a"), InstanceDied("a", 1), InstanceStarted("a", 1)],
-            "dead",
+            "not_serving",
         ),
-        ([InstanceStarted("a", 1), status("a"), InstanceStarted("a", 2)], "no-status"),
-        ([InstanceStarted("a", 1), status("a"), InstanceDied("a", 2)], "dead"),
+        ([InstanceStarted("a", 1), status("a"), InstanceStarted("a", 2)], "no_status"),
+        ([InstanceStarted("a", 1), status("a"), InstanceDied("a", 2)], "not_serving"),
         ([InstanceStarted("a", 1), status("a")], None),
         ([InstanceStarted("a", 1), status("a", draining=True), status("a")], None),
         ([InstanceStarted("a", 2), status("a", incarnation=2), InstanceDied("a", 1)], None),
@@ -183,8 +188,9 @@ def test_who_is_schedulable(events: list[Event], refusal: str | None) -> None:
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 0.0, *events)
     record = scheduler.instances["a"]
-    assert record.refusal(0.0) == refusal
+    assert next(iter(record.closed_by(0.0)), None) == refusal
     assert record.schedulable(0.0) is (refusal is None)
+    assert record.reports(0.0) is not any(each.stops_sending for each in record.closed_by(0.0))
     instructions = _feed(scheduler, 0.0, request("r"))
     assert len(instructions) == (1 if refusal is None else 0)
     assert scheduler.num_held == (0 if refusal is None else 1)
@@ -194,7 +200,7 @@ def test_a_stalled_instance_comes_back_by_itself() -> None:
     scheduler = _scheduler("a")
     record = scheduler.instances["a"]
     assert record.schedulable(10.0)
-    assert record.refusal(10.5) == "stalled"
+    assert record.closed_by(10.5) == ("stalled",)
     assert _feed(scheduler, 10.5, request("r")) == []
     assert _placed(_feed(scheduler, 11.0, status("a"))) == [("r", "a")]
     assert record.last_report_s == 11.0
@@ -202,9 +208,9 @@ def test_a_stalled_instance_comes_back_by_itself() -> None:
 
 def test_one_that_drains_and_hangs_is_stalled() -> None:
     record = _scheduler("a").instances["a"]
-    record.drain()
-    assert record.refusal(10.0) == "draining"
-    assert record.refusal(10.5) == "stalled", "it drains no more than it serves"
+    record.order(DRAINS)
+    assert record.closed_by(10.0) == ("draining",)
+    assert record.closed_by(10.5)[0] == "stalled", "it drains no more than it serves"
 
 
 def test_an_unknown_instance_is_nobody() -> None:

@@ -13,11 +13,10 @@ from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
+    ClosedBy,
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
-    DrainBegan,
-    DrainEnded,
     Event,
     FrontendDied,
     InstanceDied,
@@ -26,7 +25,7 @@ from controller.core.scheduler_events import (
     Instruction,
     Ticked,
 )
-from tests.unit.core.core_builders import queued, request, running, status
+from tests.unit.core.core_builders import DRAINS, queued, request, running, status
 
 MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
 IDS = st.sampled_from(["a", "b", "c"])
@@ -237,13 +236,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.draining.add(instance_id)
         if instance_id in self.instances:
             self.instances[instance_id].draining = True
-        self.feed(DrainBegan(instance_id))
+        self.feed(ClosedBy(instance_id, DRAINS))
 
     @rule(instance_id=IDS)
     def drain_ends(self, instance_id: str) -> None:
         """Its next status decides."""
         self.draining.discard(instance_id)
-        self.feed(DrainEnded(instance_id))
+        self.feed(ClosedBy(instance_id))
 
     @precondition(lambda self: self.instances)
     @rule(

@@ -15,11 +15,10 @@ from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
+    ClosedBy,
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
-    DrainBegan,
-    DrainEnded,
     Event,
     InstanceDied,
     InstanceRemoved,
@@ -28,7 +27,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
-from tests.unit.core.core_builders import THREE_LEVELS, queued, request, running, status
+from tests.unit.core.core_builders import DRAINS, THREE_LEVELS, queued, request, running, status
 from tests.unit.core.dispatch_oracle import Candidate, choose_for
 
 STALL_S = 5.0
@@ -108,8 +107,8 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
         InstanceStarted(name, draw(st.integers(1, 3))),
         InstanceDied(name, 1),
         InstanceRemoved(name),
-        DrainBegan(name),
-        DrainEnded(name),
+        ClosedBy(name, DRAINS),
+        ClosedBy(name),
         DispatchCancelled(asked.request_id, "f"),
         Ticked(),
     ]
@@ -225,6 +224,6 @@ def test_events_that_the_property_draws_are_all_that_there_are() -> None:
     """A new event that changes who may take requests belongs into `steps`."""
     drawn = {
         *(StatusReported, DispatchRequested, InstanceStarted, InstanceDied, InstanceRemoved),
-        *(DrainBegan, DrainEnded, DispatchCancelled, Ticked),
+        *(ClosedBy, DispatchCancelled, Ticked),
     }
     assert {x.__name__ for x in set(Event.__args__) - drawn} == {"FrontendDied", "KeysTold"}

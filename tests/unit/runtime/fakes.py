@@ -318,7 +318,9 @@ def idle_snapshot(
 def directory(*snapshots: InstanceSnapshot) -> Directory:
     return Directory(
         tuple(
-            InstanceEntry(s.instance_id, s.incarnation, f"mem://{s.instance_id}", INFO, s)
+            InstanceEntry(
+                s.instance_id, s.incarnation, f"mem://{s.instance_id}", INFO, s, not s.draining
+            )
             for s in snapshots
         )
     )

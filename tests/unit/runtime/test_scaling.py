@@ -140,7 +140,7 @@ async def test_who_drained_before_it_was_to_go_drains_on_when_it_stays(
     assert bed.keeper.spec.drains["i-0"].goes
     assert bed.scale(3).undrained == ("i-0",)
     assert bed.keeper.spec.drains == {"i-0": drained}
-    assert bed.controller.scheduler.instances["i-0"].draining
+    assert bed.controller.scheduler.instances["i-0"].is_shut
     said = bed.events()[-1]
     assert said.reason == "not to be removed any more; it drains on: a broken fan"
     bed.scale(2)

@@ -15,6 +15,7 @@ from controller.api.wire.models import (
     QueueHeadStatus,
 )
 from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.load.closed import Closed
 from controller.core.load.freeness import freeness
 from controller.core.load.queue_reason import queue_reason
 from controller.core.load.snapshot import InstanceSnapshot, Level
@@ -70,6 +71,7 @@ def instance_status(
         generation=member.generation,
         drain=_drain(controller, member.member_id),
         kept_for=kept_for,
+        closed_by=controller.openness.closed_by(member.member_id, now_s),
     )
     if record is None or record.snapshot is None or not record.alive:
         return status
@@ -112,6 +114,7 @@ def not_launched(controller: Controller) -> list[InstanceStatus]:
             detail="" if controller.stopping else "could not be launched; it is tried again",
             incarnation=0,
             drain=_drain(controller, instance_id),
+            closed_by=(Closed.NOT_SERVING,),
         )
         for instance_id in planned_instances(controller.keeper.spec)
         if instance_id not in controller.roster.members
@@ -143,11 +146,10 @@ def _instance_state(
         # Its loop says that it serves, and its engine has not reported in this incarnation.
         hangs = member.fenced or controller.fleet.is_stalled(member)
         return InstanceState.STALLED if hangs else InstanceState.STARTING
-    if record.refusal(now_s) == "stalled":
+    closed_by = record.closed_by(now_s)
+    if Closed.NOT_SERVING in closed_by or Closed.STALLED in closed_by:
         return InstanceState.STALLED
-    if record.snapshot.draining:
-        return InstanceState.DRAINING
-    return InstanceState.ACTIVE if record.schedulable(now_s) else InstanceState.STALLED
+    return InstanceState.DRAINING if Closed.DRAINING in closed_by else InstanceState.ACTIVE
 
 
 def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:

@@ -78,7 +78,7 @@ class Departures:
             cluster.live.scheduler.levels,
             cluster.rescheduler.config,
             cluster.live.limits.max_moves,
-            self._reserved(),
+            cluster.openness.closed_to_moves(cluster.now_s()),
         )
         num_rounds = 0
         while forecast.round():
@@ -93,11 +93,6 @@ class Departures:
         if status is not None:
             return status.snapshot
         return InstanceSnapshot(instance_id, 0, 1, num_total_blocks=1, num_free_blocks=1)
-
-    def _reserved(self) -> Collection[str]:
-        """Instances that are kept for a held request, to which nothing moves."""
-        placement = self._cluster.scheduler.placement
-        return placement.reserved if placement is not None else ()
 
     async def _refusals(
         self, instance_id: str, records: tuple[RequestRecord, ...]
@@ -115,7 +110,6 @@ class Departures:
             snapshot
             for snapshot in cluster.scheduler.schedulable_snapshots(now_s)
             if snapshot.instance_id not in going
-            and not cluster.operator_moves.cooling.remaining_s(snapshot.instance_id, now_s)
         ]
 
     def _block_size(self, instance_id: str) -> int:

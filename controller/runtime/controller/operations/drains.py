@@ -13,7 +13,6 @@ from typing import Any
 from controller.api.errors import LlumctlError
 from controller.core.emptying.claims import Claim
 from controller.core.emptying.drains import (
-    AllowDispatch,
     AskFrontends,
     BeganServing,
     ClaimsChanged,
@@ -37,7 +36,6 @@ from controller.core.emptying.drains import (
     Resumed,
     Seen,
     StayersFound,
-    StopDispatch,
     TakeBack,
     TellFrontends,
     TellInstance,
@@ -48,7 +46,6 @@ from controller.core.emptying.drains import (
 from controller.core.emptying.drains import Drains as Machine
 from controller.core.migration.record import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.scheduler_events import DrainBegan, DrainEnded
 from controller.ports.launcher import LauncherLostError
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
@@ -195,10 +192,6 @@ class Drains:
     def _carry_out(self, instruction: Instruction) -> None:
         cluster = self._cluster
         match instruction:
-            case StopDispatch(instance_id):
-                cluster.handle(DrainBegan(instance_id))
-            case AllowDispatch(instance_id):
-                cluster.handle(DrainEnded(instance_id))
             case TellInstance(instance_id, draining, leaves_in_s):
                 member = cluster.roster.members.get(instance_id)
                 if member is not None and member.serving:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from controller.core.emptying.openness import Openness
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Event
 from controller.runtime.controller.directories import Directories
@@ -21,6 +22,7 @@ class OperatedCluster(Protocol):
     live: LiveConfig
     keeper: SpecKeeper
     scheduler: GlobalScheduler
+    openness: Openness
     roster: Roster
     mail: MemberMail
     statuses: dict[str, StatusPushed]

@@ -24,11 +24,12 @@ from controller.core.emptying.by_hand import (
     WakeAt,
     Woken,
 )
-from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.emptying.openness import Openness
+from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.order import MoveOrder
 from controller.core.record.event_log import LoggedEvent
-from controller.core.scheduler import GlobalScheduler
+from controller.core.rescheduling.cooling import Cooling
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked
@@ -40,7 +41,8 @@ class OperatorMoves:
     def __init__(
         self,
         roster: Roster,
-        scheduler: GlobalScheduler,
+        openness: Openness,
+        cooling: Cooling,
         levels: Sequence[Level],
         queries: MemberQueries,
         now_s: Callable[[], float],
@@ -50,21 +52,16 @@ class OperatorMoves:
     ) -> None:
         """`num_reported`: moves under way at an instance by its last status."""
         self._roster = roster
-        self._scheduler = scheduler
         self._now_s = now_s
         self._queries = queries
         self.num_moves = num_reported
-        self.machine = MovesByHand(self, levels, limits.max_moves, epoch)
+        self.destinations = openness.destinations
+        self.machine = MovesByHand(self, cooling, levels, limits.max_moves, epoch)
         self.cooling, self.log = self.machine.cooling, self.machine.log
         self._done: dict[str, asyncio.Future[Sequence[Attempt]]] = {}
         """By order id, of the callers that wait."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
-
-    # -- what the machine looks at -------------------------------------------------------
-
-    def schedulable_snapshots(self, now_s: float) -> Sequence[InstanceSnapshot]:
-        return self._scheduler.schedulable_snapshots(now_s)
 
     def serves(self, instance_id: str) -> bool:
         member = self._roster.members.get(instance_id)

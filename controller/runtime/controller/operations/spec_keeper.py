@@ -1,5 +1,7 @@
 """The cluster's present spec, which is on disk before it counts."""
 
+from collections.abc import Callable
+
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.spec_store import SpecStore
 
@@ -19,6 +21,8 @@ class SpecKeeper:
         self.spec = spec
         """The present one; `change` alone replaces it."""
         self._store = store
+        self.on_change: Callable[[], None] = lambda: None
+        """Called once another spec is the present one."""
 
     def check_revision(self, if_revision: int | None) -> None:
         """Raises RevisionConflictError unless `if_revision` is None or the present one."""
@@ -36,3 +40,4 @@ class SpecKeeper:
         if self._store is not None:
             self._store.save(spec)
         self.spec = spec
+        self.on_change()
