@@ -41,6 +41,25 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 NAMED = {"type": "function", "function": {"name": "f"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "x"}}
 PICTURE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
+# Each compiles in less than a second, and takes longer than that for one of its first 24 tokens.
+SLOW_TAG = json.dumps(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "repeat",
+            "min": 400,
+            "max": -1,
+            "content": {
+                "type": "plus",
+                "content": {
+                    "type": "optional",
+                    "content": {"type": "regex", "pattern": ".{1,300}[^\\s]"},
+                },
+            },
+        },
+    }
+)
+SLOW_GRAMMAR = "root ::= (([a-z]{0,50}){0,50}){0,50}"
 NAMES = {f"^p{i}[a-z]+$": {"type": "string"} for i in range(100)}
 
 
@@ -289,6 +308,8 @@ CONSTRAINTS = [
     *both("long choices", "to choose from", structured_outputs={"choice": ["x" * 70_000]}),
     *both("a large tag", "262144", structured_outputs={"structural_tag": "x" * 270_000}),
     *both("a tag that is none", "structural_tag", structured_outputs={"structural_tag": "[]"}),
+    *both("a slow tag", "for one token", structured_outputs={"structural_tag": SLOW_TAG}),
+    *both("a slow grammar", "for one token", structured_outputs={"grammar": SLOW_GRAMMAR}),
     *both("half a tag", "compiled", structured_outputs={"structural_tag": '{"structures": [{}]}'}),
     *both("counts in rules", "count to", structured_outputs={"grammar": "root ::= [a]{1,20000}"}),
     *schema("a minLength in a string", "minLength", type="string", minLength="1000000"),

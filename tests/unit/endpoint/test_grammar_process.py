@@ -34,7 +34,9 @@ async def process(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GrammarProce
     await found.start()
     yield found
     found.close()
-    assert not [p for p in psutil.Process().children() if "grammar_trial" in " ".join(p.cmdline())]
+    assert not [
+        p for p in psutil.Process().children() if str(grammar_process.PROGRAM) in p.cmdline()
+    ]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -80,6 +82,14 @@ async def test_an_unknown_kind(process: GrammarProcess) -> None:
 async def test_cpu_time_ends_it(process: GrammarProcess) -> None:
     limits = TrialLimits(cpu_s=0.1, wall_s=20.0, max_bytes=64 * MIB)
     assert await trial(process, "burn", limits) == TOO_COSTLY
+    await until(lambda: not forks(process))
+
+
+async def test_a_token_that_takes_too_long_ends_it(process: GrammarProcess) -> None:
+    """The grammar compiles at once, and the trial may take long: at most 0.25 s at one token."""
+    assert await trial(process, "end-after 3") == Verdict(num_bytes=7)
+    assert await trial(process, "burn-after 5") == TOO_COSTLY
+    assert await trial(process, "burn-after 1000") == Verdict(num_bytes=7), "too late to be seen"
     await until(lambda: not forks(process))
 
 

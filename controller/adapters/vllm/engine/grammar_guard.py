@@ -1,9 +1,9 @@
 """Ends requests whose grammar takes the engine too long: while it compiles, or at a step.
 
-**Steps.** A grammar's cost grows with the text, so a first slow step comes well before a hopeless
+**Steps.** A grammar's cost grows with the text, so a first slow step comes before a hopeless
 one. The thread's own CPU time decides, so that a busy machine ends no request. This guard cannot
-end a call that never returns; the frontend refuses regular expressions and schemas that could
-cause one (checks/constraints.py).
+end a call that never returns: the frontend refuses regular expressions and schemas that could
+cause one (checks/constraints.py), and follows every grammar for some tokens (grammars/trial.py).
 
 **Compiling.** A frontend has compiled the grammar within bounds before (grammars/trials.py). The
 engine compiles it once more, as a compiled grammar is slower to read than to compile (6.5 s
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-MAX_CALL_S = 0.5
+MAX_CALL_S = 0.25
 # Longer than a trial's 40 s.
 MAX_COMPILE_S = 60.0
 # Time in which the whole process stood still says nothing of the compiler: no more than this counts

@@ -1,10 +1,12 @@
-"""The process in which grammars are tried: each is compiled once in a fork of it, within limits.
+"""The process in which grammars are tried: each is compiled and followed for a few tokens in a fork
+of it, within limits.
 
 This is a program (`grammars/process.py` starts it), so that it needs neither vLLM nor the rest of
 this package: 265 MB and 2.5 s of CPU time instead of 552 MB and 7 s. It never compiles anything
 itself. For each grammar it forks, which takes milliseconds, and the kernel ends the fork:
 
-- by SIGPROF when it has used its CPU time, by SIGALRM when it has used its time;
+- by SIGPROF when it has used its CPU time, or MAX_STEP_S at one token; by SIGALRM when it has used
+  its time;
 - by failing its allocations beyond the limit;
 - by SIGIO when the frontend closes its end of the socket: the client has left.
 
@@ -15,14 +17,20 @@ The control socket brings the setup (a length in 8 bytes, then JSON), then one b
 grammar, with a socket attached. That socket brings the grammar as JSON, until the parent shuts its
 side down, and takes the verdict back as JSON.
 
-Touch points (xgrammar 0.2.8): `TokenizerInfo.deserialize_json`, `GrammarCompiler` as vLLM 0.32
-calls it (v1/structured_output/backend_xgrammar.py `compile_grammar`).
+What compiles in no time may take a minute at a token: `((.{1,300}[^a])?)+` compiles in 0.01 s, and
+its 24th token takes 2.7 s. So a grammar is also followed along a text that it allows, drawn with a
+fixed seed. A text that somebody thought of may be slower; engine/grammar_guard.py ends that one.
+
+Touch points (xgrammar 0.2.8): `TokenizerInfo.deserialize_json`, `GrammarCompiler` and
+`GrammarMatcher` as vLLM 0.32 calls them (v1/structured_output/backend_xgrammar.py
+`compile_grammar`, `XgrammarGrammar`).
 """
 
 import fcntl
 import gc
 import json
 import os
+import random
 import re
 import resource
 import select
@@ -30,6 +38,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
@@ -37,6 +46,11 @@ LENGTH = struct.Struct("!Q")
 NICENESS = 5
 # A fork that gets no grammar for so long ends.
 READ_TIMEOUT_S = 60.0
+MAX_STEP_S = 0.25
+"""CPU time that a token may take, its bitmask and its acceptance each."""
+WALK_TOKENS = 64
+# A good grammar takes up to 10 ms a token: this keeps its trial within the short queue's 0.5 s.
+WALK_S = 0.25
 # Matches the place in the compiler's source that stands before its message.
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -44,6 +58,7 @@ _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 def serve(control: socket.socket) -> None:
     """Serves until the parent closes the control socket."""
     setup = json.loads(_read(control, *LENGTH.unpack(_read(control, LENGTH.size))))
+    import numpy  # noqa: F401 - forks have both
     import xgrammar
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup["tokenizer"])
@@ -112,8 +127,30 @@ def compile_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any])
             compiled = compiler.compile_structural_tag(*_structural_tag(text))
         case _:
             raise ValueError(f"no grammar is of kind {kind}")
-    xgrammar.GrammarMatcher(compiled)
+    _walk(xgrammar.GrammarMatcher(compiled), tokenizer.vocab_size)
     return int(compiled.memory_size_bytes)
+
+
+def _walk(matcher: Any, vocab_size: int) -> None:
+    """Follows the grammar along a text that it allows. A token that takes more than MAX_STEP_S ends
+    this process."""
+    import numpy as np
+    import xgrammar
+
+    draw = random.Random(0)
+    bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
+    bits = bitmask[0].numpy().view(np.uint8)
+    until_s = time.thread_time() + WALK_S
+    for _ in range(WALK_TOKENS):
+        signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
+        matcher.fill_next_token_bitmask(bitmask)
+        allowed = np.flatnonzero(np.unpackbits(bits, count=vocab_size, bitorder="little"))
+        # A text goes on as long as it can: what costs grows with it.
+        going_on = np.setdiff1d(allowed, matcher.stop_token_ids)
+        if not going_on.size or time.thread_time() > until_s:
+            return
+        signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
+        matcher.accept_token(int(draw.choice(going_on)))
 
 
 def _structural_tag(text: str) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from controller.adapters.vllm.grammars.process import (
     TrialLimits,
     Verdict,
 )
+from controller.adapters.vllm.grammars.trial import MAX_STEP_S
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +152,8 @@ class GrammarTrials:
             raise GrammarRefusedError(
                 HTTPStatus.BAD_REQUEST,
                 f"the grammar takes more than {limits.cpu_s:g} s of CPU time or "
-                f"{limits.max_bytes >> 20} MiB to compile; make it simpler, with smaller counts "
-                "and shorter lists",
+                f"{limits.max_bytes >> 20} MiB to compile, or {MAX_STEP_S:g} s for one token; make "
+                "it simpler, with smaller counts and shorter lists",
             )
         if verdict.num_bytes > MAX_COMPILED_BYTES:
             raise GrammarRefusedError(

@@ -1,15 +1,31 @@
-"""Instead of xgrammar in the process of trials: a grammar's text says what its compiling does."""
+"""Instead of xgrammar in the process of trials: a grammar's text says what its compiling does, or
+what following it does."""
 
 import os
 import signal
 import time
 from typing import Any
 
+import numpy as np
 
-class TokenizerInfo:
+STOP, ONE, OTHER = range(3)
+
+
+class TokenizerInfo(str):
+    vocab_size = 40
+
     @staticmethod
-    def deserialize_json(text: str) -> str:
-        return text
+    def deserialize_json(text: str) -> "TokenizerInfo":
+        return TokenizerInfo(text)
+
+
+class Row(np.ndarray[Any, Any]):
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self
+
+
+def allocate_token_bitmask(num_rows: int, vocab_size: int) -> list[Row]:
+    return [np.zeros(-(-vocab_size // 32), np.int32).view(Row) for _ in range(num_rows)]
 
 
 class StructuralTagItem:
@@ -20,9 +36,28 @@ class StructuralTagItem:
 class Compiled:
     memory_size_bytes = 7
 
+    def __init__(self, text: str) -> None:
+        self.doing, _, self.what = text.partition(" ")
+
 
 class GrammarMatcher:
-    def __init__(self, compiled: Compiled) -> None: ...
+    """Of a text of tokens ONE and OTHER; "burn-after 5" does not come back from the fifth."""
+
+    stop_token_ids = (STOP,)
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._grammar = compiled
+        self._num_accepted = 0
+
+    def fill_next_token_bitmask(self, bitmask: list[Row]) -> None:
+        ends = self._grammar.doing == "end-after" and self._num_accepted == int(self._grammar.what)
+        bitmask[0][0] = 1 << STOP if ends else 1 << STOP | 1 << ONE | 1 << OTHER
+
+    def accept_token(self, token: int) -> None:
+        assert token in (ONE, OTHER)
+        self._num_accepted += 1
+        while self._grammar.doing == "burn-after" and self._num_accepted == int(self._grammar.what):
+            pass
 
 
 class GrammarCompiler:
@@ -52,4 +87,4 @@ class GrammarCompiler:
                 os.kill(os.getppid(), signal.SIGKILL)
                 time.sleep(0.1)
                 os._exit(0)
-        return Compiled()
+        return Compiled(text)
