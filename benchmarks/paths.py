@@ -33,6 +33,7 @@ from controller.api.settings.settings import Settings
 from controller.api.wire.moves import MigrateRequest
 from controller.core.emptying.claims import Drain
 from controller.core.emptying.drains import DrainState
+from controller.core.migration import routes
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_events import DispatchRequested
@@ -40,7 +41,7 @@ from controller.model.config import ModelConfig
 from controller.runtime import member
 from controller.runtime.controller import controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
-from controller.runtime.frontend import rank_changes, routes
+from controller.runtime.frontend import rank_changes
 from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.live_config import LiveConfig
@@ -138,7 +139,7 @@ class Cluster:
         assert report.outcome == "migrated", report
 
     async def drain(self, request_id: str) -> None:
-        route = self.frontend.router.routes.live.get(request_id)
+        route = self.frontend.router.routes.machine.live.get(request_id)
         assert route is not None
         instance_id = route.ownership.owner.instance_id
         self.controller.drains.begin({instance_id: Drain("d-1", time.time())})

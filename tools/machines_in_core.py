@@ -40,10 +40,6 @@ KNOWN: Mapping[str, str] = {
     "controller/runtime/controller/directories.py: Directories._tell": PACE,
     "controller/runtime/controller/operations/departures.py: Departures.lately": MEASURED,
     "controller/runtime/controller/traffic.py: Traffic.tick": PACE,
-    "controller/runtime/frontend/routes.py: Routes._look_for_what_is_missing": (
-        "When missing tokens are asked for, and when a request is taken for lost, belongs into the"
-        " core beside `Ownership`."
-    ),
     "controller/runtime/instance/emission.py: Emission.ttft_p99": MEASURED,
     "controller/runtime/instance/engine_thread.py: EngineThread._step_for_ever": PACE,
     "controller/runtime/instance/moves/links.py: Links.measured": MEASURED,

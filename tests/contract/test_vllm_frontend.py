@@ -28,7 +28,6 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
-from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.prompt_prefixes import HASH_TOKENS, PromptPrefixes
 from controller.runtime.messages.inbox import Inbox
@@ -284,8 +283,8 @@ class PlayedRouter:
         self.aborted += [r for r in request_ids if self.live.pop(r, None) is not None]
         self.engine.abort(list(request_ids))
 
-    def accept(self, _emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
-        return [Delivery(output) for output in outputs if output.request_id in self.live]
+    def accept(self, _emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[tuple[Any, int]]:
+        return [(output, 0) for output in outputs if output.request_id in self.live]
 
 
 class Bed:

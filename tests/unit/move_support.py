@@ -15,7 +15,6 @@ from controller.runtime.messages.moves import (
     MoveAsked,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
-    MoveTimed,
 )
 from tests.unit.control_support import Listener
 
@@ -72,8 +71,7 @@ class Source:
         record = record_of(message, outcome, code)
         if outcome == "migrated":
             self._book.moved(message.order.request_id, record.destination_id, 1)
-            timed = MoveTimed(record, 0.02)
-            asyncio.get_running_loop().call_soon(self._book.move_timed, timed, 0.0244)
+            asyncio.get_running_loop().call_soon(self._book.move_timed, record, 0.02, 0.0244)
         return MoveAnswered(message.query_id, code, record=record)
 
 

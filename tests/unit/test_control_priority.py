@@ -10,12 +10,12 @@ import pytest
 
 from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import PriorityEffect, PriorityReport
+from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
-from controller.runtime.frontend.routes import Routes
 from controller.runtime.messages.operations import RankChangeAsked
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import serve_running_request
@@ -32,7 +32,7 @@ class Bed:
         self.book = serve_running_request(listener, num_choices=num_choices)
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
-        routes = Routes(nobody, known, self.book)
+        routes = Routes(known)
         dispatcher = Dispatcher(nobody, nobody, known, routes, FrontendKeys("f-0", nobody))
         changes = RankChanges(routes, dispatcher, self.book, nobody)
         self.cluster.mailbox.answers["mem://f-0"] = lambda message: (

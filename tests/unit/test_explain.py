@@ -24,7 +24,6 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.book_entry import MAX_HISTORY
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked
 
 DECISION = {
@@ -89,7 +88,7 @@ def test_a_replay_is_a_dispatch_again_and_its_frontend_may_have_been_alone() -> 
 def test_a_move_names_both_sides_the_round_and_what_it_took() -> None:
     found = book()
     found.moved("r", "i-1", 1)
-    found.move_timed(MoveTimed(move(**DECISION), 0.02), 0.0244)
+    found.move_timed(move(**DECISION), 0.02, 0.0244)
     step = steps(found)[1]
     assert isinstance(step, MoveStep)
     assert (step.kind, step.reason, step.code, step.why) == ("migrated", "queue head", "", "")
@@ -112,7 +111,7 @@ def test_a_move_names_both_sides_the_round_and_what_it_took() -> None:
 
 def test_a_move_by_hand_had_no_round() -> None:
     found = book()
-    found.move_timed(MoveTimed(move(), 0.02), None)
+    found.move_timed(move(), 0.02, None)
     step = steps(found)[1]
     assert (step.freeness_steps, step.candidates, step.downtime_s) == (None, (), None)
 
@@ -207,7 +206,7 @@ def test_an_event_of_a_later_version_is_told_too() -> None:
 
 def test_steps_survive_the_wire() -> None:
     found = book()
-    found.move_timed(MoveTimed(move(**DECISION), 0.02), 0.0244)
+    found.move_timed(move(**DECISION), 0.02, 0.0244)
     happened(found, EventKind.NOT_MOVED, labels={"code": "headroom", "why": "it has one"})
     found.level_changed("r", 1, "op-1", "ana", "")
     request = {

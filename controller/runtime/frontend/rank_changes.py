@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from controller.core.migration.routes import Route, Routes, RouteState
 from controller.core.record.request_record import ENDED
 from controller.core.token_order import Epoch
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.frontend.routes import Route, Routes
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.operations import (
     RankChangeAnswered,
@@ -79,7 +79,8 @@ class RankChanges:
         """Tells the request's owner its rank. Does nothing if the rank never changed, or nobody
         owns the request yet."""
         change, route = self._changes.get(request_id), self._routes.live.get(request_id)
-        if change is not None and route is not None and not self._routes.is_lost(request_id):
+        is_lost = self._routes.state(request_id) is RouteState.LOST
+        if change is not None and route is not None and not is_lost:
             told = RankSet(request_id, change.rank, change.number)
             self._send(route.ownership.owner.address, told)
 
@@ -104,7 +105,8 @@ class RankChanges:
     def _tell_again(self, request_id: str, change: _Change) -> None:
         route = self._routes.live.get(request_id)
         if route is not None:
-            if not self._routes.is_lost(request_id) and not _is_confirmed(change, route):
+            is_lost = self._routes.state(request_id) is RouteState.LOST
+            if not is_lost and not _is_confirmed(change, route):
                 self.tell_owner(request_id)
         elif request_id not in self._dispatcher.asked:
             del self._changes[request_id]

@@ -15,6 +15,7 @@ from controller.core.load.windows import (
     Percentiles,
     ServedLately,
 )
+from controller.core.migration.record import MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
     ENDED,
@@ -27,7 +28,6 @@ from controller.core.record.request_record import (
 from controller.core.replay.replay import Replay, ReplayRefusal, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.book_entry import BookEntry
-from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked
 
 ALONE = "by the frontend alone: the controller is silent"
@@ -172,21 +172,20 @@ class RequestBook:
         if entry := self._live.get(request_id):
             entry.instance_id, entry.incarnation = instance_id, incarnation
 
-    def move_timed(self, timed: MoveTimed, downtime_s: float | None) -> None:
-        """The destination's first token came, `downtime_s` after the token before it; None: there
-        was no token before. A request that waited for memory meanwhile was not down for its
-        move."""
-        record = timed.record
+    def move_timed(self, record: MoveRecord, step_time_s: float, downtime_s: float | None) -> None:
+        """The destination's first token came, after a step of `step_time_s` and `downtime_s` after
+        the token before it; None: there was no token before. A request that waited for memory
+        meanwhile was not down for its move."""
         if record.waited:
             downtime_s = None
         entry = self._live.get(record.request_id)
         if entry is None:
             return
-        excess_s = None if downtime_s is None else max(0.0, downtime_s - timed.step_time_s)
+        excess_s = None if downtime_s is None else max(0.0, downtime_s - step_time_s)
         numbers: dict[str, Number] = {
             "downtime_s": downtime_s,
             "excess_s": excess_s,
-            "step_time_s": timed.step_time_s,
+            "step_time_s": step_time_s,
             **record.numbers(),
         }
         event = self._event(

@@ -1,7 +1,7 @@
 """A frontend's side of the cluster: its requests go out, and their tokens come back in order.
 
-dispatcher.py finds the instance where a request will run, routes.py knows where it runs by now, and
-replays.py has it go on elsewhere when that instance dies.
+dispatcher.py finds the instance where a request will run; route_runner.py knows where it runs by
+now, and has it go on elsewhere when that instance dies.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.core.migration.ownership import Ownership
+from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.replay.replay import ReplayRefusal
@@ -21,9 +21,8 @@ from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
 from controller.runtime.frontend.rank_changes import RankChanges
-from controller.runtime.frontend.replays import ReplayRunner
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.frontend.routes import Route, Routes
+from controller.runtime.frontend.route_runner import RouteRunner
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
@@ -42,16 +41,12 @@ from controller.runtime.messages.operations import (
     RankConfirmed,
 )
 from controller.runtime.messages.requests import (
-    RECEIVED_EVERY,
-    AbortRequests,
-    AddRequest,
     Dispatched,
     KeysCounted,
     OutputsEmitted,
     OutputsReceived,
     Refused,
     RequestEvents,
-    RequestRefused,
     RequestsAnswered,
     RequestsAsked,
 )
@@ -93,31 +88,28 @@ class Router:
         self._mailbox = mailbox
         self._events = events
         self._known = KnownInstances()
-        self.routes = Routes(mailbox, self._known, book)
+        machine = Routes(self._known)
         self.keys = FrontendKeys(
             self.frontend_id,
-            lambda told: self.routes.send(member.controller_address, KeysCounted(told)),
+            lambda told: mailbox.send(member.controller_address, encode(KeysCounted(told))),
             own_key_limits,
         )
-        self.dispatcher = Dispatcher(
-            member,
+        self.dispatcher = Dispatcher(member, mailbox, self._known, machine, self.keys)
+        self.rank_changes = RankChanges(
+            machine, self.dispatcher, book, lambda to, message: self.routes.send(to, message)
+        )
+        self.routes = RouteRunner(
             mailbox,
             self._known,
-            self.routes,
-            self.keys,
-        )
-        self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
-        self.replays = ReplayRunner(
-            mailbox,
-            self.routes,
+            machine,
             self.dispatcher,
             book,
             events.on_failed,
             events.on_refused,
             self.rank_changes.tell_owner,
         )
-        self._keep = self.replays.machine.delivered
-        """For each delivery of tokens; to look it up each time took a fifth of its time."""
+        self._emitted = machine.emitted
+        """For each item of each step; to look it up each time took a part of its time."""
         self.traffic = TrafficRecorder(
             self.frontend_id,
             lambda: member.incarnation,
@@ -129,7 +121,6 @@ class Router:
             {
                 Dispatched: lambda told: self.dispatcher.answered(told.dispatch),
                 Refused: lambda told: self.dispatcher.answered(told.reject),
-                RequestRefused: self.replays.refused,
                 RequestEvents: self._happened,
                 RequestsAsked: self._answer,
                 Directory: self._learn,
@@ -151,8 +142,8 @@ class Router:
 
     @property
     def live_request_ids(self) -> list[str]:
-        asked = (r for r in self.dispatcher.asked if r not in self.routes.live)
-        return [*self.routes.live, *asked]
+        live = self.routes.machine.live
+        return [*live, *(r for r in self.dispatcher.asked if r not in live)]
 
     def why_not_ready(self) -> str:
         """Why a request that came now would get no instance; empty if it would get one."""
@@ -162,7 +153,7 @@ class Router:
         self._mailbox.start(self.inbox.take, self.routes.address_lost)
         self._tasks = [
             asyncio.create_task(self._member.keep_saying_hello()),
-            asyncio.create_task(self.routes.keep_asking()),
+            asyncio.create_task(self.routes.keep_looking()),
             asyncio.create_task(self.rank_changes.keep_telling()),
             asyncio.create_task(self.traffic.keep_telling()),
             asyncio.create_task(self.keys.keep_telling()),
@@ -171,7 +162,7 @@ class Router:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self.replays.close()
+        self.routes.close()
         self.dispatcher.close()
         await self._mailbox.close()
 
@@ -191,7 +182,7 @@ class Router:
         self._book.arrived(request, client_request_id, parent_id)
         self.traffic.arrived(request, prompt_token_ids)
         request = self.keys.began(request)
-        self.replays.keep(request, payload, not_replayable)
+        self.routes.keep(request, payload, not_replayable)
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
@@ -200,18 +191,7 @@ class Router:
         if found is None:
             return
         dispatch, entry = found
-        self.routes.live[request_id] = Route(Ownership(entry.ref), request.num_prompt_tokens)
-        add = AddRequest(
-            request_id,
-            self._mailbox.address,
-            entry.incarnation,
-            dispatch.seq,
-            request.arrival_time_s,
-            rank=request.rank,
-        )
-        self._mailbox.send(entry.address, encode(add), payload)
-        self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded
-        self._book.dispatched(dispatch)  # the instance prepares the request meanwhile
+        self.routes.send_first(request, dispatch, entry.ref, payload)
 
     def abort(
         self,
@@ -223,79 +203,46 @@ class Router:
     ) -> None:
         """Forgets these requests and has their instances free their blocks; `outcome` is how they
         ended for their clients. `actor` wanted it."""
-        by_address: dict[str, list[str]] = {}
+        self.routes.abort(request_ids)
         for request_id in request_ids:
-            is_lost = self.routes.is_lost(request_id)
             self._book.ended(request_id, outcome, reason, cause_id, actor)
-            if route := self.routes.live.pop(request_id, None):
-                for holder in () if is_lost else route.ownership.holders:
-                    by_address.setdefault(holder.address, []).append(request_id)
-            else:
-                self.dispatcher.abort(request_id)
-        for address, ids in by_address.items():
-            self.routes.send(address, AbortRequests(tuple(ids)))
 
-    def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
-        """The deliveries that are due now, in order. Each of `outputs` has a `request_id` and
-        `new_token_ids`."""
+    def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[tuple[Any, int]]:
+        """What is to be delivered now, in order, each without its first so many tokens. Each of
+        `outputs` has a `request_id` and `new_token_ids`."""
         by_id = {output.request_id: output for output in outputs}
-        now_s = asyncio.get_running_loop().time()
-        due: list[Delivery[Any]] = []
+        sender, now_s = emitted.sender, asyncio.get_running_loop().time()
+        due: list[tuple[Any, int]] = []
         received: list[tuple[str, int]] = []
         for item in emitted.items:
-            request_id = item.request_id
-            route = self.routes.live.get(request_id)
-            output = by_id.get(request_id)
+            output = by_id.get(item.request_id)
             if output is None:
                 continue
-            if route is None:
-                self.routes.unread(emitted.sender, item)
-                continue
-            ownership, epoch = route.ownership, Epoch(item.attempt, item.hop)
-            before, its_item = ownership.order.next_index, (item, output)
-            owner = ownership.owner
-            offered = ownership.offer(
-                emitted.sender, epoch, item.first_index, item.num_tokens, its_item
+            event = Emitted(
+                sender,
+                item.request_id,
+                Epoch(item.attempt, item.hop),
+                item.first_index,
+                output.new_token_ids,
+                item.finish_reason,
+                output,
             )
-            if offered is None:
-                self.routes.unread(emitted.sender, item)
-                continue
-            if ownership.owner is not owner:
-                self.routes.find(request_id)
-            for (delivered, its_output), num_skip in offered:
-                due.append(Delivery(its_output, num_skip))
-                self._time(request_id, route, Epoch(delivered.attempt, delivered.hop), now_s)
-                num_new = delivered.num_tokens - num_skip
-                self.keys.use.emitted(request_id, num_new, now_s)
-                if told := self._keep(request_id, its_output.new_token_ids[num_skip:]):
-                    self.replays.follow(told)
-                self._book.emitted(request_id, num_new, delivered.finish_reason)
-                if delivered.finish_reason is not None:
-                    self.routes.live.pop(request_id, None)
-            if ownership.order.next_index // RECEIVED_EVERY != before // RECEIVED_EVERY:
-                received.append((request_id, ownership.order.next_index))
-            if ownership.order.gap is not None:
-                self.routes.find_unclear(request_id, route)
+            for instruction in self._emitted(event, now_s):
+                if type(instruction) is Delivery:
+                    (_, request_id, _, _, token_ids, finish_reason, output), num_skip = instruction
+                    num_new = len(token_ids) - num_skip
+                    due.append((output, num_skip))
+                    self.keys.use.emitted(request_id, num_new, now_s)
+                    self._book.emitted(request_id, num_new, finish_reason)
+                elif type(instruction) is ConfirmTokens:
+                    received.append((instruction.request_id, instruction.next_index))
+                else:
+                    self.routes.carry_out(instruction)
         if received:
             confirmed = OutputsReceived(tuple(received))
-            self._mailbox.send(emitted.sender.address, encode(confirmed), droppable=True)
+            self._mailbox.send(sender.address, encode(confirmed), droppable=True)
+        self.routes.look_if_needed()
         return due
-
-    def _time(self, request_id: str, route: Route, epoch: Epoch, now_s: float) -> None:
-        """Notes when a token came. A new owner's first token tells the downtime of the move or the
-        replay."""
-        if epoch > route.epoch:
-            route.epoch = epoch
-            timed, route.timed = route.timed, None
-            if timed is not None:
-                downtime_s = None if route.token_s is None else now_s - route.token_s
-                self._book.move_timed(timed, downtime_s)
-            replay = route.replay
-            if replay is not None and epoch.attempt == replay.attempt:
-                route.replay = None
-                downtime_s = None if route.token_s is None else now_s - route.token_s
-                self._book.replayed(request_id, replay, downtime_s)
-        route.token_s = now_s
 
     def _happened(self, told: RequestEvents) -> None:
         for event in told.events:
@@ -304,10 +251,10 @@ class Router:
     def _ended(self, record: RequestRecord) -> None:
         self.traffic.ended(record)
         self.keys.ended(record)
-        self.replays.forget(record.request_id)
+        self.routes.forget(record.request_id)
 
     def _limit(self, limits: FrontendLimits) -> None:
-        self.replays.machine.config = limits.replay
+        self.routes.machine.replays.config = limits.replay
         self.prompt_prefixes.switch(limits.hash_prefixes)
         self.keys.limits = limits.key_limits
         self._events.on_limits(limits)
@@ -347,5 +294,5 @@ class Router:
     def _learn(self, directory: Directory) -> None:
         self._known.learn(directory.instances)
         self.dispatcher.heard_controller(directory)
-        self.routes.lose_replaced()
+        self.routes.learned()
         self._events.on_directory(directory.instances)

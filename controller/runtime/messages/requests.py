@@ -15,10 +15,6 @@ from controller.core.scheduler_events import (
 )
 from controller.runtime.messages.message import Message
 
-RECEIVED_EVERY = 32
-"""A frontend confirms a request's tokens about every so many, so an instance keeps about that many
-outputs of each request: 113 bytes a token with two logprobs."""
-
 
 class RequestEvents(Message, frozen=True):
     """Instance to the frontend whose requests these events are about."""

@@ -30,7 +30,7 @@ async def moving(
     monkeypatch.setattr(Serving, "now_s", lambda self: clock.now_s)
     repeat_often(monkeypatch)
     monkeypatch.setattr("controller.runtime.instance.serving.MOVES_TICK_S", 0.002)
-    monkeypatch.setattr("controller.runtime.frontend.routes.MISSING_S", 0.01)
+    monkeypatch.setattr("controller.core.migration.routes.MISSING_S", 0.01)
     in_callbacks: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
     cluster = MovingCluster(network, clock, getattr(request, "param", 65))

@@ -101,7 +101,7 @@ class Frontend:
                 on_limits=lambda limits: None,
             ),
         )
-        self.router.replays.machine.config = ReplayConfig(max_replays)
+        self.router.routes.machine.replays.config = ReplayConfig(max_replays)
         self.router.inbox.with_payload[OutputsEmitted] = self.on_outputs
         self.router.start()
         member.report("active")

@@ -8,7 +8,6 @@ from typing import Any
 from controller.core.instance_ref import InstanceRef
 from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.core.token_order import Delivery
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership
@@ -68,7 +67,7 @@ class Bed:
         )
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)
-        self.router.replays.machine.config = ReplayConfig(max_replays)
+        self.router.routes.machine.replays.config = ReplayConfig(max_replays)
         self.router.inbox.with_payload[OutputsEmitted] = lambda emitted, _: (
             self.told.outputs.append(emitted)
         )
@@ -104,12 +103,12 @@ class Bed:
         epoch: tuple[int, int] = (0, 0),
         r: str = "r",
         sender: InstanceRef = I0,
-    ) -> list[Delivery[FakeOutput]]:
+    ) -> list[tuple[FakeOutput, int]]:
         finish_reason = "length" if last else None
         item = OutputItem(r, *epoch, first_index, len(tokens), finish_reason)
         output = FakeOutput(r, tokens, last)
         return self.router.accept(OutputsEmitted(sender, (item,)), [output])
 
 
-def new_tokens(deliveries: list[Delivery[FakeOutput]]) -> list[int]:
+def new_tokens(deliveries: list[tuple[FakeOutput, int]]) -> list[int]:
     return [token for item, num_skip in deliveries for token in item.tokens[num_skip:]]

@@ -61,14 +61,14 @@ async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
         asyncio.create_task(frontend.request(f"r{n}", num_prompt_tokens=8, max_tokens=30))
         for n in range(20)
     ]
-    await cluster.until(lambda: len(frontend.router.routes.live) == 20)
+    await cluster.until(lambda: len(frontend.router.routes.machine.live) == 20)
     for instance in cluster.instances.values():
         instance.engine.allow(10)
     await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
     lost = {
         r
-        for r in list(frontend.router.routes.live)
-        if (route := frontend.router.routes.live.get(r))
+        for r in list(frontend.router.routes.machine.live)
+        if (route := frontend.router.routes.machine.live.get(r))
         and route.ownership.owner.instance_id == "i-0"
     }
     cluster.network.lose(dying.address)
@@ -104,7 +104,7 @@ async def test_without_a_controller_requests_go_on_and_new_ones_run(
     for instance in cluster.instances.values():
         instance.engine.hold()
     before = [asyncio.create_task(frontend.request(f"a{n}", 8, 30)) for n in range(6)]
-    await cluster.until(lambda: len(frontend.router.routes.live) == 6)
+    await cluster.until(lambda: len(frontend.router.routes.machine.live) == 6)
     cluster.running.cancel()
     cluster.network.lose(CONTROLLER)
     for instance in cluster.instances.values():
@@ -141,11 +141,11 @@ async def test_requests_that_are_lost_with_their_instance_share_its_cause(
     cluster: ControlledCluster, max_replays: int, kind: str
 ) -> None:
     frontend = cluster.frontend
-    frontend.router.replays.machine.config = ReplayConfig(max_replays)
+    frontend.router.routes.machine.replays.config = ReplayConfig(max_replays)
     for instance in cluster.instances.values():
         instance.engine.hold()
     running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]
-    await cluster.until(lambda: len(frontend.router.routes.live) == 4)
+    await cluster.until(lambda: len(frontend.router.routes.machine.live) == 4)
     cluster.network.lose(cluster.instances["i-0"].address)
     cluster.instances["i-1"].engine.go_on()
     await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)

@@ -194,8 +194,8 @@ async def test_the_frontend_dies(moving: MovingCluster, hold: Hold) -> None:
     await moving.stream()
     phase = await hold(moving)
     moving.network.lose("mem://f-0")
-    for request_id in list(moving.frontend.router.routes.live):
-        moving.frontend.router.routes.live.pop(request_id)
+    for request_id in list(moving.frontend.router.routes.machine.live):
+        moving.frontend.router.routes.machine.live.pop(request_id)
     phase.let_go()
     await moving.nothing_is_left()
 

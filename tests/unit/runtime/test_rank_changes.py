@@ -71,7 +71,7 @@ async def has_rank(moving: MovingCluster, instance_id: str, rank: int) -> None:
 
 
 def owner(moving: MovingCluster) -> str:
-    route = moving.frontend.router.routes.live.get("r")
+    route = moving.frontend.router.routes.machine.live.get("r")
     assert route is not None
     return route.ownership.owner.instance_id
 
@@ -281,8 +281,8 @@ async def test_the_frontend_dies(moving: MovingCluster, change: Asking, hold: Ho
     phase = await hold(moving)
     await change(1)
     moving.network.lose("mem://f-0")
-    for request_id in list(moving.frontend.router.routes.live):
-        moving.frontend.router.routes.live.pop(request_id)
+    for request_id in list(moving.frontend.router.routes.machine.live):
+        moving.frontend.router.routes.machine.live.pop(request_id)
     phase.let_go()
     await moving.nothing_is_left()
 

@@ -10,7 +10,6 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.book_entry import MAX_HISTORY
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked
 
 
@@ -157,10 +156,10 @@ def test_only_where_it_runs_can_say_what_happened_to_it() -> None:
     assert [event.kind for event in bed.one("r").history] == [EventKind.DISPATCHED]
 
 
-def timed(request_id: str, migration_id: str = "m-1") -> MoveTimed:
+def timed(request_id: str, migration_id: str = "m-1") -> tuple[MoveRecord, float]:
     stages = (StageRecord(6, 6000, 0.01), StageRecord(1, 1000, 0.002))
     ids = (migration_id, request_id, "i-0", "i-1", "by hand")
-    return MoveTimed(MoveRecord(*ids, "migrated", "", 100, 2, 0.05, stages), 0.02)
+    return MoveRecord(*ids, "migrated", "", 100, 2, 0.05, stages), 0.02
 
 
 def test_a_request_that_moved_is_where_it_went_and_tells_of_it() -> None:
@@ -171,7 +170,7 @@ def test_a_request_that_moved_is_where_it_went_and_tells_of_it() -> None:
     bed.book.moved("r", "i-1", 4)
     assert (bed.one("r").instance_id, bed.one("r").incarnation) == ("i-1", 4)
     assert bed.one("r").num_moves == 0, "it has no token from there yet"
-    bed.book.move_timed(timed("r"), 0.024)
+    bed.book.move_timed(*timed("r"), 0.024)
     found = bed.one("r")
     assert (found.num_moves, found.state) == (1, RequestState.RUNNING)
     event = found.history[-1]
@@ -191,11 +190,11 @@ def test_a_request_that_moved_before_its_first_token_was_not_down() -> None:
     bed.arrive("r")
     bed.send("r")
     bed.book.moved("r", "i-1", 1)
-    bed.book.move_timed(timed("r"), None)
+    bed.book.move_timed(*timed("r"), None)
     numbers = bed.one("r").history[-1].numbers
     assert (numbers["downtime_s"], numbers["excess_s"]) == (None, None)
     bed.book.moved("gone", "i-1", 1)
-    bed.book.move_timed(timed("gone"), 0.1)
+    bed.book.move_timed(*timed("gone"), 0.1)
     assert len(bed.events) == 1
 
 

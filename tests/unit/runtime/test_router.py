@@ -436,7 +436,7 @@ async def test_one_message_with_several_requests(network: FakeNetwork) -> None:
     )
     outputs = [FakeOutput(r, [1], r == "a") for r in ("a", "b", "gone", "aborted there")]
     due = bed.router.accept(OutputsEmitted(I0, items), outputs)
-    assert [delivery.item.request_id for delivery in due] == ["b", "a"]
+    assert [output.request_id for output, _ in due] == ["b", "a"]
     assert bed.router.live_request_ids == ["b"]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
+from controller.core.migration.routes import MISSING_S, UNCLEAR_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.runtime.frontend.routes import MISSING_S, UNCLEAR_S
 from controller.runtime.messages.members import Directory, InstanceLost
 from controller.runtime.messages.moves import (
     FenceAnswered,

@@ -35,7 +35,6 @@ from controller.adapters.vllm.grammars.trials import GrammarRefusedError, Gramma
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
-from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.prompt_prefixes import HASH_TOKENS
 from controller.runtime.frontend.router import Router
@@ -298,7 +297,7 @@ def _error_of(output: EngineCoreOutput) -> GracefulHTTPError:
     return GracefulHTTPError(UNFOLLOWABLE, HTTPStatus.BAD_REQUEST)
 
 
-def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:
+def _skip(delivery: tuple[EngineCoreOutput, int]) -> EngineCoreOutput:
     """Drops the leading tokens that were delivered before, with their logprobs."""
     output, num_skip = delivery
     if num_skip:
