@@ -623,7 +623,7 @@ class Simulation:
     def _new_instance(self, instance_id: str, incarnation: int) -> Instance:
         self._num_engines += 1
         num_blocks = self.rng.choice([blocks_for(72), 24, 40])
-        ref = InstanceRef(instance_id, incarnation, instance_id)
+        ref = InstanceRef(instance_id, incarnation, f"{instance_id}/{incarnation}")
         max_moves = self.rng.choice([1, 2, 4, 8])
         return Instance(ref, SimulatedEngine(self._num_engines, num_blocks), self, max_moves)
 

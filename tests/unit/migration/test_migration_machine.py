@@ -106,7 +106,7 @@ class MigrationMachine(RuleBasedStateMachine):
 
     def _start(self, instance_id: str, incarnation: int) -> None:
         self.num_engines += 1
-        ref = InstanceRef(instance_id, incarnation, instance_id)
+        ref = InstanceRef(instance_id, incarnation, f"{instance_id}/{incarnation}")
         engine = SimulatedEngine(self.num_engines, NUM_BLOCKS)
         self.instances[instance_id] = Instance(ref, engine, self.wires, MAX_MOVES)
 
