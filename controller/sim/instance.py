@@ -15,7 +15,7 @@ from typing import Protocol
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, with_batch
 from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
-from controller.core.migration.source_terms import RequestEnded, RequestEvicted
+from controller.core.migration.source import RequestEnded, RequestEvicted
 from controller.model.config import ModelConfig
 from controller.model.decode_stretch import DecodeStretch
 from controller.model.engine_model import EngineModel, StepResult

@@ -12,15 +12,23 @@ from functools import partial
 from itertools import count
 
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration import destination_terms as terms
-from controller.core.migration import source_terms
+from controller.core.migration import destination as dst
+from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove
-from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
-from controller.core.migration.protocol import MoveMessage, MoveTiming, Verb
+from controller.core.migration.protocol import (
+    CancelCopy,
+    MoveMessage,
+    MoveTiming,
+    Say,
+    SetRank,
+    StageCopied,
+    StageLost,
+    Verb,
+    blocks_to_reserve,
+    is_last,
+)
 from controller.core.migration.refusals import MoveRefusal, refusal_of
-from controller.core.migration.source import SourceMove
-from controller.core.migration.source_terms import SourceState
-from controller.core.migration.stages import blocks_to_reserve, is_last
+from controller.core.migration.source import SourceMove, SourceState
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.token_order import Epoch
 from controller.model.moves import MovingState
@@ -196,17 +204,17 @@ class SimMove:
         if arrival is not None and not self.destination.alive:
             arrival.settle()
         if self.source.alive:
-            self.handle(source_terms.DestinationDied())
+            self.handle(src.DestinationDied())
             return
         if arrival is not None:
-            arrival.handle(terms.SourceDied())
+            arrival.handle(dst.SourceDied())
         if arrival is None or not self.destination.alive or arrival.machine.over:
             self.end(False, failure)
         self.settle()
 
     def cancel(self, failure: str) -> None:
         """Before the request has stopped; else it leaves all the same."""
-        self.handle(source_terms.MoveCancelled(failure))
+        self.handle(src.MoveCancelled(failure))
 
     def tick(self) -> None:
         if self.source.alive:
@@ -222,7 +230,7 @@ class SimMove:
         now_s = self.touched_s = self.events.now_s
         if instructions := machine.handle(event, now_s):
             self._carry_out(instructions)
-        if machine.state in source_terms.OVER:
+        if machine.state in src.OVER:
             self.settle()
 
     def receive(self, message: MoveMessage) -> None:
@@ -248,38 +256,38 @@ class SimMove:
             self.is_over, self.failure = True, failure
             self.on_over(self, moved)
 
-    def _carry_out(self, instructions: source_terms.Instructions) -> None:
+    def _carry_out(self, instructions: src.Instructions) -> None:
         source = self.source
         for instruction in instructions:
             match instruction:
                 case Say():
                     reach = self._arrive if self.arrival is None else self.arrival.receive
                     self.links.send(partial(reach, instruction.message))
-                case source_terms.PlanStage():
+                case src.PlanStage():
                     source.between_steps(self._plan)
-                case source_terms.CopyStage():
+                case src.CopyStage():
                     self._copy(instruction.stage)
-                case source_terms.AnnounceMove():
+                case src.AnnounceMove():
                     self.links.owners.announce(
                         self.run, source.ref, self.destination.ref, instruction.hop
                     )
-                case source_terms.Suspend():
+                case src.Suspend():
                     source.between_steps(self._suspend)
-                case source_terms.Release():
+                case src.Release():
                     source.between_steps(self._release)
-                case source_terms.Unpin():
+                case src.Unpin():
                     source.between_steps(self._unpin)
-                case source_terms.Close():
+                case src.Close():
                     moved = instruction.outcome is SourceState.MIGRATED
                     self.end(moved, instruction.code)
-                case source_terms.Resume():
+                case src.Resume():
                     self.run.hop = instruction.hop
                     source.between_steps(self._resume)
-                case source_terms.AskFence():
+                case src.AskFence():
                     self.links.owners.fence(self.run, source.ref, instruction.hop, self._fenced)
                 case CancelCopy():
                     pass  # its bytes take their time, and nobody uses them
-                case SetRank() | source_terms.TellLost():
+                case SetRank() | src.TellLost():
                     raise AssertionError(f"{instruction}: ranks do not change, and no word is late")
 
     def _arrive(self, message: MoveMessage) -> None:
@@ -292,7 +300,7 @@ class SimMove:
 
     def _fenced(self, fenced: bool) -> None:
         if self.machine.state is SourceState.FENCING:
-            self.handle(source_terms.EpochFenced() if fenced else source_terms.AlreadyMoved())
+            self.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
 
     # -- between two steps of the source ---------------------------------------------------
 
@@ -302,21 +310,21 @@ class SimMove:
         engine, stage = self.source.engine, self.machine.stage
         if stage == 0:
             if (refusal := refusal_of(engine.moves.facts(self.request_id))) is not None:
-                self.handle(source_terms.CannotMove(str(refusal)))
+                self.handle(src.CannotMove(str(refusal)))
                 return
             num_prompt_tokens = self.run.request.num_prompt_tokens
             self.num_outputs = engine.num_tokens(self.request_id) - num_prompt_tokens
             if engine.moves.is_queued(self.request_id):
                 self.queued = True
-                self.handle(source_terms.StagePlanned(0, True))
+                self.handle(src.StagePlanned(0, True))
                 return
         if not self._pin():
-            self.handle(source_terms.CannotMove("evicted"))
+            self.handle(src.CannotMove("evicted"))
             return
         last = is_last(self._num_pinned - self.num_copied, stage)
         num_tokens = engine.num_tokens(self.request_id)
         self._num_reserved = blocks_to_reserve(num_tokens, engine.config.block_size, last=last)
-        self.handle(source_terms.StagePlanned(self._num_reserved, last))
+        self.handle(src.StagePlanned(self._num_reserved, last))
 
     def _pin(self) -> bool:
         """False while the request does not decode."""
@@ -355,21 +363,21 @@ class SimMove:
             return
         engine = self.source.engine
         if engine.moves.is_queued(self.request_id) != self.queued:
-            admitted = source_terms.CannotMove("admitted")
-            self.handle(admitted if self.queued else source_terms.RequestEvicted())
+            admitted = src.CannotMove("admitted")
+            self.handle(admitted if self.queued else src.RequestEvicted())
             return
         if not self.queued:
             if not self._pin():
-                self.handle(source_terms.RequestEvicted())
+                self.handle(src.RequestEvicted())
                 return
             num_tokens = engine.num_tokens(self.request_id)
             if blocks_for(num_tokens, engine.config.block_size) > self._num_reserved:
-                self.handle(source_terms.RequestOutgrew())
+                self.handle(src.RequestOutgrew())
                 return
             self.source.stop_decoding(self.run)
         self.suspended = engine.moves.suspend(self.request_id)
         assert self.suspended is not None
-        self.handle(source_terms.RequestSuspended())
+        self.handle(src.RequestSuspended())
 
     def _resume(self) -> None:
         if self.suspended is None:
@@ -423,7 +431,7 @@ class SimArrival:
         """`refusal`: the instance's own reason not to take the request."""
         instructions = self.machine.start(message)
         if refusal is not None:
-            self.handle(terms.NotReserved(refusal))
+            self.handle(dst.NotReserved(refusal))
         else:
             self._carry_out(instructions)
 
@@ -440,7 +448,7 @@ class SimArrival:
         now_s = move.touched_s = move.events.now_s
         if instructions := machine.handle(event, now_s):
             self._carry_out(instructions)
-        if machine.state in terms.OVER:
+        if machine.state in dst.OVER:
             self.settle()
 
     def tick(self) -> None:
@@ -454,44 +462,44 @@ class SimArrival:
         if self.forgotten:
             return
         if move.destination.alive:
-            if machine.state not in terms.OVER:
+            if machine.state not in dst.OVER:
                 return
             if not move.source.alive:
-                move.end(machine.state is terms.DestinationState.COMMITTED, machine.code)
+                move.end(machine.state is dst.DestinationState.COMMITTED, machine.code)
             if not machine.forgettable(move.events.now_s):
                 return
         self.forgotten = True
         move.destination.moves.forget_arrival(self)
         move.settle()
 
-    def _carry_out(self, instructions: terms.Instructions) -> None:
+    def _carry_out(self, instructions: dst.Instructions) -> None:
         move = self.move
         destination = move.destination
         for instruction in instructions:
             match instruction:
                 case Say():
                     move.links.send(partial(move.receive, instruction.message))
-                case terms.Reserve():
+                case dst.Reserve():
                     destination.between_steps(partial(self._reserve, instruction))
-                case terms.Receive():
+                case dst.Receive():
                     if move.queued:
                         self.handle(StageCopied(instruction.stage))
-                case terms.Apply():
+                case dst.Apply():
                     destination.between_steps(self._commit)
-                case terms.TellFrontend():
+                case dst.TellFrontend():
                     self._tell_frontend(instruction)
-                case terms.Free():
+                case dst.Free():
                     destination.between_steps(self._free)
                 case CancelCopy():
                     self.handle(StageLost(self.machine.stage, "called off"))
-                case terms.Drop():
+                case dst.Drop():
                     destination.between_steps(partial(self._drop, instruction.hop))
-                case SetRank() | terms.EndRequest():
+                case SetRank() | dst.EndRequest():
                     raise AssertionError(
                         f"{instruction}: ranks do not change, and no client leaves"
                     )
 
-    def _tell_frontend(self, told: terms.TellFrontend) -> None:
+    def _tell_frontend(self, told: dst.TellFrontend) -> None:
         move = self.move
         if not told.moved:
             move.links.owners.not_moved(move.run, self.epoch.hop)
@@ -502,20 +510,20 @@ class SimArrival:
 
     # -- between two steps of the destination ----------------------------------------------
 
-    def _reserve(self, wanted: terms.Reserve) -> None:
+    def _reserve(self, wanted: dst.Reserve) -> None:
         move, moves = self.move, self.move.destination.engine.moves
         if wanted.stage > 0:
             if moves.extend(move.request_id, wanted.num_blocks):
-                self.handle(terms.Reserved(self._num_cached))
+                self.handle(dst.Reserved(self._num_cached))
             else:
-                self.handle(terms.NotReserved(MoveRefusal.NO_BLOCKS))
+                self.handle(dst.NotReserved(MoveRefusal.NO_BLOCKS))
             return
         found = moves.reserve(move.run.request, move.num_outputs, wanted.num_blocks)
         if isinstance(found, MoveRefusal):
-            self.handle(terms.NotReserved(found))
+            self.handle(dst.NotReserved(found))
             return
         self.holds_something, self._num_cached = True, found
-        self.handle(terms.Reserved(found))
+        self.handle(dst.Reserved(found))
 
     def _free(self) -> None:
         if self.holds_something:
@@ -534,7 +542,7 @@ class SimArrival:
             run.moves.append((move.source.instance_id, move.events.now_s))
             run.changed_over = not state.queued
             destination.arrive(run, decoding=not state.queued)
-        self.handle(terms.CommitApplied())
+        self.handle(dst.CommitApplied())
 
     def _drop(self, hop: int) -> None:
         """Between two steps: no step may run what another instance has."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination_terms as destination
+from controller.core.migration import destination
 from controller.core.migration.ownership import Loss, Ownership
 from controller.core.token_order import Epoch
 from controller.sim.event_queue import EventQueue

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from controller.core.migration.protocol import IllegalMoveError
-from controller.core.migration.source_terms import SourceState
+from controller.core.migration.source import SourceState
 from controller.runtime.instance import serving
 from controller.runtime.instance.moves import instance_moves
 from controller.runtime.instance.moves.incoming import IncomingMove

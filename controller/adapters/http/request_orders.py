@@ -27,8 +27,8 @@ from controller.core.load.closed import Closed
 from controller.core.load.freeness import finite, freeness, with_another_rank
 from controller.core.load.snapshot import Level, blocks_for
 from controller.core.load.virtual_usage import total_headroom_blocks
+from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
-from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.queries import Found, MemberDiedError

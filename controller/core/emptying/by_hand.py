@@ -38,9 +38,9 @@ from typing import Protocol
 
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.move_log import MoveLog
+from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.record import DESTINATION_DIED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, reason_of
-from controller.core.migration.stages import MAX_STAGES
 from controller.core.rescheduling.choose_destination import choose_destination
 from controller.core.rescheduling.cooling import Cooling
 

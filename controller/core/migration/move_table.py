@@ -13,8 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, refusal_of
-from controller.core.migration.source import SourceMove
-from controller.core.migration.source_terms import IN_DOUBT, SourceState
+from controller.core.migration.source import IN_DOUBT, SourceMove, SourceState
 from controller.core.token_order import FIRST_EPOCH, Epoch
 
 

@@ -1,4 +1,5 @@
-"""What source and destination of a move say to each other.
+"""What source and destination of a move share: what they say to each other, when pre-copying ends,
+and the rules by which both machines go on.
 
 Every message names its move and both incarnations (the shell's envelope) and may be lost, late
 or doubled. So each question is repeated until it is answered, and a repeated question gets the
@@ -18,10 +19,14 @@ same answer:
                 freed its copy)                                  -> ACKNOWLEDGED
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
 from controller.core.value import value
+
+# -- Messages ----------------------------------------------------------------------------
 
 
 class Verb(StrEnum):
@@ -87,3 +92,101 @@ DEFAULT_TIMING = MoveTiming()
 
 class IllegalMoveError(Exception):
     """An event that cannot come in this state. The machine is unchanged."""
+
+
+# -- The stages --------------------------------------------------------------------------
+
+LAST_STAGE_BLOCKS = 2
+"""Each stage copies what became full while the one before it was copied, so stages shrink. The last
+one stops the request, so it begins when so little is left; a block more costs less than another
+round trip."""
+MAX_STAGES = 12
+"""Bounds a copy that never catches up (a tight bandwidth limit)."""
+
+
+def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES) -> bool:
+    """With `max_stages` 1 a move is a stop-and-copy."""
+    return num_full_blocks_left <= LAST_STAGE_BLOCKS or stage >= max_stages - 1
+
+
+def blocks_to_reserve(num_tokens: int, block_size: int, *, last: bool) -> int:
+    """Blocks in all: the full ones so far; before the last stage room for `block_size` tokens more
+    than there are, because the request decodes on until the answer has come."""
+    return -(-(num_tokens + block_size) // block_size) if last else num_tokens // block_size
+
+
+# -- Events and instructions of both sides ------------------------------------------------
+
+
+@value
+class StageCopied:
+    stage: int
+
+
+@value
+class StageLost:
+    """The stage's bytes will not come: the copy failed, or the receiver let go of the blocks as it
+    was told to."""
+
+    stage: int
+    code: str
+
+
+@value
+class Say:
+    """To the other side of the move."""
+
+    message: MoveMessage
+
+
+@value
+class CancelCopy:
+    """Of the stage under way."""
+
+
+@value
+class SetRank:
+    """Change the request's rank, wherever the request is on this engine."""
+
+    rank: int
+
+
+# -- The rules ---------------------------------------------------------------------------
+
+State = TypeVar("State", bound=StrEnum)
+Trigger = Verb | type
+"""A message triggers a rule by its verb, any other event by its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[State]):
+    """Which states may follow upon an event in a state, and what is done. An event without a rule
+    raises and changes nothing, so the tables also name what a network brings late, to ignore it.
+    `act(machine, event)` returns the instructions, and the next state where `to` has several."""
+
+    to: tuple[State, ...]
+    act: Callable[[Any, Any], Any]
+
+
+Table = Mapping[tuple[State, Trigger], Rule[State]]
+
+
+def trigger_of(event: object) -> Trigger:
+    return event.verb if isinstance(event, MoveMessage) else type(event)
+
+
+def follow(table: Table[State], state: State, machine: object, event: object) -> Any:
+    """(next state, instructions). Raises IllegalMoveError."""
+    # As `trigger_of`, without its call: simulations come here a hundred thousand times.
+    trigger = event.verb if type(event) is MoveMessage else type(event)
+    try:
+        rule = table[state, trigger]
+    except KeyError:
+        raise IllegalMoveError(f"{event} in state {state}") from None
+    to = rule.to
+    if len(to) == 1:
+        return to[0], rule.act(machine, event)
+    state, instructions = rule.act(machine, event)
+    if state not in to:
+        raise AssertionError(f"{event} led to {state}, which its rule does not name")
+    return state, instructions

@@ -1,12 +1,28 @@
-"""What is remembered of a move: its plan while it runs, its figures when it is over."""
+"""An order to move a request, and what is remembered of the move: its plan while it runs, its
+figures when it is over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import Number
 
 DESTINATION_DIED = "destination_died"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """To a source, by the controller or by the source itself. `migration_id` is empty where only a
+    plan is wanted."""
+
+    migration_id: str
+    request_id: str
+    destination: InstanceRef
+    reason: str
+    verify_kv: bool = False
+    max_stages: int = MAX_STAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,52 +22,305 @@ A copy that is called off is not waited for: what the source's copier still read
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
-from controller.core.migration.machine import (
+from controller.core.migration.protocol import (
+    DEFAULT_TIMING,
     CancelCopy,
+    MoveMessage,
+    MoveTiming,
     Rule,
     Say,
     SetRank,
     StageCopied,
     StageLost,
+    Verb,
     follow,
 )
-from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, MoveTiming, Verb
-from controller.core.migration.source_clock import SourceClock
-from controller.core.migration.source_terms import (
-    BEFORE_SUSPENSION,
-    IN_DOUBT,
-    OVER,
-    AlreadyMoved,
-    AnnounceMove,
-    AskFence,
-    CannotMove,
-    Close,
-    CopyStage,
-    DestinationDied,
-    EpochFenced,
-    Instructions,
-    MoveCancelled,
-    PlanStage,
-    PriorityChanged,
-    Release,
-    RequestEnded,
-    RequestEvicted,
-    RequestOutgrew,
-    RequestSuspended,
-    Resume,
-    SourceState,
-    StagePlanned,
-    Suspend,
-    TellLost,
-    TimedOut,
-    TookTooLong,
-    Unpin,
-    code_of,
-)
+from controller.core.value import value
+
+# -- States ------------------------------------------------------------------------------
+
+
+class SourceState(StrEnum):
+    PLANNING = "planning"
+    PRE_ALLOCATING = "pre_allocating"
+    COPYING = "copying"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    COMMITTING = "committing"
+    FENCING = "fencing"
+    MIGRATED = "migrated"
+    KEPT = "kept"
+    RESUMED = "resumed"
+    ENDED = "ended"
+
 
 _S = SourceState
+BEFORE_SUSPENSION = (_S.PLANNING, _S.PRE_ALLOCATING, _S.COPYING, _S.SUSPENDING)
+IN_DOUBT = (_S.COMMITTING, _S.FENCING)
+OVER = (_S.MIGRATED, _S.KEPT, _S.RESUMED, _S.ENDED)
+
+
+# -- Events ------------------------------------------------------------------------------
+
+
+@value
+class StagePlanned:
+    """`num_blocks`: what the destination must hold in all before this stage."""
+
+    num_blocks: int
+    last: bool
+    copy_time_s: float = 0.0
+    """The least time that the copy takes under the bandwidth limit."""
+
+
+@value
+class CannotMove:
+    code: str
+
+
+@value
+class RequestSuspended:
+    pass
+
+
+@value
+class RequestOutgrew:
+    """The request has more blocks by now than are reserved, so it was left in the batch."""
+
+
+@value
+class RequestEnded:
+    """The request finished, or was aborted: the engine has freed it."""
+
+    code: str
+
+
+@value
+class RequestEvicted:
+    pass
+
+
+@value
+class PriorityChanged:
+    rank: int
+
+
+@value
+class DestinationDied:
+    """The destination's incarnation will never say anything again."""
+
+
+@value
+class MoveCancelled:
+    """Whoever wanted the move wants it no more."""
+
+    code: str
+
+
+@value
+class EpochFenced:
+    """The frontend reads nothing below hop + 2 for this request. Only a source that waits in
+    FENCING is told: a second answer, to a repeated question, is not passed on."""
+
+
+@value
+class AlreadyMoved:
+    """The frontend has heard of the destination in hop + 1, so the destination owns the request."""
+
+
+@value
+class TimedOut:
+    """The destination says nothing, or takes nothing. The machine's own `tick` finds that."""
+
+
+@value
+class TookTooLong:
+    """The destination is not at fault: the bytes flow, but too slowly, or this engine is in a long
+    step. The machine's own `tick` finds that."""
+
+
+def code_of(event: object) -> str:
+    """Why this event ends a move; empty for an event that does not say."""
+    match event:
+        case DestinationDied():
+            return "destination_died"
+        case TimedOut():
+            return "no_answer"
+        case TookTooLong():
+            return "too_slow"
+        case RequestEvicted():
+            return "evicted"
+        case MoveMessage(verb=Verb.REFUSED, code=code) | StageLost(code=code):
+            return code
+        case CannotMove(code=code) | MoveCancelled(code=code):
+            return code
+    return ""
+
+
+# -- Instructions ------------------------------------------------------------------------
+
+
+@value
+class PlanStage:
+    stage: int
+
+
+@value
+class AnnounceMove:
+    """Tell the request's frontend that the destination may own the request soon, in `hop`."""
+
+    hop: int
+
+
+@value
+class CopyStage:
+    stage: int
+
+
+@value
+class Suspend:
+    pass
+
+
+@value
+class Resume:
+    """Put the request back, emitting in `hop`; calls off a `Suspend` under way."""
+
+    hop: int
+
+
+@value
+class Release:
+    """Forget the suspended request and free its blocks, without an output."""
+
+
+@value
+class Unpin:
+    pass
+
+
+@value
+class AskFence:
+    hop: int
+
+
+@value
+class TellLost:
+    """Tell the request's frontend that the destination died with the request: it may have died
+    before its own word that it owns the request was through. `hop` is the destination's."""
+
+    hop: int
+
+
+@value
+class Close:
+    """The move is over: leave its record. Comes once."""
+
+    outcome: SourceState
+    code: str
+
+
+Instruction = (
+    PlanStage
+    | Say
+    | AnnounceMove
+    | CopyStage
+    | CancelCopy
+    | Suspend
+    | Resume
+    | Release
+    | Unpin
+    | AskFence
+    | TellLost
+    | SetRank
+    | Close
+)
+Instructions = list[Instruction]
+
+
+# -- The clock ---------------------------------------------------------------------------
+
+LIMIT_SLACK = 2.0
+"""A stage may take this many times what it alone would need under the limit: links are shared."""
+
+_COPYING = (_S.COPYING, _S.SUSPENDED)
+
+
+class SourceClock:
+    """When the source repeats what it said, and when it gives up waiting. The machine sets when
+    something happened last, and gives the time with each question.
+
+    A stage that is copied while the request decodes on costs the request nothing, so the source
+    waits for as long as the bytes need under the bandwidth limit, and longer. The last copy stops
+    the request, so nothing extends its time. The destination is at fault only if it said nothing,
+    or took none of the bytes that were there for it.
+    """
+
+    def __init__(self, now_s: float, timing: MoveTiming) -> None:
+        self._timing = timing
+        self.since_s = now_s
+        """When the move came to its state."""
+        self.said_s = now_s
+        """When the source last said something."""
+        self.working_s = float("-inf")
+        """When the destination last said that it works on it."""
+        self.copy_time_s = 0.0
+        """The least time that the copy of this stage takes under the bandwidth limit."""
+
+    @property
+    def last_copy_fits(self) -> bool:
+        """If it does not fit, the request would be stopped for nothing."""
+        return self.copy_time_s <= self._timing.suspended_timeout_s
+
+    def may_forget(self, now_s: float) -> bool:
+        return now_s >= self.since_s + self._timing.memory_s
+
+    def should_repeat(self, now_s: float) -> bool:
+        return now_s - self.said_s >= self._timing.retry_s
+
+    def should_say_something(self, now_s: float) -> bool:
+        """Without a word in time the destination's lease would run out."""
+        return now_s - self.said_s >= self._timing.lease_s / 4
+
+    def gives_up(
+        self, state: SourceState, now_s: float, stalled_s: float
+    ) -> TimedOut | TookTooLong | None:
+        """`stalled_s`: how long the destination has taken none of the bytes that were ready."""
+        timing = self._timing
+        if now_s - self.since_s < self._patience_s(state) or self._is_worked_on(state, now_s):
+            return None
+        flowing = state in _COPYING and stalled_s < timing.answer_timeout_s / 2
+        return TookTooLong() if flowing or state is _S.SUSPENDING else TimedOut()
+
+    def _is_worked_on(self, state: SourceState, now_s: float) -> bool:
+        """The destination said lately that its engine is in a long step. That is believed for
+        `stage_timeout_s`."""
+        if state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
+            return False
+        heard_lately = now_s - self.working_s < self._timing.answer_timeout_s
+        return heard_lately and now_s - self.since_s < self._timing.stage_timeout_s
+
+    def _patience_s(self, state: SourceState) -> float:
+        timing = self._timing
+        match state:
+            case _S.PRE_ALLOCATING | _S.COMMITTING:
+                return timing.answer_timeout_s
+            case _S.COPYING:
+                return timing.stage_timeout_s + LIMIT_SLACK * self.copy_time_s
+            case _S.SUSPENDING:
+                return timing.stage_timeout_s
+            case _S.SUSPENDED:
+                return timing.suspended_timeout_s
+            case _S.KEPT | _S.ENDED:
+                return timing.lease_s
+        return float("inf")
+
+
+# -- The machine -------------------------------------------------------------------------
+
 _WORDS = (Say, AskFence)
 _WORKING = Verb.WORKING
 

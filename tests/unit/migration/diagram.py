@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from controller.core.migration import destination, destination_terms, source, source_terms
-from controller.core.migration.machine import Rule, Trigger
-from controller.core.migration.protocol import Verb
+from controller.core.migration import destination, source
+from controller.core.migration.protocol import Rule, Trigger, Verb
 
 
 def mermaid(table: Mapping[tuple[Any, Trigger], Rule[Any]], over: Sequence[StrEnum]) -> str:
@@ -41,8 +40,8 @@ def _label(trigger: Trigger) -> str:
 
 
 DIAGRAMS = {
-    "source": mermaid(source.TABLE, source_terms.OVER),
-    "destination": mermaid(destination.TABLE, destination_terms.OVER),
+    "source": mermaid(source.TABLE, source.OVER),
+    "destination": mermaid(destination.TABLE, destination.OVER),
 }
 
 

@@ -10,17 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination_terms as dst
-from controller.core.migration import source_terms as src
-from controller.core.migration.destination import DestinationMove
-from controller.core.migration.destination_terms import DestinationState
-from controller.core.migration.destination_terms import Instruction as DestinationInstruction
-from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
+from controller.core.migration import destination as dst
+from controller.core.migration import source as src
+from controller.core.migration.destination import DestinationMove, DestinationState
+from controller.core.migration.destination import Instruction as DestinationInstruction
 from controller.core.migration.ownership import Loss, Ownership
-from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
-from controller.core.migration.source import SourceMove
-from controller.core.migration.source_terms import Instruction as SourceInstruction
-from controller.core.migration.source_terms import SourceState
+from controller.core.migration.protocol import (
+    DEFAULT_TIMING,
+    CancelCopy,
+    MoveMessage,
+    Say,
+    SetRank,
+    StageCopied,
+    StageLost,
+    Verb,
+)
+from controller.core.migration.source import Instruction as SourceInstruction
+from controller.core.migration.source import SourceMove, SourceState
 from controller.core.token_order import Epoch
 
 SOURCE = InstanceRef("source", 1, "s")

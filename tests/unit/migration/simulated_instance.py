@@ -11,17 +11,24 @@ from functools import partial
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination_terms as dst
-from controller.core.migration import source_terms as src
-from controller.core.migration.destination import DestinationMove
-from controller.core.migration.destination_terms import DestinationState
-from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
+from controller.core.migration import destination as dst
+from controller.core.migration import source as src
+from controller.core.migration.destination import DestinationMove, DestinationState
 from controller.core.migration.move_table import MoveTable
-from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
+from controller.core.migration.protocol import (
+    FROM_SOURCE,
+    CancelCopy,
+    MoveMessage,
+    Say,
+    SetRank,
+    StageCopied,
+    StageLost,
+    Verb,
+    blocks_to_reserve,
+    is_last,
+)
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.source import SourceMove
-from controller.core.migration.source_terms import SourceState
-from controller.core.migration.stages import blocks_to_reserve, is_last
+from controller.core.migration.source import SourceMove, SourceState
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, SimulatedEngine, State, Token
 from tests.unit.migration.simulated_messages import (

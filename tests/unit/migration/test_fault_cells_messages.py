@@ -6,8 +6,7 @@ import pytest
 
 from controller.core.migration import destination as dst
 from controller.core.migration.destination import DestinationState
-from controller.core.migration.machine import Say
-from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Say, Verb
 from controller.core.migration.source import SourceState
 from tests.unit.migration.move_pair import DESTINATION, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 

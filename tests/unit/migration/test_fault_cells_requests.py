@@ -6,8 +6,7 @@ import pytest
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationState
-from controller.core.migration.machine import CancelCopy
-from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Verb
+from controller.core.migration.protocol import CancelCopy, IllegalMoveError, MoveMessage, Verb
 from controller.core.migration.source import SourceState
 from tests.unit.migration.move_pair import ENDED, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 

@@ -19,7 +19,7 @@ import pytest
 
 from controller.core.migration import destination, source
 from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.machine import Rule, StageLost
+from controller.core.migration.protocol import Rule, StageLost
 from controller.core.migration.source import SourceMove, SourceState
 from tests.unit.migration.simulated_engine import SimulatedEngine
 from tests.unit.migration.simulated_instance import Instance

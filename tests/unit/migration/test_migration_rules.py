@@ -17,20 +17,18 @@ import pytest
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.machine import (
+from controller.core.migration.protocol import (
+    FROM_SOURCE,
     CancelCopy,
+    IllegalMoveError,
+    MoveMessage,
     Rule,
     Say,
     StageCopied,
     StageLost,
     Trigger,
-    trigger_of,
-)
-from controller.core.migration.protocol import (
-    FROM_SOURCE,
-    IllegalMoveError,
-    MoveMessage,
     Verb,
+    trigger_of,
 )
 from controller.core.migration.source import SourceMove, SourceState
 

@@ -7,8 +7,14 @@ import pytest
 
 from controller.core.migration.protocol import DEFAULT_TIMING
 from controller.core.migration.refusals import reason_of, why
-from controller.core.migration.source_clock import LIMIT_SLACK, SourceClock
-from controller.core.migration.source_terms import MoveCancelled, SourceState, TimedOut, TookTooLong
+from controller.core.migration.source import (
+    LIMIT_SLACK,
+    MoveCancelled,
+    SourceClock,
+    SourceState,
+    TimedOut,
+    TookTooLong,
+)
 from tests.unit.migration.move_pair import KEPT, MOVED, RESUMED, Pair, at
 
 TIMING = replace(DEFAULT_TIMING, answer_timeout_s=2.0, stage_timeout_s=30.0)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.destination_terms import DestinationState
-from controller.core.migration.order import MoveOrder
-from controller.core.migration.record import MoveRecord
-from controller.core.migration.source_terms import SourceState
+from controller.core.migration.destination import DestinationState
+from controller.core.migration.record import MoveOrder, MoveRecord
+from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested

@@ -13,7 +13,7 @@ from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.source_terms import SourceState
+from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.ports.engine import Engine

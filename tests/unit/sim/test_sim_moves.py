@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.migration.destination_terms import DestinationState
-from controller.core.migration.source_terms import IN_DOUBT, SourceState
+from controller.core.migration.destination import DestinationState
+from controller.core.migration.source import IN_DOUBT, SourceState
 from controller.sim.cluster import SimCluster
 from controller.sim.moves import SimMove
 from controller.sim.outcome import Outcome

@@ -27,7 +27,7 @@ from controller.core.emptying.by_hand import (
 from controller.core.emptying.openness import Openness
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
-from controller.core.migration.order import MoveOrder
+from controller.core.migration.record import MoveOrder
 from controller.core.record.event_log import LoggedEvent
 from controller.core.rescheduling.cooling import Cooling
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries

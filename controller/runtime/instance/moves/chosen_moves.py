@@ -35,10 +35,9 @@ from controller.core.emptying.relieving import (
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.order import MoveOrder
-from controller.core.migration.record import MoveRecord
+from controller.core.migration.record import MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, why
-from controller.core.migration.source_terms import MoveCancelled, SourceState
+from controller.core.migration.source import MoveCancelled, SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.candidate import Candidate, PastMoves
 from controller.ports.engine import Engine

@@ -8,10 +8,16 @@ from functools import partial
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination_terms as destination
+from controller.core.migration import destination
 from controller.core.migration.destination import DestinationMove
-from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
-from controller.core.migration.protocol import MoveMessage
+from controller.core.migration.protocol import (
+    CancelCopy,
+    MoveMessage,
+    Say,
+    SetRank,
+    StageCopied,
+    StageLost,
+)
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.token_order import Epoch
 from controller.ports.engine import Engine

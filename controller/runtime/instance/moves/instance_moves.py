@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination_terms as destination
-from controller.core.migration import source_terms as source
+from controller.core.migration import destination, source
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.move_table import MoveTable
-from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, MoveMessage, Verb
-from controller.core.migration.record import MoveInFlight, MoveRecord
+from controller.core.migration.record import MoveInFlight, MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
 from controller.core.token_order import FIRST_EPOCH, Epoch

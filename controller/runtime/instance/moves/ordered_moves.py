@@ -6,7 +6,7 @@ from functools import partial
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.record import MovePlan, MoveRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal, refusal_of
-from controller.core.migration.source_terms import SourceState
+from controller.core.migration.source import SourceState
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves

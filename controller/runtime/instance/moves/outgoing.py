@@ -8,14 +8,19 @@ from functools import partial
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration import source_terms as source
-from controller.core.migration.machine import CancelCopy, Say, SetRank
-from controller.core.migration.order import MoveOrder
-from controller.core.migration.protocol import MoveMessage, Verb
-from controller.core.migration.record import MoveInFlight, MoveRecord
+from controller.core.migration import source
+from controller.core.migration.protocol import (
+    CancelCopy,
+    MoveMessage,
+    Say,
+    SetRank,
+    Verb,
+    blocks_to_reserve,
+    is_last,
+)
+from controller.core.migration.record import MoveInFlight, MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, refusal_of, why
 from controller.core.migration.source import SourceMove
-from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.token_order import Epoch
 from controller.ports.engine import Engine

@@ -5,9 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from controller.core.migration.machine import StageCopied, StageLost
-from controller.core.migration.order import MoveOrder
-from controller.core.migration.record import StageRecord
+from controller.core.migration.protocol import StageCopied, StageLost
+from controller.core.migration.record import MoveOrder, StageRecord
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.kv_digest import KvDigest
 
