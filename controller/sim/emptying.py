@@ -39,9 +39,9 @@ from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.avoided import Cooling
 from controller.core.rescheduling.candidate import PastMoves
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.cooling import Cooling
 from controller.core.rescheduling.pairing import InstanceLoad, LeftOut, Pair, pair
 from controller.core.scheduler import GlobalScheduler
 from controller.sim.event_queue import EventQueue

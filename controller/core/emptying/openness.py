@@ -8,7 +8,7 @@ from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.holding.held_queue import Key
 from controller.core.load.closed import Closed, Reasons
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.avoided import Cooling
 
 
 class Instances(Protocol):

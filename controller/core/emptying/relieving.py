@@ -40,6 +40,7 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.move_table import MoveTable
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
+from controller.core.rescheduling.avoided import Avoided
 from controller.core.rescheduling.candidate import Candidate, PastMoves
 from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 from controller.core.rescheduling.relief import (
@@ -56,6 +57,8 @@ ORDER_INTERVALS = 2
 FAILED_AGAIN_S = 1.0
 """A request whose move failed is not tried again for so long, unless the request itself was the
 reason. The controller avoids destinations that fail."""
+SENT_KNOWN_S = 1.0
+"""For so long after its end a move is remembered if no snapshot of its destination counts it."""
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
 MAX_TOLD_PER_S = 2
@@ -341,8 +344,8 @@ class RelievingSource:
         """None but while beginning."""
         self._sent: dict[str, _Sent] = {}
         """By migration id. Of one request at most one is under way."""
-        self._failed: dict[str, tuple[str, float]] = {}
-        """By request id: why its last move failed, and when. Some may be too old to count."""
+        self._failed: Avoided[str] = Avoided()
+        """By request id: those whose last move failed lately, and why."""
         self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
         self._not_moved_told: OrderedDict[tuple[str, str], None] = OrderedDict()
         """(request id, code) of what was told last, `NUM_NOT_MOVED_TOLD` at most."""
@@ -440,8 +443,8 @@ class RelievingSource:
         self._looking = False
         self._forget_old(now_s)
         candidates = list(looked.candidates)
-        if self._failed:
-            candidates = [self._as_known(each) for each in candidates]
+        if self._failed.at(now_s):
+            candidates = [self._as_known(each, now_s) for each in candidates]
         relief = self._relief
         relieves = relief is not None and relief.is_due
         if relief is not None:
@@ -450,11 +453,11 @@ class RelievingSource:
         self._look = _Look(looked.snapshot, candidates, orders, relieves)
         self._go_on(now_s, out)
 
-    def _as_known(self, candidate: Candidate) -> Candidate:
-        failed = self._failed.get(candidate.request_id)
-        if failed is None or candidate.outgoing or candidate.refusal:
+    def _as_known(self, candidate: Candidate, now_s: float) -> Candidate:
+        failed = self._failed.why(candidate.request_id, now_s)
+        if not failed or candidate.outgoing or candidate.refusal:
             return candidate
-        return replace(candidate, refusal=failed[0])
+        return replace(candidate, refusal=failed)
 
     def _go_on(self, now_s: float, out: list[Instruction]) -> None:
         """Until a move is to begin, or nothing is left to do about this look."""
@@ -682,7 +685,8 @@ class RelievingSource:
             return
         del self._sent[ended.migration_id]
         if ended.code not in _TRY_AT_ONCE:
-            self._failed[sent.candidate.request_id] = ended.code, now_s
+            request_id = sent.candidate.request_id
+            self._failed.avoid(request_id, now_s + FAILED_AGAIN_S, ended.code)
         plan = sent.plan
         if plan is not None and not plan.failed and ends_plan(ended.code):
             self._give_up(plan, ended.code, sent.destination.instance_id, out)
@@ -713,15 +717,13 @@ class RelievingSource:
                     del self._sent[migration_id]
 
     def _forget_old(self, now_s: float) -> None:
-        old_s = now_s - FAILED_AGAIN_S
+        old_s = now_s - SENT_KNOWN_S
         if self._sent:
             self._sent = {
                 migration_id: sent
                 for migration_id, sent in self._sent.items()
                 if sent.ended_s is None or sent.ended_s > old_s
             }
-        if self._failed:
-            self._failed = {r: failed for r, failed in self._failed.items() if failed[1] > old_s}
 
 
 def known(

@@ -25,9 +25,8 @@ from controller.core.emptying.orders import HeadOrder, Opening, ReliefOrder, Roo
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.rescheduling.avoided import Avoided, Cooling, fruitless_until_s
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.cooling import Cooling
-from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, LeftOut, Pair, pair
 from controller.core.rescheduling.roles import Role, roles
 from controller.core.value import value
@@ -173,7 +172,8 @@ class ReliefRounds:
         self._numbers = itertools.count(1)
         self._ordered: dict[str, str] = {}
         """By source that has an order: the destination. Each instance is in one pair at most."""
-        self._fruitless = FruitlessPairs()
+        self._fruitless: Avoided[tuple[str, str]] = Avoided()
+        """By (source id, destination id)."""
         self._loads: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
         """By instance: the last status that was looked at, and its load by the present rules."""
 
@@ -184,14 +184,14 @@ class ReliefRounds:
                 return self._round(now_s)
             case PairFruitless(source=source, destination=destination):
                 if self._is_present(source) and self._is_present(destination):
-                    config = self.rules.config
-                    self._fruitless.note(source[0], destination[0], now_s, config)
+                    until_s = fruitless_until_s(now_s, self.rules.config.interval_s)
+                    self._fruitless.avoid((source[0], destination[0]), until_s)
             case InstanceGone(instance_id=instance_id):
                 self._ordered.pop(instance_id, None)
                 self._loads.pop(instance_id, None)
             case RulesChanged(rules=rules):
                 if rules.config != self.rules.config:
-                    self._fruitless.forget()
+                    self._fruitless.clear()  # by other rules a pair may be worth an order
                 self.rules = rules
                 self._loads.clear()
         return []

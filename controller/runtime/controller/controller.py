@@ -20,7 +20,7 @@ from controller.core.operations.leaving import move_reason
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
-from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.avoided import Cooling
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     ClosedBy,

@@ -24,8 +24,8 @@ from controller.core.emptying.rounds import (
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.rescheduling.avoided import Cooling
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.cooling import Cooling
 from controller.core.rescheduling.pairing import InstanceLoad
 from controller.core.rescheduling.roles import Role
 from controller.core.scheduler import GlobalScheduler

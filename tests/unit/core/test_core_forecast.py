@@ -24,9 +24,9 @@ from controller.core.emptying.relieving import (
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.fruitless import FRUITLESS_S, FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
 
@@ -82,7 +82,7 @@ class Drain:
     step_time_s: float | None = None
     now_s: float = 0.0
     under_way: dict[str, BeginMove] = field(default_factory=dict)
-    fruitless: FruitlessPairs = field(default_factory=FruitlessPairs)
+    fruitless: Avoided[tuple[str, str]] = field(default_factory=Avoided)
     gone_to: dict[str, str] = field(default_factory=dict)
     must_look: bool = False
 
@@ -110,7 +110,8 @@ class Drain:
                 case Look():
                     self.must_look = True
                 case TellFruitless(destination=to):
-                    self.fruitless.note(SOURCE, to.instance_id, self.now_s, self.config)
+                    until_s = fruitless_until_s(self.now_s, self.config.interval_s)
+                    self.fruitless.avoid((SOURCE, to.instance_id), until_s)
                 case BeginMove(migration_id=migration_id):
                     self.under_way[migration_id] = each
                     self.do(self.machine.handle(MoveBegan(migration_id), self.now_s))

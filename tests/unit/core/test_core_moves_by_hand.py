@@ -33,7 +33,7 @@ from controller.core.emptying.by_hand import (
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import REASONS
-from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.avoided import Cooling
 from tests.unit.runtime.fakes import idle_snapshot
 
 

@@ -21,8 +21,8 @@ from controller.core.emptying.rounds import (
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.core.rescheduling.avoided import Cooling
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.cooling import Cooling
 from tests.unit.rescheduling.relief_builders import instance, running
 
 CONFIG = ReschedulingConfig()

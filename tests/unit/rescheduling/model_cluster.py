@@ -11,9 +11,9 @@ from functools import partial
 from controller.core.load.freeness import dispatch_freeness, freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
+from controller.core.rescheduling.avoided import Avoided, fruitless_until_s
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.model.config import ModelConfig
@@ -68,7 +68,7 @@ class ModelCluster:
         self.refusals: defaultdict[str, int] = defaultdict(int)
         self.orders: list[tuple[float, str, str]] = []
         """(time, source, destination) of each."""
-        self._fruitless = FruitlessPairs()
+        self._fruitless: Avoided[tuple[str, str]] = Avoided()
         self._under_way: Counter[tuple[str, str]] = Counter()
         """Moves, by source and destination."""
         self._moving: set[str] = set()
@@ -220,7 +220,8 @@ class ModelCluster:
         is_source = decision.reason or self.snapshot(node.instance_id).num_evicted_queued
         fruitless = decision.refused or (is_source and not node.num_moves)
         if fruitless and not self._under_way[pair_ids]:
-            self._fruitless.note(*pair_ids, self.now_s, self.config)
+            until_s = fruitless_until_s(self.now_s, self.config.interval_s)
+            self._fruitless.avoid(pair_ids, until_s)
 
     def _known(self, candidate: Candidate) -> Candidate:
         moves = self.moves_of(candidate.request_id)

@@ -1,7 +1,7 @@
 """A pair between which nothing moves does not keep others from their work."""
 
+from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.fruitless import FRUITLESS_S, FruitlessPairs
 from controller.model.request import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster
 
@@ -9,14 +9,13 @@ CONFIG = ReschedulingConfig()
 
 
 def test_a_pair_is_left_out_for_a_second_or_some_rounds() -> None:
-    pairs = FruitlessPairs()
-    pairs.note("a", "b", 10.0, CONFIG)
+    pairs: Avoided[tuple[str, str]] = Avoided()
+    pairs.avoid(("a", "b"), fruitless_until_s(10.0, CONFIG.interval_s))
     assert list(pairs.at(10.0 + FRUITLESS_S - 0.01)) == [("a", "b")]
     assert list(pairs.at(10.0 + FRUITLESS_S)) == []
-    slow = ReschedulingConfig(interval_s=60.0)
-    pairs.note("a", "b", 10.0, slow)
+    pairs.avoid(("a", "b"), fruitless_until_s(10.0, 60.0))
     assert list(pairs.at(10.0 + 60.0)) == [("a", "b")], "or the next round would be the same"
-    pairs.forget()
+    pairs.clear()
     assert list(pairs.at(10.0)) == []
 
 

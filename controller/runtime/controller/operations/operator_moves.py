@@ -29,7 +29,7 @@ from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.record import MoveOrder
 from controller.core.record.event_log import LoggedEvent
-from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.avoided import Cooling
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked

@@ -1,6 +1,6 @@
-"""Destinations that failed, for a while."""
+"""Who is avoided for a while; destinations that failed, first of all."""
 
-from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.avoided import Avoided, Cooling
 
 
 def test_one_that_failed_cools_for_its_source_only() -> None:
@@ -51,3 +51,13 @@ def test_another_failure_begins_anew() -> None:
     cooling.failed("i-0", "i-1", 100.0)
     cooling.failed("i-0", "i-1", 120.0)
     assert cooling.remaining_s("i-1", 140.0, "i-0") == 10.0
+
+
+def test_avoided_until_a_moment_with_why() -> None:
+    avoided: Avoided[str] = Avoided()
+    avoided.avoid("r-1", 10.0, "evicted")
+    avoided.avoid("r-2", 9.0)
+    assert (avoided.why("r-1", 9.5), avoided.remaining_s("r-1", 9.5)) == ("evicted", 0.5)
+    assert list(avoided.at(9.5)) == ["r-1"]
+    assert (avoided.why("r-1", 10.0), avoided.remaining_s("r-1", 10.0)) == ("", 0.0)
+    assert not avoided.at(10.0)
