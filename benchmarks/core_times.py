@@ -12,12 +12,12 @@ from itertools import count
 
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import ReliefView, next_move
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import DispatchRequested, InstanceStarted, StatusReported
+from controller.core.settings import ReschedulingConfig
 
 # An A10 with LLaMA-7B near the knee of M-M: a step takes 50 ms, each ends with a status, and 16
 # instances get 7.5 requests per second. So between two decisions 43 statuses come from somewhere,

@@ -35,8 +35,8 @@ from controller.core.emptying.claims import Drain
 from controller.core.emptying.drains import DrainState
 from controller.core.migration import routes
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_events import DispatchRequested
+from controller.core.settings import ReschedulingConfig
 from controller.model.config import ModelConfig
 from controller.runtime import member
 from controller.runtime.controller import controller

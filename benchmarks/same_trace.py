@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from controller.api.settings.settings import HoldingTable, MigrationTable
-from controller.api.settings.table import Table
+from controller.api.settings.table import kinds
 from controller.api.wire.models import ClusterStatus
-from controller.core.holding.config import HoldingConfig
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import (
+    HoldingConfig,
+    HoldingSettings,
+    MigrationSettings,
+    ReschedulingConfig,
+)
 from controller.model.profile import LatencyProfile
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Sampled
@@ -55,22 +58,21 @@ def live_settings(policy: SimPolicy, speed: float) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "scheduler.policy": policy.dispatch,
         "scheduler.status_interval_s": max(0.001, status_interval_s / speed),
-        "migration.max_moves": policy.max_moves,
-        **_settings_of("migration", MigrationTable, moves, ReschedulingConfig()),
+        **_settings_of("migration", MigrationSettings, moves, ReschedulingConfig()),
     }
     settings["migration.max_moves_per_minute"] = min(
         round(moves.max_moves_per_minute * speed), _MOST_PER_MINUTE
     )
     if policy.holding is not None:
-        settings |= _settings_of("holding", HoldingTable, policy.holding, HoldingConfig())
+        settings |= _settings_of("holding", HoldingSettings, policy.holding, HoldingConfig())
     return settings
 
 
-def _settings_of(table: str, model: type[Table], config: Config, default: Config) -> dict[str, Any]:
+def _settings_of(table: str, model: type, config: Config, default: Config) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name in model.model_fields:
+        if field.name in kinds(model):
             settings[f"{table}.{field.name}"] = value
         elif value != getattr(default, field.name):
             raise ValueError(f"a live cluster has no setting {table}.{field.name}")

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 
 from controller.core.dispatch.policies import POLICIES, Policy
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
-from controller.core.overload.key_limits import KeyLimits
+from controller.core.settings import HoldingConfig, KeyLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig, AutoscaleMode
-from controller.core.migration.limits import MoveLimits
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig
+from controller.core.settings import AutoscaleConfig, ReschedulingConfig
 from controller.ports.engine import StepPhase
 from controller.runtime.messages.operations import FrontendLimits
 
@@ -15,7 +13,6 @@ class LiveAutoscale:
     """`start_timeout_s`: an instance that does not serve for so long counts as one that cannot
     start."""
 
-    mode: AutoscaleMode = "off"
     config: AutoscaleConfig = field(
         default_factory=lambda: AutoscaleConfig(first_check_after_s=10.0)
     )
@@ -34,7 +31,6 @@ class SlowLimits:
 @dataclass(frozen=True, slots=True)
 class LiveConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    limits: MoveLimits = field(default_factory=MoveLimits)
     rescheduling: ReschedulingConfig = field(default_factory=ReschedulingConfig)
     frontends: FrontendLimits = field(default_factory=FrontendLimits)
     autoscale: LiveAutoscale = field(default_factory=LiveAutoscale)

@@ -7,7 +7,6 @@ is random either: the same setup and trace give the same outcome.
 from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.closed import Closed
 from controller.core.load.room import MAX_QUEUED, is_short
 from controller.core.load.snapshot import InstanceSnapshot
@@ -25,6 +24,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
+from controller.core.settings import HoldingConfig
 from controller.model.config import ModelConfig
 from controller.sim.dispatch_baselines import DISPATCH
 from controller.sim.emptying import SimEmptying
@@ -233,7 +233,7 @@ class SimCluster:
             self.events,
             self._finish,
             self._on_changed,
-            self.setup.policy.max_moves,
+            self.setup.policy.rescheduling.max_moves,
         )
         self._last_seq[instance_id] = 0
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)

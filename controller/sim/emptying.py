@@ -41,9 +41,9 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.avoided import Cooling
 from controller.core.rescheduling.candidate import PastMoves
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, LeftOut, Pair, pair
 from controller.core.scheduler import GlobalScheduler
+from controller.core.settings import ReschedulingConfig
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.loads import Loads
@@ -69,7 +69,7 @@ class SimEmptying:
     ) -> None:
         self.links = links
         self.events = events
-        self.max_moves = policy.max_moves
+        self.max_moves = policy.rescheduling.max_moves
         self.block_bytes = block_bytes
         self.limit_factor = limit_factor
         self.rules = relief_rules(policy.pairing, policy.victim)

@@ -5,9 +5,9 @@ to start, and one that is killed does not come back.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.fleet.autoscaler import (
     ACTOR,
     Autoscaler,
@@ -25,6 +25,7 @@ from controller.core.fleet.autoscaler import (
     Tell,
     Ticked,
 )
+from controller.core.settings import AutoscaleConfig
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
 
@@ -83,7 +84,7 @@ class SimFleet:
         self._starting: list[str] = []
         """Instances that are launched and do not serve yet."""
         self._looks_again = False
-        self.machine = Autoscaler("sim", SettingsChanged("on", config, float("inf")))
+        self.machine = Autoscaler("sim", SettingsChanged(replace(config, mode="on"), float("inf")))
         self._due_s: float | None = None
         """When the next check is, as the queue of events has it."""
 

@@ -8,8 +8,8 @@ becomes one at a known moment (`moments`). In most rounds there is nobody of one
 from collections.abc import Callable, Collection
 
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source
+from controller.core.settings import ReschedulingConfig
 from controller.sim.instance import SimInstance
 from controller.sim.moments import Moments
 

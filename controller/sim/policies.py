@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import NORMAL
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.sim.fleet import COLD_START_S
 from controller.sim.setup import SimPolicy
 

@@ -9,24 +9,28 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.core.dispatch.policies import find_policy
-from controller.core.fleet.autoscale_config import AutoscaleConfig
-from controller.core.holding.config import HoldingConfig
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.sim.dispatch_baselines import DISPATCH
 from controller.sim.relief_baselines import PAIRINGS, VICTIMS
 from controller.sim.setup import SimPolicy
 
 Value = bool | int | float | str | None
+T = TypeVar("T", ReschedulingConfig, AutoscaleConfig)
 
-_RESCHEDULING = {f"migration.{field.name}": field.name for field in fields(ReschedulingConfig)}
+_RESCHEDULING = {
+    f"migration.{field.name}": field.name
+    for field in fields(ReschedulingConfig)
+    if field.name != "max_bytes_per_s"
+}
+"""A simulated link is as fast as the profile says."""
 _HOLDING = {f"holding.{field.name}": field.name for field in fields(HoldingConfig)}
 _AUTOSCALE = {
     f"autoscale.{field.name}": field.name
     for field in fields(AutoscaleConfig)
-    if field.name not in ("min_instances", "max_instances", "retry_failed_start_s")
+    if field.name not in ("mode", "min_instances", "max_instances", "retry_failed_start_s")
     and not field.name.startswith("target_")
 }
 """How many there may be is no setting of a policy; a simulated start never fails, and targets are
@@ -47,31 +51,24 @@ _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 
 def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
-    """The policy with these settings changed: those of `migration` that decide, `max_moves` among
-    them, `scheduler.policy`, `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`;
-    of a policy with late binding also those of `holding`, of one with auto-scaling those of
-    `autoscale`.
+    """The policy with these settings changed: those of `migration` that decide, `scheduler.policy`,
+    `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`; of a policy with late
+    binding also those of `holding`, of one with auto-scaling those of `autoscale`.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that it cannot
             have.
     """
     changed = reduce(lambda so_far, each: _with(so_far, *each), settings.items(), policy)
-    changed = _with_autoscale(changed, settings)
-    rescheduling = changed.rescheduling
-    if rescheduling.source_below_steps > rescheduling.destination_above_steps:
-        raise ValueError(
-            f"migration.source_below_steps ({rescheduling.source_below_steps:g}) must not exceed"
-            f" migration.destination_above_steps ({rescheduling.destination_above_steps:g})"
-        )
-    return changed
+    rescheduling = _changed(changed.rescheduling, _RESCHEDULING, settings)
+    autoscale = changed.autoscale and _changed(changed.autoscale, _AUTOSCALE, settings)
+    return replace(changed, rescheduling=rescheduling, autoscale=autoscale)
 
 
 def setting_names(policy: SimPolicy) -> list[str]:
     return [
         *_RESCHEDULING,
         *_NAMES,
-        "migration.max_moves",
         "scheduler.policy",
         "scheduler.status_interval_s",
         *(_HOLDING if policy.holding is not None else ()),
@@ -93,16 +90,11 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
             names = ", ".join(_NAMES[key])
             raise ValueError(f"{key} must be one of {names}, not {value!r}")
         return replace(policy, **{key.removeprefix("migration."): value})  # type: ignore[arg-type]
-    if name := _RESCHEDULING.get(key):
-        found: Any = _like(getattr(policy.rescheduling, name), key, value)
-        return replace(policy, rescheduling=replace(policy.rescheduling, **{name: found}))
-    if (name := _HOLDING.get(key)) and policy.holding is not None:
-        found = _like(getattr(policy.holding, name), key, value)
-        return replace(policy, holding=replace(policy.holding, **{name: found}))
-    if key in _AUTOSCALE:
+    if key in _RESCHEDULING or key in _AUTOSCALE:
         return policy  # together with the others of its kind: one alone may be a range upside down
-    if key == "migration.max_moves":
-        return replace(policy, max_moves=_whole(key, value))
+    if (name := _HOLDING.get(key)) and policy.holding is not None:
+        changed: dict[str, Any] = {name: _like(getattr(policy.holding, name), key, value)}
+        return replace(policy, holding=replace(policy.holding, **changed))
     if key == "scheduler.policy":
         found = find_policy(str(value), DISPATCH)
         holding = (policy.holding or HoldingConfig()) if found.late_binding else None
@@ -119,19 +111,18 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
     return replace(policy, levels=levels)
 
 
-def _with_autoscale(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
-    config = policy.autoscale
-    if config is None:
-        return policy
+def _changed(config: T, names: Mapping[str, str], settings: Mapping[str, Value]) -> T:
+    """`names`: those of the table's fields, by key."""
     found: dict[str, Any] = {
-        _AUTOSCALE[key]: _like(getattr(config, _AUTOSCALE[key]) or 0.0, key, value)
+        names[key]: _like(getattr(config, names[key]), key, value)
         for key, value in settings.items()
-        if key in _AUTOSCALE
+        if key in names
     }
     try:
-        return replace(policy, autoscale=replace(config, **found)) if found else policy
+        return replace(config, **found)
     except ValueError as error:
-        raise ValueError(f"autoscale: {error}") from error
+        table, _, _ = next(iter(names)).partition(".")
+        raise ValueError(f"{table}: {error}") from error
 
 
 def _like(present: Value, key: str, value: Value) -> Value:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.load.snapshot import NORMAL
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.model.config import ModelConfig
 from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
 from controller.sim.cluster import SimCluster

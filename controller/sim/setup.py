@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.model.config import Mode
 from controller.model.profile import LatencyProfile
 from controller.sim.relief_baselines import DEFRAG, LLUMNIX
@@ -15,9 +13,8 @@ from controller.sim.relief_baselines import DEFRAG, LLUMNIX
 class SimPolicy:
     """`dispatch`: a name in `dispatch_baselines.DISPATCH`. `status_age_s`: the statuses that
     dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
-    0. `max_moves`: of one instance at a time, both directions together. `holding`: late binding.
-    `autoscale`: the number of instances follows the load. `pairing` and `victim`: names in
-    `relief_baselines`."""
+    0. `holding`: late binding. `autoscale`: the number of instances follows the load. `pairing` and
+    `victim`: names in `relief_baselines`."""
 
     name: str
     dispatch: str
@@ -25,7 +22,6 @@ class SimPolicy:
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     status_age_s: float = 0.0
     by_rank: bool = True
-    max_moves: int = 4
     holding: HoldingConfig | None = None
     autoscale: AutoscaleConfig | None = None
     pairing: str = DEFRAG

@@ -23,6 +23,7 @@ from controller.api.settings.from_text import converted, value_of
 from controller.api.settings.live_settings import CONSOLE_TABLES, of_the_console
 from controller.api.settings.own_commands import OwnCommandTable
 from controller.api.settings.settings import Settings, table_model
+from controller.api.settings.table import kinds
 from llumctl import choices
 from llumctl.config import assignments, config_file, settings_checks, settings_errors
 from llumctl.config.settings_origin import Origins
@@ -165,7 +166,7 @@ def _refuse_constant(constant: str) -> None:
 
 def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
     try:
-        return Settings.model_validate(data, strict=True)
+        return Settings.model_validate(data)
     except ValidationError as error:
         raise settings_errors.explain(error, origins) from error
 
@@ -174,8 +175,6 @@ def _from_file(file: config_file.ConfigFile | None, origins: Origins) -> dict[st
     if file is None:
         return {}
     data = dict(file.tables)
-    if isinstance(data.get("priority"), list):
-        data["priority"] = tuple(data["priority"])
     if isinstance(data.get("engine"), dict):
         data["engine"] = _engine_table(data["engine"], origins)
     return data
@@ -240,10 +239,10 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
             f"write [commands.NAME] into it and unset {variable}",
         )
     model = table_model(table)
-    if key not in model.model_fields:
+    if key not in kinds(model):
         raise settings_errors.unknown_key(variable, (table, key))
     try:
-        return converted(model.model_fields[key], raw)
+        return converted(model, key, raw)
     except ValidationError as error:
         raise settings_errors.explain_value(error, variable, raw) from error
 
@@ -276,7 +275,7 @@ def _assign_to_level(data: dict[str, Any], origins: Origins, key: str, text: str
     """`LEVEL.target_load_tokens`: of the levels in the file, or of the default ones."""
     name, _, field = key.partition(".")
     levels = data.get("priority", Settings().model_dump()["priority"])
-    if not isinstance(levels, tuple) or not all(isinstance(each, dict) for each in levels):
+    if not isinstance(levels, list | tuple) or not all(isinstance(each, dict) for each in levels):
         return  # validation names it
     names = [str(each.get("name")) for each in levels]
     index = names.index(choices.one_of(name, names, "--set", "a priority level"))

@@ -12,6 +12,7 @@ from controller.api.errors import UsageError, WrongSettingError
 from controller.api.settings.complaints import complaint
 from controller.api.settings.refused_options import why_refused
 from controller.api.settings.settings import OPEN_TABLES, Settings, table_model
+from controller.api.settings.table import kinds
 from llumctl.config.settings_origin import Origins
 from llumctl.config.toml_lines import Path
 
@@ -60,9 +61,7 @@ def unknown_key(where: str, path: Path) -> UsageError:
     table = str(path[0])
     if table not in Settings.model_fields:
         return UsageError(message, f"the tables are {_listed(Settings.model_fields)}")
-    return UsageError(
-        message, f"the keys of [{table}] are {_listed(table_model(table).model_fields)}"
-    )
+    return UsageError(message, f"the keys of [{table}] are {_listed(kinds(table_model(table)))}")
 
 
 def unknown_variable(variable: str, path: Path) -> UsageError:
@@ -93,14 +92,14 @@ def nearest_key(path: Path) -> str:
 def _all_keys() -> Iterator[tuple[str, str]]:
     for table in Settings.model_fields:
         if table not in OPEN_TABLES:
-            for key in table_model(table).model_fields:
+            for key in kinds(table_model(table)):
                 yield table, key
 
 
 def _one(details: ErrorDetails, origins: Origins) -> UsageError:
     path = details["loc"]
     where = origins.of(path)
-    if details["type"] == "extra_forbidden":
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown_key(where, path)
     name = ".".join(str(part) for part in path if not isinstance(part, int))
     prefix = f"{where}: " if where == name else f"{where}: {name} "

@@ -25,8 +25,8 @@ from controller.core.migration.protocol import MoveTiming
 from controller.core.migration.record import MoveOrder
 from controller.core.migration.source import SourceMove
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested, RejectCode
+from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend.dispatcher import NotDispatchedError

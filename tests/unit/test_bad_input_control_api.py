@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from controller.api.wire.models import ErrorBody
-from controller.core.migration.limits import MoveLimits
+from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.moves import MoveAsked
 from tests.unit.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
@@ -312,7 +312,7 @@ async def fault_of(case: Case, own: Listener, client: httpx.AsyncClient) -> str:
         "with a traceback": "Traceback" in answer.text,
         "with the token": TOKEN in answer.text,
         "it stopped the cluster": controller.stopping,
-        "it changed the limits": controller.live.limits != MoveLimits(),
+        "it changed the limits": controller.live.rescheduling != ReschedulingConfig(),
         "it changed the spec": controller.keeper.spec.revision != 0,
         "it asked for a move": bool(own.cluster.mailbox.sent_to("mem://i-0", MoveAsked)),
         f"the status is {after.status_code} now": after.status_code != 200,

@@ -86,7 +86,7 @@ async def test_it_is_off_until_somebody_switches_it_on(
     assert ("set autoscale.mode = on, was off", "done") in audited(listener)
     await llumctl("autoscale", "--target-tpot", "none")
     assert listener.cluster.controller.live.autoscale.config.target_tpot_s is None
-    assert listener.cluster.controller.live.autoscale.mode == "on"
+    assert listener.cluster.controller.live.autoscale.config.mode == "on"
     await llumctl("undo")
     assert listener.cluster.controller.live.autoscale.config.target_tpot_s == 0.08
     capsys.readouterr()
@@ -104,7 +104,7 @@ async def test_a_dry_run_of_the_command_changes_nothing(
         "autoscale.mode           off       dry-run",
         "autoscale.max_instances  16        3",
     ]
-    assert listener.cluster.controller.live.autoscale.mode == "off"
+    assert listener.cluster.controller.live.autoscale.config.mode == "off"
 
 
 async def test_the_last_decision_and_why(listener: Listener, capsys: Captured) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from controller.api.settings.settings import Settings
+from controller.api.settings.table import kinds
+from controller.core.settings import SchedulerSettings
 from llumctl.app import run
 from llumctl.config import settings, toml_text
 from llumctl.text import config as settings_text
@@ -223,8 +224,7 @@ def test_schema_describes_every_table_and_key(capsys: Captured) -> None:
     assert endpoint["additionalProperties"] is False
     assert endpoint["properties"]["port"]["maximum"] == 65535
     assert "mode 0600" in endpoint["properties"]["api_key_file"]["description"]
-    model: type[BaseModel] = type(Settings().scheduler)
-    assert set(schema["$defs"]["SchedulerTable"]["properties"]) == set(model.model_fields)
+    assert set(schema["$defs"]["SchedulerSettings"]["properties"]) == set(kinds(SchedulerSettings))
 
 
 def test_secret_names() -> None:

@@ -71,7 +71,7 @@ async def test_settings_are_shown(capsys: Captured) -> None:
 
 async def test_settings_are_changed(listener: Listener, capsys: Captured) -> None:
     changes = ("migration.max_moves=2", "migration.max_bytes_per_s=0.5")
-    limits = lambda: listener.cluster.controller.live.limits  # noqa: E731
+    limits = lambda: listener.cluster.controller.live.rescheduling  # noqa: E731
     assert await llumctl("set", *changes, "--dry-run") == 10
     assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
     assert limits().max_moves == 4
@@ -212,10 +212,10 @@ async def test_it_is_saved_in_the_file_of_the_cluster(
     ]
     assert captured.err.splitlines() == [f"would be saved in {config}:", *lines]
     assert config.read_text() == CONFIG
-    assert listener.cluster.controller.live.limits.max_moves == 4
+    assert listener.cluster.controller.live.rescheduling.max_moves == 4
     assert await llumctl("set", *changes) == 0
     assert capsys.readouterr().err.splitlines() == ["revision 1", f"saved in {config}:", *lines]
-    assert listener.cluster.controller.live.limits.max_moves == 2
+    assert listener.cluster.controller.live.rescheduling.max_moves == 2
     assert config.read_text() == CONFIG.replace("= 4", "= 2") + "max_bytes_per_s = 5.0\n"
     assert config.stat().st_mode & 0o777 == 0o640
     assert list(config.parent.glob(".ours*")) == []
@@ -366,7 +366,7 @@ async def test_a_file_that_somebody_changes_meanwhile_is_left_alone(
     assert f"the running cluster was changed, but {config} was not written" in err
     assert "changed it meanwhile" in err
     assert config.read_text() == "[migration]\nenabled = false\n"
-    assert listener.cluster.controller.live.limits.max_moves == 2
+    assert listener.cluster.controller.live.rescheduling.max_moves == 2
 
 
 @pytest.mark.usefixtures("listener")

@@ -11,8 +11,8 @@ import pytest
 
 from controller.api.wire.explain import Explanation, OtherStep
 from controller.api.wire.models import RequestDetail, RequestList
-from controller.core.holding.config import HoldingConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Ticked
+from controller.core.settings import HoldingConfig
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked

@@ -110,8 +110,8 @@ async def test_settings_and_their_undo(bed: Bed, capsys: Captured) -> None:
         "set migration.max_moves = 2, was 4",
     ]
     assert "set " in await undone(bed, capsys)
-    limits = bed.controller.live.limits
-    assert (limits.max_moves, limits.max_bytes_per_s) == (4, None)
+    limits = bed.controller.live.rescheduling
+    assert (limits.max_moves, limits.max_bytes_per_s) == (4, 0.0)
 
 
 async def test_a_scale_and_its_undo(bed: Bed, capsys: Captured) -> None:
@@ -161,7 +161,7 @@ async def test_one_is_found_behind_many_others(bed: Bed) -> None:
     assert first.id not in [each.id for each in await bed.done()]
     assert await llumctl("undo", first.id, "--dry-run") == 10
     assert await llumctl("undo") == 0, "the last that was done"
-    assert bed.controller.live.limits.max_moves == 4
+    assert bed.controller.live.rescheduling.max_moves == 4
 
 
 async def test_silent_frontends_are_waited_for_once(
@@ -199,7 +199,7 @@ async def test_what_was_changed_since_is_not_undone(bed: Bed, capsys: Captured) 
     assert f"{first.id} (set migration.max_moves = 2, was 4) cannot be undone" in err
     assert err.endswith("try:   llumctl undo --list\n")
     assert await llumctl("undo", last.id, "-m", "too many") == 0
-    assert bed.controller.live.limits.max_moves == 2
+    assert bed.controller.live.rescheduling.max_moves == 2
     assert (await bed.done())[0].reason == "too many"
 
 

@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.live_settings import SettingError
-from controller.api.settings.settings import HoldingTable, MigrationTable, Settings, StatusPush
+from controller.api.settings.settings import Settings
 from controller.core.dispatch.policies import Policy, find_policy
-from controller.core.fleet.autoscale_config import AutoscaleConfig
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
-from controller.core.migration.limits import MoveLimits
-from controller.core.overload.key_limits import KeyLimits
-from controller.core.replay.replay import ReplayConfig
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig
+from controller.core.settings import (
+    AutoscaleConfig,
+    HoldingConfig,
+    ReschedulingConfig,
+    StatusPush,
+    with_fixed,
+)
 from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.runtime.live_config import LiveAutoscale, LiveConfig, SlowLimits
 from controller.runtime.messages.operations import FrontendLimits
@@ -24,12 +24,9 @@ MIN_INTERVAL_S = 0.01
 
 def live_config(settings: Settings) -> LiveConfig:
     """Raises SettingError for a policy that no live cluster has."""
-    scheduler, migration, endpoint = settings.scheduler, settings.migration, settings.endpoint
-    holding = _holding(settings.holding, _speed(settings))
+    scheduler, endpoint = settings.scheduler, settings.endpoint
     policy = _policy(scheduler.policy)
     late_binding = policy.late_binding
-    table = settings.limits
-    key_limits = KeyLimits(table.live_requests, table.tokens_per_minute)
     return LiveConfig(
         scheduler=SchedulerConfig(
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
@@ -37,24 +34,19 @@ def live_config(settings: Settings) -> LiveConfig:
             max_held_reqs=scheduler.max_held_reqs,
             hold_timeout_s=scheduler.hold_timeout_s,
             stall_timeout_s=scheduler.stall_timeout_s,
-            holding=holding if late_binding else None,
-            key_limits=key_limits,
+            holding=_holding(settings) if late_binding else None,
+            key_limits=settings.limits,
         ),
-        limits=MoveLimits(migration.max_moves, migration.max_bytes_per_s or None),
-        rescheduling=_rescheduling(migration, _speed(settings)),
+        rescheduling=_rescheduling(settings),
         frontends=FrontendLimits(
             endpoint.max_live_requests,
             endpoint.request_timeout_s,
             endpoint.write_timeout_s,
             hash_prefixes=late_binding or policy.by_prefix,
-            key_limits=key_limits,
-            replay=ReplayConfig(
-                settings.replay.max_replays,
-                settings.replay.max_tokens_kept,
-                settings.replay.patience_s,
-            ),
+            key_limits=settings.limits,
+            replay=settings.replay,
         ),
-        autoscale=_autoscale(settings.autoscale, settings.cluster.start_timeout_s),
+        autoscale=_autoscale(settings),
         status_interval_s=scheduler.status_interval_s,
         status_phases=_phases(scheduler.status_push),
         fence_after_s=scheduler.fence_after_s,
@@ -69,8 +61,8 @@ def _speed(settings: Settings) -> float:
     return settings.emulated.speed if settings.cluster.engine == "emulated" else 1.0
 
 
-def _holding(table: HoldingTable, speed: float) -> HoldingConfig:
-    config = HoldingConfig(**table.model_dump())
+def _holding(settings: Settings) -> HoldingConfig:
+    config, speed = with_fixed(HoldingConfig, settings.holding), _speed(settings)
     return replace(
         config,
         reserve_after_s=config.reserve_after_s / speed,
@@ -78,13 +70,8 @@ def _holding(table: HoldingTable, speed: float) -> HoldingConfig:
     )
 
 
-def _rescheduling(table: MigrationTable, speed: float) -> ReschedulingConfig:
-    config = ReschedulingConfig(
-        enabled=table.enabled,
-        source_below_steps=table.source_below_steps,
-        destination_above_steps=table.destination_above_steps,
-        max_moves_per_minute=table.max_moves_per_minute,
-    )
+def _rescheduling(settings: Settings) -> ReschedulingConfig:
+    config, speed = with_fixed(ReschedulingConfig, settings.migration), _speed(settings)
     return replace(
         config,
         interval_s=max(MIN_INTERVAL_S, config.interval_s / speed),
@@ -108,12 +95,14 @@ def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
     return STEP_PHASES if push == "all" else (push,)
 
 
-def _autoscale(table: AutoscaleTable, start_timeout_s: float) -> LiveAutoscale:
+def _autoscale(settings: Settings) -> LiveAutoscale:
     """The cold start is not set but measured. What two checks in a row found is acted on."""
-    config = AutoscaleConfig(
-        **table.model_dump(exclude={"mode"}),
-        first_check_after_s=table.check_interval_s,
-        up_persistence_s=table.check_interval_s,
-        down_persistence_s=table.check_interval_s,
+    interval_s = settings.autoscale.check_interval_s
+    config = with_fixed(
+        AutoscaleConfig,
+        settings.autoscale,
+        first_check_after_s=interval_s,
+        up_persistence_s=interval_s,
+        down_persistence_s=interval_s,
     )
-    return LiveAutoscale(table.mode, config, start_timeout_s)
+    return LiveAutoscale(config, settings.cluster.start_timeout_s)

@@ -161,7 +161,7 @@ class SteerReports:
             added=tuple(added),
             undrained=plan.undrained,
             draining=tuple(draining),
-            holds_autoscale=self._controller.live.autoscale.mode != "off",
+            holds_autoscale=self._controller.live.autoscale.config.mode != "off",
         )
 
     def _estimate_s(self, progress: DrainProgress, leaving: Leaving) -> float | None:
@@ -169,7 +169,7 @@ class SteerReports:
         if leaving.silent:
             return None
         pace = measured_pace(move.record for move in controller.operator_moves.log.recent)
-        max_moves = controller.live.limits.max_moves
+        max_moves = controller.live.rescheduling.max_moves
         left_s = estimate_s(leaving.departures, pace, max_moves, progress.num_left)
         return None if left_s is None else round(left_s, 2)
 

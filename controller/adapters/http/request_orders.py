@@ -263,7 +263,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
     def _waiting(self, last: Attempt, began_s: float) -> str:
         """How long the move waited for its turn, if that was noticeable, and the setting that
         limits it."""
-        named = f"migration.max_moves is {self.controller.live.limits.max_moves}"
+        named = f"migration.max_moves is {self.controller.live.rescheduling.max_moves}"
         if last.queued_s < TOLD_WAIT_S:
             return named if last.code in BY_MAX_MOVES else ""
         waited_s = self.controller.now_s() - began_s if last.outcome == "refused" else last.queued_s
@@ -273,7 +273,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         """The command that lets more moves run at once, if that limit was the reason."""
         if code not in BY_MAX_MOVES:
             return ""
-        more = max(1, 2 * self.controller.live.limits.max_moves)
+        more = max(1, 2 * self.controller.live.rescheduling.max_moves)
         return f"llumctl set migration.max_moves={more}"
 
     def _nobody(self) -> str:

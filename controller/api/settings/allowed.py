@@ -1,17 +1,15 @@
 """Which values a setting may have, in words: `0.01 to 3600`, `true, false`, `more than 0, none`."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from controller.api.settings.table import Table
+from controller.api.settings.table import schemas
 from controller.api.text.quantities import setting_value
 
 
-@cache
-def allowed(table: type[Table], field: str) -> str:
+def allowed(table: type, field: str) -> str:
     """What the schema says of the field; rules about several fields are not in it."""
-    schema = table.model_json_schema()["properties"][field]
+    schema = schemas(table)[field]
     return ", ".join(_words(each) for each in schema.get("anyOf", [schema]))
 
 

@@ -12,6 +12,7 @@ _KINDS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "finite_number": "a finite number",
+    "dataclass_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
     "dict_type": "a table",

@@ -4,45 +4,38 @@ The setting's type says what a text means: `on` is true for a switch, and a word
 `autoscale.mode`. Pydantic knows the words of a switch: on, true, yes, 1 and off, false, no, 0.
 """
 
-from typing import Annotated, Any, get_args
+from types import GenericAlias
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from controller.api.settings.settings import OPEN_TABLES, Settings, table_model
+from controller.api.settings.table import kinds, may_be_none
 from controller.api.wire.settings import SettingValue
 
 
-def converted(info: FieldInfo, text: str) -> Any:
-    """Raises ValidationError for a text that is no value of this field."""
-    kind: Any = info.annotation
-    for item in info.metadata:
-        kind = Annotated[kind, item]
-    return TypeAdapter(kind).validate_python(text)
+def converted(table: type, key: str, text: str) -> Any:
+    """Raises ValidationError for a text that is no value of this setting."""
+    # Without the tables' strictness, and in a tuple, as a type cannot be given a `config` alone.
+    one: Any = GenericAlias(tuple, kinds(table)[key])
+    adapter = TypeAdapter[Any](one, config=ConfigDict(allow_inf_nan=False))
+    return adapter.validate_python((text,))[0]
 
 
 def value_of(key: str, text: str) -> Any:
     """The inverse of `quantities.setting_value`. For an unknown setting, and for one that cannot
     have this value, it is what the text looks like: whoever validates the settings refuses it."""
-    info = _field(key)
-    if info is None or (text == "none" and _may_lack(info)):
+    name, _, rest = key.partition(".")
+    key = rest.rpartition(".")[2]
+    if name in OPEN_TABLES or name not in Settings.model_fields:
+        return _as_it_looks(text)
+    table = table_model(name)
+    if key not in kinds(table) or (text == "none" and may_be_none(table, key)):
         return _as_it_looks(text)
     try:
-        return converted(info, text)
+        return converted(table, key, text)
     except ValidationError:
         return _as_it_looks(text)
-
-
-def _field(key: str) -> FieldInfo | None:
-    table, _, rest = key.partition(".")
-    if table in OPEN_TABLES or table not in Settings.model_fields:
-        return None
-    return table_model(table).model_fields.get(rest.rpartition(".")[2])
-
-
-def _may_lack(info: FieldInfo) -> bool:
-    """Whether the setting may have no value."""
-    return type(None) in get_args(info.annotation)
 
 
 def _as_it_looks(text: str) -> SettingValue:

@@ -7,13 +7,14 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from pydantic import ValidationError
 
 from controller.api.settings.allowed import allowed
 from controller.api.settings.complaints import shown, wanted
 from controller.api.settings.settings import PriorityTable, Settings
-from controller.api.settings.table import Table
+from controller.api.settings.table import is_table, schemas
 from controller.api.wire.settings import SettingValue
 
 LIVE = (
@@ -48,7 +49,7 @@ class LiveSetting:
     value: SettingValue
     default: SettingValue
     meaning: str
-    table: type[Table]
+    table: type
 
     @property
     def allowed(self) -> str:
@@ -73,7 +74,7 @@ def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings
             place = next(each for each in place if each["name"] == level[0])
         place[field] = value
     try:
-        return Settings.model_validate(values, strict=True)
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise SettingError(_first_line(error, settings)) from error
 
@@ -90,7 +91,7 @@ def _all(settings: Settings) -> Iterator[LiveSetting]:
     levels = {level.name: level for level in Settings().priority}
     for name in Settings.model_fields:
         found = getattr(settings, name)
-        if isinstance(found, Table):
+        if is_table(type(found)):
             yield from _of_table(name, found, type(found)())
         elif name == "priority":
             for level in found:
@@ -98,15 +99,16 @@ def _all(settings: Settings) -> Iterator[LiveSetting]:
                 yield from _of_table(f"{name}.{level.name}", level, default)
 
 
-def _of_table(prefix: str, table: Table, default: Table) -> Iterator[LiveSetting]:
-    for field, info in type(table).model_fields.items():
-        meaning = (info.description or "").replace("\n", " ")
+def _of_table(prefix: str, table: Any, default: Any) -> Iterator[LiveSetting]:
+    kind: Any = type(table)
+    for field, schema in schemas(kind).items():
+        meaning = schema.get("description", "").replace("\n", " ")
         yield LiveSetting(
             f"{prefix}.{field}",
             getattr(table, field),
             getattr(default, field),
             meaning,
-            type(table),
+            kind,
         )
 
 

@@ -4,17 +4,24 @@ The TOML file has one table per class below; `llumctl.config.settings` merges fi
 and flags into a `Settings` and hands it to `up`, which hands it to the controller.
 """
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Strict, field_validator
 
-from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.bounds import MAX_INSTANCES
 from controller.api.settings.console import ConsoleTable
 from controller.api.settings.endpoint_options import EndpointOptions, Words, words
 from controller.api.settings.evacuate import EvacuateTable
 from controller.api.settings.own_commands import OwnCommandTable
-from controller.api.settings.table import Port, Seconds, Table
+from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
+from controller.core.settings import (
+    AutoscaleSettings,
+    HoldingSettings,
+    KeyLimits,
+    MigrationSettings,
+    ReplayConfig,
+    SchedulerSettings,
+)
 
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
 ModelNames = Annotated[Words, Field(max_length=32)]
@@ -83,107 +90,6 @@ class ControlTable(Table):
     """The last events, which the controller keeps for later questions; one takes about 1 KB."""
 
 
-StatusPush = Literal["begin", "after-schedule", "after-update", "before-return", "all", "never"]
-
-
-class SchedulerTable(Table):
-    """`[scheduler]`: dispatch and liveness."""
-
-    policy: str = "llumnix+"
-    """Which instance a request is dispatched to: llumnix+ holds a request that fits on none
-    (`holding`); llumnix, the paper's, takes the freest at once."""
-    max_held_reqs: Annotated[int, Field(ge=0)] = 1024
-    """Requests held while no instance is schedulable; of one more the lowest level's newest is
-    answered 429. With llumnix+ it is `holding.max_held_reqs`."""
-    hold_timeout_s: Seconds = 30.0
-    """A held request is answered 503 when no instance was schedulable for this long."""
-    stall_timeout_s: Seconds = 10.0
-    """An instance whose engine thread showed no progress for this long is not schedulable."""
-    fence_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    """An instance whose engine thread showed no progress for this long is taken for dead: its
-    requests run elsewhere, and it drops them when it comes back; 0: never."""
-    slow_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """An instance whose steps take so many times as long as the others' is emptied, as by a drain;
-    0: none is."""
-    slow_after_s: Seconds = 30.0
-    """For how long its steps must have taken so long."""
-    status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.02
-    """Least time between two status pushes of one instance."""
-    status_push: StatusPush = "before-return"
-    """At which phase of a step an instance pushes its status; never: the controller asks ten times
-    a second."""
-    grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    """How long live requests may take to finish when the cluster stops."""
-
-
-class HoldingTable(Table):
-    """`[holding]`: what the policy llumnix+ does with requests that fit nowhere;
-    docs/scheduling.md."""
-
-    max_held_reqs: Annotated[int, Field(ge=0)] = 100_000
-    """Requests held because they fit nowhere; of one more the lowest level's newest is answered
-    429."""
-    room_to_grow_tokens: Annotated[int, Field(ge=0)] = 320
-    """What an admission leaves free on an instance where others run: they grow."""
-    fair_keys: bool = True
-    """Whether the API keys of one level take turns by their tokens, whoever was served least first;
-    off: by arrival alone."""
-    making_room: bool = True
-    """Whether running requests move away so that a blocked one fits."""
-    reserved_share: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """At most this share of the instances, but at least one, is kept for the first blocked
-    requests."""
-
-
-class LimitsTable(Table):
-    """`[limits]`: what each API key may use of the whole cluster; docs/serving.md. A key may have
-    others in its line of the key file."""
-
-    live_requests: Annotated[int, Field(ge=0)] = 0
-    """Live requests of one key, each choice of `n` for itself; one more is answered 429. 0: any."""
-    tokens_per_minute: Annotated[int, Field(ge=0)] = 0
-    """Tokens of one key in a minute, of prompts and outputs; then it gets 429. 0: any."""
-
-
-class MigrationTable(Table):
-    """`[migration]`: when requests are moved, and what that may take; docs/scheduling.md."""
-
-    enabled: bool = True
-    """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
-    source_below_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
-    """An instance whose freeness is lower is relieved of requests."""
-    destination_above_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
-    """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
-    max_moves_per_minute: Annotated[int, Field(ge=0, le=32)] = 6
-    """Moves of one request in a minute. 0: requests move only by hand and out of drains."""
-    max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
-    """Moves of one instance at a time, to and from it; 0: none."""
-    max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Copied from one instance to another; 0: no limit."""
-
-    @model_validator(mode="after")
-    def _a_destination_is_no_source(self) -> Self:
-        if self.source_below_steps > self.destination_above_steps:
-            raise ValueError(
-                f"source_below_steps ({self.source_below_steps:g}) must not exceed"
-                f" destination_above_steps ({self.destination_above_steps:g})"
-            )
-        return self
-
-
-class ReplayTable(Table):
-    """`[replay]`: what becomes of requests whose instance dies; docs/reliability.md."""
-
-    max_replays: Annotated[int, Field(ge=0, le=100)] = 3
-    """How often one request may go on elsewhere after its instance died; 0: it ends in an error."""
-    max_tokens_kept: Annotated[int, Field(ge=0)] = 16_000_000
-    """Tokens of prompts and outputs that one frontend keeps for replays, about 5 bytes each. A
-    request that does not fit in cannot be replayed."""
-    patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    """How long a request whose instance died may find no other one before it ends in an error.
-    Where one instance is all there is, longer than Ray takes to start it again. Seconds."""
-
-
 class PriorityTable(Table):
     """`[[priority]]`: one level; see definitions in docs/metrics.md."""
 
@@ -218,14 +124,14 @@ class Settings(Table):
     cluster: ClusterTable = ClusterTable()
     endpoint: EndpointTable = EndpointTable()
     control: ControlTable = ControlTable()
-    scheduler: SchedulerTable = SchedulerTable()
-    holding: HoldingTable = HoldingTable()
-    limits: LimitsTable = LimitsTable()
-    migration: MigrationTable = MigrationTable()
-    autoscale: AutoscaleTable = AutoscaleTable()
-    replay: ReplayTable = ReplayTable()
+    scheduler: OfCore[SchedulerSettings] = SchedulerSettings()
+    holding: OfCore[HoldingSettings] = HoldingSettings()
+    limits: OfCore[KeyLimits] = KeyLimits()
+    migration: OfCore[MigrationSettings] = MigrationSettings()
+    autoscale: OfCore[AutoscaleSettings] = AutoscaleSettings()
+    replay: OfCore[ReplayConfig] = ReplayConfig()
     evacuate: EvacuateTable = EvacuateTable()
-    priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
+    priority: Annotated[tuple[PriorityTable, ...], Strict(False)] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""
     emulated: EmulatedTable = EmulatedTable()
@@ -263,8 +169,8 @@ OPEN_TABLES = ("commands", "engine", "keys")
 """These tables take any key."""
 
 
-def table_model(table: str) -> type[BaseModel]:
-    """The model of `[table]`, or of one `[[table]]`."""
-    annotation: Any = Settings.model_fields[table].annotation
-    candidates = (annotation, *get_args(annotation))
-    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+def table_model(table: str) -> type:
+    """The class of `[table]`, or of one `[[table]]`."""
+    kind = get_type_hints(Settings)[table]
+    found: type = next(each for each in (kind, *get_args(kind)) if is_table(each))
+    return found

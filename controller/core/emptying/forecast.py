@@ -19,10 +19,10 @@ from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal, reason_of
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.projection import with_arrivals, with_queued
 from controller.core.rescheduling.relief import ReliefRules, ReliefView
+from controller.core.settings import ReschedulingConfig
 
 TOO_BUSY = "too_busy"
 """Instances have room for the request, but are no destinations now: they are below the threshold,

@@ -2,7 +2,7 @@
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
 

@@ -26,9 +26,9 @@ from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.avoided import Avoided, Cooling, fruitless_until_s
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, LeftOut, Pair, pair
 from controller.core.rescheduling.roles import Role, roles
+from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
 MAX_CANDIDATES = 8

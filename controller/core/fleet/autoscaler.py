@@ -28,13 +28,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig, AutoscaleMode
 from controller.core.fleet.instance_starts import InstanceStarts
 from controller.core.fleet.outlook import WINDOW_S, ClusterLoad, RecentLatencies
 from controller.core.fleet.scale_rule import ScaleDecision, ScaleReason, ScaleState, decide, why
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.record.event_log import EventKind, Number
+from controller.core.settings import AutoscaleConfig
 
 ACTOR = "auto-scaling"
 """Whose drains and launches they are."""
@@ -49,7 +49,6 @@ class SettingsChanged:
     """`start_timeout_s`: an instance that does not serve for so long counts as one that cannot
     start."""
 
-    mode: AutoscaleMode
     config: AutoscaleConfig
     start_timeout_s: float
 
@@ -325,7 +324,7 @@ class Autoscaler:
 
     def held(self, hold: ScaleHold | None) -> ScaleHold | None:
         """The operator's scale that wins, of the one in the spec."""
-        return None if self._settings.mode == "off" else hold
+        return None if self._settings.config.mode == "off" else hold
 
     def hold_for(self, actor: str, num_instances: int, wall_s: float) -> ScaleHold | None:
         """What an operator's scale puts into the spec; None where nothing is to be held, as
@@ -335,7 +334,7 @@ class Autoscaler:
     def would_hold(self, num_instances: int, hold: ScaleHold | None) -> bool:
         """Whether an operator's scale to so many changes what is held. `hold`: the spec's."""
         is_same = hold is not None and hold.num_instances == num_instances
-        return self._settings.mode != "off" and not is_same
+        return self._settings.config.mode != "off" and not is_same
 
     def load(self, seen: LoadSeen, now_s: float) -> ClusterLoad:
         """What a check decides by: what was seen, as instances stood at the last tick."""
@@ -371,7 +370,7 @@ class Autoscaler:
         is_under_way = self.phase in (Phase.CLEARING, Phase.ACTING)
         assert (self._check is not None) == is_under_way, "a check is under way, or is not"
         assert self._state is not None or self.phase is not Phase.LOOKING, "a look without a state"
-        assert self._settings.mode != "off" or self._state is None, "it is off, and checks"
+        assert self._settings.config.mode != "off" or self._state is None, "it is off, and checks"
         if self._check is not None:
             decision = self._check.decision
             assert decision.change, "nothing is to be done, and is being done"
@@ -404,7 +403,7 @@ class Autoscaler:
         if event.num_schedulable != self._num_schedulable:
             self._num_schedulable, self._settled_since_s = event.num_schedulable, now_s
         self.phase, self._check, self._num_asked = Phase.RESTING, None, 0
-        if self._settings.mode == "off":
+        if self._settings.config.mode == "off":
             return []
         if self._state is None:
             self._state = ScaleState.first(self._settings.config, now_s)
@@ -432,7 +431,7 @@ class Autoscaler:
             if decision.reason in _WANTED_IN_VAIN:
                 check = replace(check, outcome=Outcome.BLOCKED)
             return self._end(check)
-        if self._settings.mode != "on" or seen.hold is not None:
+        if self._settings.config.mode != "on" or seen.hold is not None:
             return self._end(replace(check, outcome=Outcome.WOULD))
         if seen.rolling:
             return self._block(check, "it waits for the rolling restart to end")

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.settings import AutoscaleConfig
 
 WINDOW_S = 60.0
 

@@ -20,7 +20,6 @@ earlier action is pending. As x <= y, a load that stays as it is never leads to 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.fleet.outlook import (
     NOTHING_KNOWN,
     TARGET_MARGIN,
@@ -30,6 +29,7 @@ from controller.core.fleet.outlook import (
     Target,
 )
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.settings import AutoscaleConfig
 
 
 class ScaleReason(StrEnum):

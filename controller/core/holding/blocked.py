@@ -13,11 +13,11 @@ an admission leaves: what runs goes before what is new. In one round no room is 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.settings import HoldingConfig
 from controller.core.value import value
 
 ENOUGH_ROOM = 2

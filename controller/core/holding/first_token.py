@@ -8,8 +8,8 @@ on the Mooncake trace the mean TTFT was 1.46 s by freeness alone and is 0.59 s s
 
 from collections.abc import Callable, Iterable, Sequence
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.room import Room
+from controller.core.settings import HoldingConfig
 
 Score = Callable[[str], float]
 """Of an instance id, for the request: larger is better."""

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from itertools import islice
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import HeldQueue, Key
 from controller.core.holding.kept import (
     MAX_LOOKED_AT,
@@ -21,6 +20,7 @@ from controller.core.holding.kept import (
     no_better_in_open,
 )
 from controller.core.load.room import Room
+from controller.core.settings import HoldingConfig
 from controller.core.value import value
 
 ROUNDING_S = 1e-6

@@ -16,8 +16,8 @@ from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.holding.room_plan import Leaving, plan_leaving, plan_room
 from controller.core.migration.refusals import ReliefRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.relief import MINUTE_S
+from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
 PLAN_FAILED = "plan_failed"

@@ -5,10 +5,11 @@ A key is known by its hash (`api.settings.key_file.key_id`), never by itself.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from controller.core.scheduler_events import DispatchRequested, RejectCode
+from controller.core.settings import KeyLimits
 
 WINDOW_S = 60.0
 MOST_RETRY_S = 60
@@ -17,26 +18,6 @@ MOST_RETRY_S = 60
 OwnLimits = Mapping[str, Mapping[str, int]]
 """By the hash of a key, those fields of `KeyLimits` that it has of its own."""
 NO_KEYS: OwnLimits = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """0: no limit."""
-
-    live_requests: int = 0
-    tokens_per_minute: int = 0
-    """Of prompts and outputs together."""
-
-    def of(self, key: str, own: OwnLimits) -> "KeyLimits":
-        """Those of this key."""
-        return replace(self, **own[key]) if key in own else self
-
-    def shared_by(self, number: int) -> "KeyLimits":
-        """The part that each of so many frontends may give away alone."""
-        return KeyLimits(
-            max(1, self.live_requests // number) if self.live_requests else 0,
-            max(1, self.tokens_per_minute // number) if self.tokens_per_minute else 0,
-        )
 
 
 @dataclass(frozen=True, slots=True)

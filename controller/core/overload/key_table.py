@@ -7,8 +7,9 @@ requests is never exceeded while the controller is there, and a place that becam
 found free a little later.
 """
 
-from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits, Refusal, refusal
+from controller.core.overload.key_limits import NO_KEYS, OwnLimits, Refusal, refusal
 from controller.core.scheduler_events import DispatchRequested, KeysTold, RejectCode
+from controller.core.settings import KeyLimits
 from controller.core.value import value
 
 

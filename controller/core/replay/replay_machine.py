@@ -43,13 +43,13 @@ from controller.core.replay.replay import (
     ALWAYS,
     SENTENCES,
     Replay,
-    ReplayConfig,
     ReplayRefusal,
     RequestLoss,
     cause_of,
     why_not,
 )
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.settings import ReplayConfig
 
 ASK_AGAIN_S = 0.25
 # An instance that restarted refuses what was meant for its predecessor. The wait doubles each time.

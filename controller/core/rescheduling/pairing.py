@@ -14,7 +14,7 @@ from typing import Self
 
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
 

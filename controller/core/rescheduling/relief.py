@@ -26,11 +26,11 @@ from controller.core.migration.refusals import ReliefRefusal, reason_of
 from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate, departing_in_turn
 from controller.core.rescheduling.choose_destination import lacks
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.evacuation import Evacuation, evacuation
 from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
+from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
 MINUTE_S = 60.0

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from controller.core.load.snapshot import Level
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source
+from controller.core.settings import ReschedulingConfig
 
 
 class Role(StrEnum):

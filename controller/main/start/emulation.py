@@ -52,7 +52,7 @@ def with_changes(
 ) -> tuple[LatencyProfile, EmulatedTable]:
     """The engine of a plan with other values for some keys of its table; contexts stay as long as
     they are. Raises ValueError."""
-    table = EmulatedTable.model_validate(table.model_dump() | dict(args), strict=True)
+    table = EmulatedTable.model_validate(table.model_dump() | dict(args))
     num_blocks = table.num_blocks if "num_blocks" in args else None
     if num_blocks is not None:
         holds = num_blocks * profile.block_size

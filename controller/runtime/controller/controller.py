@@ -122,7 +122,7 @@ class Controller:
             self.queries,
             lambda: self.now_s(),
             epoch,
-            config.limits,
+            config.rescheduling.max_moves,
             self.num_moves,
         )
         self.rescheduler = Rescheduler(
@@ -130,7 +130,7 @@ class Controller:
             self.scheduler,
             self.openness,
             cooling,
-            lambda instance_id: self.num_moves(instance_id) < self.live.limits.max_moves,
+            lambda instance_id: self.num_moves(instance_id) < self.live.rescheduling.max_moves,
             config.scheduler.levels,
             partial(self.mail.send_to, droppable=True),
             lambda: self.now_s(),
@@ -259,7 +259,7 @@ class Controller:
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
         self.operator_moves.machine.levels = config.scheduler.levels
-        self.operator_moves.machine.max_moves = config.limits.max_moves
+        self.operator_moves.machine.max_moves = config.rescheduling.max_moves
         self.rescheduler.levels = config.scheduler.levels
         if config.rescheduling != before.rescheduling:
             self.rescheduler.config = config.rescheduling

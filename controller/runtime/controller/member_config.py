@@ -18,9 +18,9 @@ def config_messages(
 def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
     """One message of each type."""
     if member.kind == "instance":
-        limits = config.limits
+        limits = config.rescheduling
         return (
-            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s),
+            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None),
             StatusPushSet(config.status_interval_s, config.status_phases),
         )
     return (config.frontends,)

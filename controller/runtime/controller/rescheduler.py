@@ -25,10 +25,10 @@ from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.avoided import Cooling
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad
 from controller.core.rescheduling.roles import Role
 from controller.core.scheduler import GlobalScheduler
+from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
 from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered

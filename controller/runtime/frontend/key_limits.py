@@ -4,10 +4,11 @@ decides, and goes by its share of the limits while the controller is away."""
 import asyncio
 from collections.abc import Callable
 
-from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits, Refusal, refusal
+from controller.core.overload.key_limits import NO_KEYS, OwnLimits, Refusal, refusal
 from controller.core.overload.key_use import KeyUse
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested, KeysTold
+from controller.core.settings import KeyLimits
 from controller.runtime.repeating import repeat
 
 TELL_EVERY_S = 0.1

@@ -3,9 +3,8 @@
 import msgspec
 
 from controller.core.emptying.orders import ReliefOrder
-from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
-from controller.core.replay.replay import ReplayConfig
+from controller.core.settings import KeyLimits, ReplayConfig
 from controller.ports.engine import StepPhase
 from controller.runtime.messages.message import Message
 

@@ -46,7 +46,6 @@ def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) 
     settings = settings.model_copy(update={"cluster": ClusterTable(engine="emulated")})
     live, policy = live_config(settings), sim_policy(name)
     assert live.scheduler.policy.name == policy.dispatch
-    assert live.limits.max_moves == policy.max_moves
     moves = policy.rescheduling
     assert live.rescheduling == replace(
         moves,

@@ -15,7 +15,6 @@ from controller.core.admission.records import (
     Rejected,
 )
 from controller.core.dispatch.policies import POLICIES
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler import GlobalScheduler
@@ -27,6 +26,7 @@ from controller.core.scheduler_events import (
     RejectCode,
     Ticked,
 )
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import request, running, status
 
 PLUS = SchedulerConfig(

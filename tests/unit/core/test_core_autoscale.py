@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.fleet.outlook import ClusterLoad
 from controller.core.fleet.scale_rule import ScaleDecision, ScaleReason, ScaleState, decide
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.settings import AutoscaleConfig
 from tests.unit.core.core_builders import queued, request_lists, running, snapshot_of
 
 AT_ONCE = AutoscaleConfig(up_persistence_s=0, down_persistence_s=0)

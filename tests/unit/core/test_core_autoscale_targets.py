@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.fleet.outlook import (
     ClusterLoad,
     Crowd,
@@ -17,6 +16,7 @@ from controller.core.fleet.outlook import (
     estimate,
 )
 from controller.core.fleet.scale_rule import ScaleDecision, ScaleReason, ScaleState, decide, why
+from controller.core.settings import AutoscaleConfig
 from tests.unit.core.core_builders import snapshot_of
 
 CONFIG = AutoscaleConfig(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.fleet.autoscaler import (
     ACTOR,
     Autoscaler,
@@ -33,11 +32,12 @@ from controller.core.fleet.autoscaler import (
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.record.event_log import EventKind
+from controller.core.settings import AutoscaleConfig
 
 TICK_S = 1.0
 BLOCKS_PER_REQUEST = 10
-CONFIG = AutoscaleConfig(first_check_after_s=10.0, min_instances=2, max_instances=8)
-ON = SettingsChanged("on", CONFIG, start_timeout_s=60.0)
+CONFIG = AutoscaleConfig(mode="on", first_check_after_s=10.0, min_instances=2, max_instances=8)
+ON = SettingsChanged(CONFIG, start_timeout_s=60.0)
 
 
 class World:
@@ -100,7 +100,8 @@ class World:
                 self.say(answer)
 
     def change(self, **settings: object) -> None:
-        self.settings = replace(self.settings, **settings)  # type: ignore[arg-type]
+        config = replace(self.settings.config, **settings)  # type: ignore[arg-type]
+        self.settings = replace(self.settings, config=config)
         self.say(self.settings)
 
     # -- what happens --------------------------------------------------------------------
@@ -131,7 +132,7 @@ class World:
             self.room = draw.choice([0, 1, 2, 8])
         if draw.random() < 0.005:
             self.rolling = not self.rolling
-        if draw.random() < (0.003 if self.settings.mode == "on" else 0.02):
+        if draw.random() < (0.003 if self.settings.config.mode == "on" else 0.02):
             self.change(mode=draw.choice(["on", "on", "dry-run", "off"]))
         if draw.random() < (0.003 if self.hold is None else 0.02):
             self._operate()
@@ -142,7 +143,7 @@ class World:
             self.say(HoldEnded("o", "ana"))
         else:
             wanted = self.machine.hold_for("ana", len(self.planned), self.now_s)
-            assert (wanted is None) == (self.settings.mode == "off")
+            assert (wanted is None) == (self.settings.config.mode == "off")
             if wanted is not None:
                 self.hold = wanted
                 self.say(HoldBegan("o", wanted))
@@ -153,7 +154,7 @@ class World:
     def _carry_out(self, instruction: Instruction) -> Event | None:
         match instruction:
             case LookAtLoad():
-                assert self.settings.mode != "off"
+                assert self.settings.config.mode != "off"
                 return self._load()
             case Tell():
                 self.told.append(instruction)
@@ -175,7 +176,7 @@ class World:
         return ScaleDone((), sorted(self.leaving))
 
     def _may(self, check: Check) -> None:
-        assert self.settings.mode == "on", "in a dry run nothing is done"
+        assert self.settings.config.mode == "on", "in a dry run nothing is done"
         assert self.hold is None, "the operator's scale wins"
         assert not self.rolling
         assert check.decision.change
@@ -269,7 +270,7 @@ def test_an_answer_that_does_not_come_holds_no_later_check_up() -> None:
 
 def test_what_goes_on_is_told_once() -> None:
     machine = Autoscaler(
-        "e", SettingsChanged("dry-run", replace(CONFIG, down_persistence_s=0.0), 60.0)
+        "e", SettingsChanged(replace(CONFIG, mode="dry-run", down_persistence_s=0.0), 60.0)
     )
     ids, told = ("a", "b", "c"), []
     for number in range(5):

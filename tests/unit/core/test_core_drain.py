@@ -20,8 +20,8 @@ from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Leve
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.relief import ReliefRules, ReliefView
+from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import (
     BLOCK_SIZE,
     THREE_LEVELS,

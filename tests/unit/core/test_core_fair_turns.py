@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch.policies import POLICIES
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.fair_turns import FairTurns
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -17,6 +16,7 @@ from controller.core.scheduler_events import (
     KeysTold,
     KeyUsed,
 )
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import running, status
 
 # -- turns ------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import POLICIES
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.first_token import best_fitting
 from controller.core.load.room import Room
 from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, InstanceStarted, StatusReported
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import RequestSnapshot, queued, request, running, status
 
 CONFIG = HoldingConfig(prefill_slack_tokens=160)

@@ -26,8 +26,8 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, pair
+from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
 
 SOURCE = "i-0"

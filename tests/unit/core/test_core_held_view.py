@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.first_token import Score
 from controller.core.holding.held_queue import Held
 from controller.core.holding.placement import Placement
@@ -13,6 +12,7 @@ from controller.core.load.room import Room
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import InstanceDied, InstanceStarted
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import nothing_cached, request, running, status
 
 

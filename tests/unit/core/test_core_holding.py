@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.holding.placement import Placement
 from controller.core.holding.room_plan import plan_leaving, plan_room
@@ -25,6 +24,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import nothing_cached, request, running, status
 
 FREEST = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}

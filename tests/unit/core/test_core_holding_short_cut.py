@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.holding.placement import Placement
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -19,6 +18,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import DRAINS, request, running, status
 
 IDS = ("a", "b", "c", "d")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.windows import CountWindow
-from controller.core.overload.key_limits import KeyLimits, refusal
+from controller.core.overload.key_limits import refusal
 from controller.core.overload.key_table import KeyTable
 from controller.core.overload.key_use import KeyUse
 from controller.core.scheduler import GlobalScheduler
@@ -18,6 +18,7 @@ from controller.core.scheduler_events import (
     KeysTold,
     RejectCode,
 )
+from controller.core.settings import KeyLimits
 from tests.unit.core.core_builders import status
 
 

@@ -33,7 +33,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import (
     BLOCK_BYTES,
     BLOCK_SIZE,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.replay.replay import ReplayConfig, ReplayRefusal
+from controller.core.replay.replay import ReplayRefusal
 from controller.core.replay.replay_machine import (
     ASK_AGAIN_S,
     LOST,
@@ -39,6 +39,7 @@ from controller.core.replay.replay_machine import (
     Woken,
 )
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.settings import ReplayConfig
 
 I0 = InstanceRef("i-0", 1, "mem://i-0")
 I1 = InstanceRef("i-1", 1, "mem://i-1")

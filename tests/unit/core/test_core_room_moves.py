@@ -5,7 +5,7 @@ from dataclasses import replace
 from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.holding.room_moves import Departures, NoRoom, departures, head_to_leave
 from controller.core.holding.room_plan import Leaving
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, queued, running
 
 CONFIG = ReschedulingConfig(max_moves_per_minute=2)

@@ -22,7 +22,7 @@ from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.rescheduling.avoided import Cooling
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, running
 
 CONFIG = ReschedulingConfig()

@@ -8,8 +8,8 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import routes
 from controller.core.migration.routes import MISSING_S, UNCLEAR_S, Routes, RouteState
 from controller.core.replay import replay_machine as replays
-from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.settings import ReplayConfig
 from controller.core.token_order import FIRST_EPOCH, Delivery, Epoch
 
 NUM_TOKENS = 12

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch.policies import POLICIES
-from controller.core.holding.config import HoldingConfig
 from controller.core.overload.drain_rate import MOST_S, WINDOW_S, DrainRate
 from controller.core.overload.shed_order import ShedOrder
 from controller.core.scheduler import GlobalScheduler
@@ -16,6 +15,7 @@ from controller.core.scheduler_events import (
     Reject,
     RejectCode,
 )
+from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import request, running, status
 
 ORDERS = st.tuples(

@@ -9,8 +9,8 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import routes
 from controller.core.migration.routes import Route, Routes
 from controller.core.replay import replay_machine as replays
-from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.settings import ReplayConfig
 from controller.core.token_order import Delivery, Epoch
 from tests.unit.migration.simulated_engine import Asked, Token, next_value
 from tests.unit.migration.simulated_instance import Violation

@@ -13,9 +13,9 @@ from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Leve
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.rescheduling.avoided import Avoided, fruitless_until_s
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
+from controller.core.settings import ReschedulingConfig
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
 from controller.model.profile import load_profile

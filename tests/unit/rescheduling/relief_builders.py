@@ -7,8 +7,8 @@ from typing import Any
 
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.relief import ReliefView
+from controller.core.settings import ReschedulingConfig
 
 BLOCK_SIZE = 16
 BLOCK_BYTES = 1_000_000

@@ -1,7 +1,7 @@
 """A pair between which nothing moves does not keep others from their work."""
 
 from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.model.request import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.model.request import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster, arrivals
 

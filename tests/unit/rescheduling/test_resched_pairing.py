@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import DEFAULT_LEVELS
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
+from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, queued, running
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)

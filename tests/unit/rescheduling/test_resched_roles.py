@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.roles import Role, may_differ, roles
+from controller.core.settings import ReschedulingConfig
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)
 

@@ -1,13 +1,14 @@
 """What docs/scheduling.md says is what the code does: its tables, defaults and codes."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from controller.api.settings.settings import MigrationTable
 from controller.core.migration.refusals import ReliefRefusal
 from controller.core.rescheduling.move_reasons import MoveReason
+from controller.core.settings import MigrationSettings
 from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "scheduling.md"
@@ -44,7 +45,7 @@ def test_it_names_every_reason_and_refusal() -> None:
 def test_its_defaults_are_those_of_the_code() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `migration\.(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
-    assert rows == {name: _shown(value) for name, value in MigrationTable()}
+    assert rows == {name: _shown(value) for name, value in asdict(MigrationSettings()).items()}
 
 
 def test_every_code_is_explained() -> None:

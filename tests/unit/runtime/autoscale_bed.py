@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig, AutoscaleMode
 from controller.core.fleet.autoscaler import Check
 from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.settings import AutoscaleConfig, AutoscaleMode
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from tests.unit.runtime.controller_bed import CONFIG
@@ -59,7 +59,7 @@ class AutoscaleBed(SteeringBed):
         self.set_mode(mode, **config)
 
     def set_mode(self, mode: AutoscaleMode, start_timeout_s: float = 600.0, **config: Any) -> None:
-        live = LiveAutoscale(mode, replace(QUICK, **config), start_timeout_s)
+        live = LiveAutoscale(replace(QUICK, mode=mode, **config), start_timeout_s)
         self.controller.configure(LiveConfig(CONFIG, autoscale=live))
 
     @property

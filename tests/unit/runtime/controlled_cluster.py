@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import DispatchRequested
+from controller.core.settings import ReplayConfig
 from controller.ports.engine import Engine
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents

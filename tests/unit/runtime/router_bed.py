@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.replay.replay import ReplayConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.settings import ReplayConfig
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership

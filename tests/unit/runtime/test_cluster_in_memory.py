@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.core.operations.leaving import LeaveReason
-from controller.core.replay.replay import ReplayConfig
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReplayConfig, ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork

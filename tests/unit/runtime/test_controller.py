@@ -11,10 +11,10 @@ from controller.adapters.http.views.members import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
 from controller.core.dispatch.policies import POLICIES
-from controller.core.migration.limits import MoveLimits
 from controller.core.operations.leaving import LeaveReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
+from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.directories import DIRECTORY_EVERY_S, SILENCE_S
 from controller.runtime.live_config import LiveConfig, SlowLimits
@@ -216,7 +216,8 @@ async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: Fak
     await bed.joins("f-0")
     assert await bed.f0.receive(FrontendLimits) == FrontendLimits(4096, None, 60.0)
     assert await bed.peers["i-0"].receive(StatusPushSet) == StatusPushSet(0.02)
-    limits, frontends = MoveLimits(2, 5e6), FrontendLimits(2, 9.0, 5.0)
+    limits = ReschedulingConfig(max_moves=2, max_bytes_per_s=5e6)
+    frontends = FrontendLimits(2, 9.0, 5.0)
     bed.controller.configure(LiveConfig(CONFIG, limits, frontends=frontends))
     assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
     assert await bed.f0.receive(FrontendLimits) == FrontendLimits(2, 9.0, 5.0)

@@ -21,12 +21,11 @@ from controller.api.settings.settings import Settings
 from controller.api.wire.operations import AbortRequest, PriorityRequest
 from controller.core.dispatch.policies import POLICIES
 from controller.core.emptying.claims import Drain, Remove
-from controller.core.holding.config import HoldingConfig
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_config import SchedulerConfig
+from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT

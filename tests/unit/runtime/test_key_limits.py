@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from controller.core.admission.asking import CONTROLLER_SILENCE_S
-from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
     Dispatch,
@@ -16,6 +15,7 @@ from controller.core.scheduler_events import (
     Reject,
     RejectCode,
 )
+from controller.core.settings import KeyLimits
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from controller.core.dispatch.policies import POLICIES
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import QueueHead
-from controller.core.migration.limits import MoveLimits
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler_events import DispatchCancelled, RejectCode
+from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.operations import ReliefOrdered
 from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn, Refused
@@ -134,7 +132,7 @@ async def test_no_room_is_made_towards_one_that_failed_or_is_busy_moving(bed: Be
     (kept,) = placement.reserved
     (other,) = {"i-0", "i-1"} - {kept}
     await bed.reports(other, free=5, num_running=1)
-    bed.controller.configure(replace(PLUS, limits=MoveLimits(max_moves=0)))
+    bed.controller.configure(replace(PLUS, rescheduling=replace(PLUS.rescheduling, max_moves=0)))
     bed.controller.rescheduler.round()
     await settle()
     assert bed.peers[kept].received(RoomOrdered) == []

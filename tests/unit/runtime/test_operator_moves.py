@@ -269,7 +269,7 @@ async def test_a_destination_that_was_named_is_asked_again(network: FakeNetwork)
 async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) -> None:
     """Six were refused, though two would have been over in a moment."""
     bed = await serving(network)
-    limit = bed.controller.live.limits.max_moves
+    limit = bed.controller.live.rescheduling.max_moves
     wanted = [replace(ORDER, request_id=f"r{number}") for number in range(limit + 2)]
     moving = [ordered(bed, "i-1", order) for order in wanted]
     asked = [await asked_of(bed) for _ in range(limit)]

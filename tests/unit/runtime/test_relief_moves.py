@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from controller.api.settings.settings import MigrationTable
+from controller.api.settings.settings import Settings
 from controller.core.emptying.orders import ReliefOrder
 from controller.core.emptying.relieving import RelievingView
 from controller.core.load.freeness import freeness
@@ -15,7 +15,7 @@ from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.past_instances import MAX_HOPS
 from controller.runtime.messages.codec import AnyMessage
@@ -488,9 +488,9 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> Non
 
 
 def test_as_many_moves_may_be_set_as_are_remembered() -> None:
-    assert MigrationTable(max_moves_per_minute=MAX_HOPS).max_moves_per_minute == MAX_HOPS
+    Settings.model_validate({"migration": {"max_moves_per_minute": MAX_HOPS}})
     with pytest.raises(ValidationError):
-        MigrationTable(max_moves_per_minute=MAX_HOPS + 1)
+        Settings.model_validate({"migration": {"max_moves_per_minute": MAX_HOPS + 1}})
 
 
 async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestState
-from controller.core.replay.replay import ReplayConfig
 from controller.core.replay.replay_machine import MAX_REFUSALS
 from controller.core.scheduler_events import Dispatch, Reject, RejectCode
+from controller.core.settings import ReplayConfig
 from controller.runtime.messages import output_tokens
 from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.moves import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.load.snapshot import QueueHead
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.codec import decode
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
 from tests.unit.runtime.controller_bed import Bed

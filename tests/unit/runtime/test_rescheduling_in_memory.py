@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.core.record.event_log import EventKind
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork

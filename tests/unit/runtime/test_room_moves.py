@@ -8,7 +8,7 @@ from dataclasses import replace
 from controller.core.emptying.orders import HeadOrder, Opening, RoomOrder
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.model.profile import load_profile
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome

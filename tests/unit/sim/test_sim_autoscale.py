@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
-from controller.core.holding.config import HoldingConfig
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.holding.config import HoldingConfig
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
 from tests.unit.sim.runs import MOVE, SMALL, STAY, column, requests, run

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from controller.core.fleet.autoscale_config import AutoscaleConfig
 from controller.core.load.snapshot import blocks_for
+from controller.core.settings import AutoscaleConfig
 from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
 from controller.sim.bounds.pooled_future import Future
 from controller.sim.outcome import Outcome

@@ -7,9 +7,9 @@ import pytest
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import ReliefRefusal
-from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import InstanceLoad
 from controller.core.rescheduling.relief import ReliefRules, next_move
+from controller.core.settings import ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.relief_baselines import (
     BALANCED,

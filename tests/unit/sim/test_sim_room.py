@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from controller.core.emptying.relieving import RoomGiven
 from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup

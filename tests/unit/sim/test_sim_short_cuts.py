@@ -6,9 +6,8 @@ from unittest import mock
 
 import pytest
 
-from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.emptying import SimEmptying
 from controller.sim.outcome import Outcome

@@ -14,7 +14,7 @@ def autoscale_status(controller: Controller) -> AutoscaleStatus:
     found = controller.autoscaling.view()
     next_in_s = found.next_check_in_s
     return AutoscaleStatus(
-        mode=live.mode,
+        mode=live.config.mode,
         held=None
         if held is None
         else AutoscaleHoldStatus(

@@ -214,4 +214,4 @@ class Autoscaling:
 
 
 def _settings(live: LiveAutoscale) -> SettingsChanged:
-    return SettingsChanged(live.mode, live.config, live.start_timeout_s)
+    return SettingsChanged(live.config, live.start_timeout_s)

@@ -77,7 +77,7 @@ class Departures:
             self._destinations({instance_id, *going}),
             cluster.live.scheduler.levels,
             cluster.rescheduler.config,
-            cluster.live.limits.max_moves,
+            cluster.live.rescheduling.max_moves,
             cluster.openness.closed_to_moves(cluster.now_s()),
         )
         num_rounds = 0

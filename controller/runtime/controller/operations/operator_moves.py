@@ -26,7 +26,6 @@ from controller.core.emptying.by_hand import (
 )
 from controller.core.emptying.openness import Openness
 from controller.core.load.snapshot import Level
-from controller.core.migration.limits import MoveLimits
 from controller.core.migration.record import MoveOrder
 from controller.core.record.event_log import LoggedEvent
 from controller.core.rescheduling.avoided import Cooling
@@ -47,7 +46,7 @@ class OperatorMoves:
         queries: MemberQueries,
         now_s: Callable[[], float],
         epoch: str,
-        limits: MoveLimits,
+        max_moves: int,
         num_reported: Callable[[str], int],
     ) -> None:
         """`num_reported`: moves under way at an instance by its last status."""
@@ -56,7 +55,7 @@ class OperatorMoves:
         self._queries = queries
         self.num_moves = num_reported
         self.destinations = openness.destinations
-        self.machine = MovesByHand(self, cooling, levels, limits.max_moves, epoch)
+        self.machine = MovesByHand(self, cooling, levels, max_moves, epoch)
         self.cooling, self.log = self.machine.cooling, self.machine.log
         self._done: dict[str, asyncio.Future[Sequence[Attempt]]] = {}
         """By order id, of the callers that wait."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination, source
-from controller.core.migration.limits import MoveLimits
 from controller.core.migration.move_table import MoveTable
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight, MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
+from controller.core.settings import MigrationSettings
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.incoming import IncomingMove
@@ -29,7 +29,7 @@ from controller.runtime.messages.moves import (
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_MOVES = MoveLimits().max_moves
+DEFAULT_MAX_MOVES = MigrationSettings().max_moves
 NO_NUMBERS: Mapping[str, Number] = {}
 
 

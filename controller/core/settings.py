@@ -1,0 +1,342 @@
+"""What operators set of what the core decides: tables of the configuration file, as values.
+
+Each setting stands here once, with its default, its bounds and what it means. Files, variables and
+orders are read into these classes (`controller.api.settings`); `llumctl get` and the schema show
+their docstrings; what decides goes by them. What is fixed in a cluster stands in a class below the
+one that is set (`HoldingConfig` under `HoldingSettings`), with its measured reason, so that the
+simulator can change it and compare.
+
+A bound is an annotation. Whatever operators give is held against it; `check_bounds` does so where a
+value beyond it makes no sense to a machine, whoever made it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+
+from controller.core.bounds import MAX_INSTANCES
+
+Seconds = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(0)]
+Instances = Annotated[int, Ge(1), Le(MAX_INSTANCES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the configuration file. The names below are pydantic's, which reads tables: no
+    unknown key, no text where a number is meant, neither NaN nor infinity."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "allow_inf_nan": False,
+        "extra": "forbid",
+        "strict": True,
+        "use_attribute_docstrings": True,
+    }
+
+
+# -- [scheduler] ---------------------------------------------------------------------------------
+
+StatusPush = Literal["begin", "after-schedule", "after-update", "before-return", "all", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings(Table):
+    """`[scheduler]`: dispatch and liveness."""
+
+    policy: str = "llumnix+"
+    """Which instance a request is dispatched to: llumnix+ holds a request that fits on none
+    (`holding`); llumnix, the paper's, takes the freest at once."""
+    max_held_reqs: Count = 1024
+    """Requests held while no instance is schedulable; of one more the lowest level's newest is
+    answered 429. With llumnix+ it is `holding.max_held_reqs`."""
+    hold_timeout_s: Seconds = 30.0
+    """A held request is answered 503 when no instance was schedulable for this long."""
+    stall_timeout_s: Seconds = 10.0
+    """An instance whose engine thread showed no progress for this long is not schedulable."""
+    fence_after_s: NotNegative = 30.0
+    """An instance whose engine thread showed no progress for this long is taken for dead: its
+    requests run elsewhere, and it drops them when it comes back; 0: never."""
+    slow_factor: NotNegative = 0.0
+    """An instance whose steps take so many times as long as the others' is emptied, as by a drain;
+    0: none is."""
+    slow_after_s: Seconds = 30.0
+    """For how long its steps must have taken so long."""
+    status_interval_s: Annotated[float, Ge(0.001), Le(10.0)] = 0.02
+    """Least time between two status pushes of one instance."""
+    status_push: StatusPush = "before-return"
+    """At which phase of a step an instance pushes its status; never: the controller asks ten times
+    a second."""
+    grace_s: NotNegative = 30.0
+    """How long live requests may take to finish when the cluster stops."""
+
+
+# -- [holding] -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingSettings(Table):
+    """`[holding]`: what the policy llumnix+ does with requests that fit nowhere;
+    docs/scheduling.md."""
+
+    max_held_reqs: Count = 100_000
+    """Requests held because they fit nowhere; of one more the lowest level's newest is answered
+    429."""
+    room_to_grow_tokens: Count = 320
+    """What an admission leaves free on an instance where others run: they grow."""
+    fair_keys: bool = True
+    """Whether the API keys of one level take turns by their tokens, whoever was served least first;
+    off: by arrival alone."""
+    making_room: bool = True
+    """Whether running requests move away so that a blocked one fits."""
+    reserved_share: Annotated[float, Ge(0), Le(1)] = 0.3
+    """At most this share of the instances, but at least one, is kept for the first blocked
+    requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingConfig(HoldingSettings):
+    """What late binding goes by. Figures without another source are ratios to runs with all parts,
+    on 16 A10 near the knee (docs/paper.md)."""
+
+    relief_below_steps: NotNegative = 12.0
+    """An instance whose batch can run no more steps than these has requests moved away before it
+    must evict one; 0: it has not, and preemptions cost 1.07 (S-L) to 1.41 times as much
+    (BurstGPT)."""
+    by_prefill: bool = True
+    """Whether a request that fits on several instances goes to one with little prefill ahead. On
+    the Mooncake trace the mean TTFT is 1.12 s with it and 1.46 without (decision 0032)."""
+    by_prefix: bool = True
+    """Whether it counts which of them has the prompt's beginning in its prefix cache: 0.59 s."""
+    prefill_slack_tokens: Count = 2048
+    """Instances with so many more tokens to compute before the request's first one than the least
+    count as equal: freeness decides. A step of vLLM takes 2,048 to 8,192 tokens."""
+    overtaking: bool = True
+    """Whether a request that fits goes ahead of earlier ones that do not. In strict order the mean
+    TTFT is 1.01 (S-L), 1.45 (M-M) and 1.98 times as long (BurstGPT)."""
+    reserve_after_s: NotNegative = 3.0
+    """The first blocked request has an instance kept for it at once, others after this wait; and
+    one more each time that it has waited so long. On S-L the longest waits were 33 and 192 s with
+    1.5 s instead of 21 and 108; 6 s gained little either way (decision 0031)."""
+    share_doubles_s: Seconds = 60.0
+    """In overload `reserved_share` doubles each time the first request has waited so long: when all
+    instances are kept, the order is strict. With a fixed share the maximum TTFT on Azure's trace at
+    twice its rate is 788 s, with this 234 (decision 0029)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+# -- [limits] ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits(Table):
+    """`[limits]`: what each API key may use of the whole cluster; docs/serving.md. A key may have
+    others in its line of the key file."""
+
+    live_requests: Count = 0
+    """Live requests of one key, each choice of `n` for itself; one more is answered 429. 0: any."""
+    tokens_per_minute: Count = 0
+    """Tokens of one key in a minute, of prompts and outputs; then it gets 429. 0: any."""
+
+    def of(self, key: str, own: Mapping[str, Mapping[str, int]]) -> "KeyLimits":
+        """Those of this key; `own`: by key, the limits that it has of its own."""
+        return replace(self, **own[key]) if key in own else self
+
+    def shared_by(self, number: int) -> "KeyLimits":
+        """The part that each of so many frontends may give away alone."""
+        return KeyLimits(
+            max(1, self.live_requests // number) if self.live_requests else 0,
+            max(1, self.tokens_per_minute // number) if self.tokens_per_minute else 0,
+        )
+
+
+# -- [migration] ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationSettings(Table):
+    """`[migration]`: when requests are moved, and what that may take; docs/scheduling.md."""
+
+    enabled: bool = True
+    """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
+    source_below_steps: float = 48.0
+    """An instance whose freeness is lower is relieved of requests."""
+    destination_above_steps: float = 48.0
+    """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
+    max_moves_per_minute: Annotated[int, Ge(0), Le(32)] = 6
+    """Moves of one request in a minute. 0: requests move only by hand and out of drains."""
+    max_moves: Annotated[int, Ge(0), Le(1024)] = 4
+    """Moves of one instance at a time, to and from it; 0: none."""
+    max_bytes_per_s: NotNegative = 0.0
+    """Copied from one instance to another; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        _check_order(self, "source_below_steps", "destination_above_steps")
+
+
+@dataclass(frozen=True, slots=True)
+class ReschedulingConfig(MigrationSettings):
+    """What the rescheduling of running requests goes by. Both thresholds are 3 free blocks of 16
+    tokens per request in the authors' experiments, and all bounds are for operators alone."""
+
+    interval_s: float = 0.1
+    """From one round to the next: one or two steps of a 7B model, in each of which freeness falls
+    by one."""
+    guard: bool = True
+    """Whether a move must be worth its cost, and must not bring a request back soon. Off is the
+    paper's rule: on four A10 near full load, 90 s of three seeds, it makes 720 moves, 533 of
+    them back within 10 s, and 37 evictions; with the guard there are 129, 0 and 34."""
+    not_back_s: float = 10.0
+    """How long a request is not moved back to an instance that it left: near full load what was a
+    destination is a source 50 steps later."""
+
+
+# -- [autoscale] ---------------------------------------------------------------------------------
+
+AutoscaleMode = Literal["off", "dry-run", "on"]
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleSettings(Table):
+    """`[autoscale]`: how many instances there are to be for the load; docs/scheduling.md."""
+
+    mode: AutoscaleMode = "off"
+    """dry-run decides as on does, and only says so."""
+    min_instances: Instances = 1
+    """With no request at all, so many stay."""
+    max_instances: Instances = 16
+    """No more are added, and one goes at a time while there are more."""
+    up_below_steps: float = 160.0
+    """Instances are added while the freeness of the whole cluster is lower."""
+    down_above_steps: float = 960.0
+    """One instance goes if the freeness of the cluster without it is higher; not lower than
+    `up_below_steps`."""
+    target_ttft_s: Seconds | None = None
+    """Instances are added too while the P99 time to first token that is estimated for the next
+    minute is longer; None: no target."""
+    target_tpot_s: Seconds | None = None
+    """As `target_ttft_s`, of the mean time per output token of a request."""
+    check_interval_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
+    """From one look at the load to the next, and before the first one. Two looks in a row must have
+    found the same before it is acted on."""
+
+    def __post_init__(self) -> None:
+        _check_order(self, "up_below_steps", "down_above_steps")
+        _check_order(self, "min_instances", "max_instances")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleConfig(AutoscaleSettings):
+    """What auto-scaling goes by. Range, interval and first check are those of the Llumnix authors'
+    experiments, in blocks of 16 tokens per request there. The cluster would grow and shrink in turn
+    under a load that does not change if the range were upside down."""
+
+    max_added: Annotated[int, Ge(1)] = 4
+    """How many instances one decision may add because of the load. The authors' code adds several,
+    too, and removes one."""
+    first_check_after_s: NotNegative = 100.0
+    up_persistence_s: NotNegative = 10.0
+    """For how long each check must have found F_scale below `up_below_steps`; a cluster has its
+    interval for it, so that two checks in a row must. A load between two checks is not seen; with 0
+    one check is enough."""
+    down_persistence_s: NotNegative = 10.0
+    """For how long each check must have found room for one instance less; as `up_persistence_s`."""
+    retry_failed_start_s: NotNegative = 300.0
+    """For how long none is started after an instance could not start: what keeps one from starting
+    keeps the next one too."""
+    cold_start_s: NotNegative | None = None
+    """How long an instance takes from its launch until it serves, where that is known, for events
+    and simulations. No decision goes by it: instances that start count as empty all that time."""
+
+    def __post_init__(self) -> None:
+        AutoscaleSettings.__post_init__(self)  # a class with slots has no plain super()
+        check_bounds(self)
+
+
+# -- [replay] ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig(Table):
+    """`[replay]`: what becomes of requests whose instance dies; docs/reliability.md."""
+
+    max_replays: Annotated[int, Ge(0), Le(100)] = 3
+    """How often one request may go on elsewhere after its instance died; 0: it ends in an error."""
+    max_tokens_kept: Count = 16_000_000
+    """Tokens of prompts and outputs that one frontend keeps for replays, about 5 bytes each. A
+    request that does not fit in cannot be replayed."""
+    patience_s: NotNegative = 30.0
+    """How long a request whose instance died may find no other one before it ends in an error.
+    Where one instance is all there is, longer than Ray takes to start it again. Seconds."""
+
+
+# -- what is fixed, and bounds -------------------------------------------------------------------
+
+T = TypeVar("T", bound=Table)
+Limit = Ge | Gt | Le
+
+
+def with_fixed(config: type[T], settings: Table, **fixed: Any) -> T:
+    """What operators set, in the class below that of `settings`: what is fixed has its defaults
+    there, but for `fixed`."""
+    return config(**{each.name: getattr(settings, each.name) for each in fields(settings)}, **fixed)
+
+
+def check_bounds(table: Table) -> None:
+    """Raises ValueError, which names the field."""
+    kind: Any = type(table)  # mypy: a `type[...]` would not be hashable
+    for name, limits in _limits(kind).items():
+        value = getattr(table, name)
+        if value is not None and not all(_is_within(value, each) for each in limits):
+            raise ValueError(f"{name} must {_words(*limits)}")
+
+
+@cache
+def _limits(table: type[Any]) -> dict[str, list[Limit]]:
+    """Lowest and highest of each field that has any."""
+    hints = get_type_hints(table, include_extras=True)
+    return {each.name: list(_limits_in(hints[each.name])) for each in fields(table)}
+
+
+def _limits_in(kind: Any) -> Iterator[Limit]:
+    """Those of the type, and of the types that it may be."""
+    if isinstance(kind, Limit):
+        yield kind
+    for each in get_args(kind):
+        yield from _limits_in(each)
+
+
+def _is_within(value: Any, limit: Limit) -> bool:
+    """NaN is within none."""
+    match limit:
+        case Ge(least):
+            return bool(value >= least)
+        case Gt(least):
+            return bool(value > least)
+        case Le(most):
+            return bool(value <= most)
+
+
+def _words(low: Limit, high: Limit | None = None) -> str:
+    match low, high:
+        case Ge(least), Le(most):
+            return f"be from {least} to {most}"
+        case Ge(0), None:
+            return "not be negative"
+        case Ge(least), None:
+            return f"be at least {least}"
+        case Gt(least), None:
+            return f"be more than {least}"
+    raise AssertionError(f"no words for {low} and {high}")
+
+
+def _check_order(table: Table, low: str, high: str) -> None:
+    if not getattr(table, low) <= getattr(table, high):
+        raise ValueError(
+            f"{low} ({getattr(table, low):g}) must not exceed {high} ({getattr(table, high):g})"
+        )
