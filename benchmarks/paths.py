@@ -33,7 +33,7 @@ from controller.api.settings.settings import Settings
 from controller.api.wire.moves import MigrateRequest
 from controller.core.emptying.claims import Drain
 from controller.core.emptying.drains import DrainState
-from controller.core.migration import routes
+from controller.core.migration import rank_changes, routes
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReschedulingConfig
@@ -41,7 +41,6 @@ from controller.model.config import ModelConfig
 from controller.runtime import member
 from controller.runtime.controller import controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
-from controller.runtime.frontend import rank_changes
 from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.live_config import LiveConfig

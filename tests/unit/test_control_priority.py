@@ -10,12 +10,13 @@ import pytest
 
 from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import PriorityEffect, PriorityReport
+from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
-from controller.runtime.frontend.rank_changes import RankChanges
+from controller.runtime.frontend.rank_runner import RankRunner
 from controller.runtime.messages.operations import RankChangeAsked
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import serve_running_request
@@ -34,7 +35,7 @@ class Bed:
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(known)
         dispatcher = Dispatcher(nobody, nobody, known, routes, FrontendKeys("f-0", nobody))
-        changes = RankChanges(routes, dispatcher, self.book, nobody)
+        changes = RankRunner(RankChanges(routes), dispatcher, self.book, nobody)
         self.cluster.mailbox.answers["mem://f-0"] = lambda message: (
             changes.asked(message) if isinstance(message, RankChangeAsked) else None
         )

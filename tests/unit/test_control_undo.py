@@ -11,12 +11,13 @@ import httpx
 import pytest
 
 from controller.api.wire.operations import OperationEntry, OperationList
+from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
-from controller.runtime.frontend.rank_changes import RankChanges
+from controller.runtime.frontend.rank_runner import RankRunner
 from controller.runtime.messages.operations import RankChangeAsked
 from controller.runtime.messages.requests import RequestsAsked
 from llumctl.app import run
@@ -37,8 +38,8 @@ class Bed:
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(known)
-        changes = RankChanges(
-            routes,
+        changes = RankRunner(
+            RankChanges(routes),
             Dispatcher(nobody, nobody, known, routes, FrontendKeys("f-0", nobody)),
             self.book,
             nobody,

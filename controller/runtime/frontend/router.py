@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
@@ -20,7 +21,7 @@ from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedErro
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
-from controller.runtime.frontend.rank_changes import RankChanges
+from controller.runtime.frontend.rank_runner import RankRunner
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.route_runner import RouteRunner
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
@@ -95,8 +96,11 @@ class Router:
             own_key_limits,
         )
         self.dispatcher = Dispatcher(member, mailbox, self._known, machine, self.keys)
-        self.rank_changes = RankChanges(
-            machine, self.dispatcher, book, lambda to, message: self.routes.send(to, message)
+        self.ranks = RankRunner(
+            RankChanges(machine),
+            self.dispatcher,
+            book,
+            lambda to, message: self.routes.send(to, message),
         )
         self.routes = RouteRunner(
             mailbox,
@@ -106,7 +110,7 @@ class Router:
             book,
             events.on_failed,
             events.on_refused,
-            self.rank_changes.tell_owner,
+            self.ranks.sent,
         )
         self._emitted = machine.emitted
         """For each item of each step; to look it up each time took a part of its time."""
@@ -125,7 +129,7 @@ class Router:
                 RequestsAsked: self._answer,
                 Directory: self._learn,
                 RankChangeAsked: self._change_rank,
-                RankConfirmed: self.rank_changes.confirmed,
+                RankConfirmed: self.ranks.confirmed,
                 AbortAsked: self._abort_asked,
                 TrafficAsked: self.traffic.asked,
                 Welcome: member.welcomed,
@@ -154,7 +158,7 @@ class Router:
         self._tasks = [
             asyncio.create_task(self._member.keep_saying_hello()),
             asyncio.create_task(self.routes.keep_looking()),
-            asyncio.create_task(self.rank_changes.keep_telling()),
+            asyncio.create_task(self.ranks.keep_telling()),
             asyncio.create_task(self.traffic.keep_telling()),
             asyncio.create_task(self.keys.keep_telling()),
         ]
@@ -251,6 +255,7 @@ class Router:
     def _ended(self, record: RequestRecord) -> None:
         self.traffic.ended(record)
         self.keys.ended(record)
+        self.ranks.ended(record.request_id)
         self.routes.forget(record.request_id)
 
     def _limit(self, limits: FrontendLimits) -> None:
@@ -265,7 +270,7 @@ class Router:
         self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
 
     def _change_rank(self, asked: RankChangeAsked) -> None:
-        self.routes.send(self._member.controller_address, self.rank_changes.asked(asked))
+        self.routes.send(self._member.controller_address, self.ranks.asked(asked))
 
     def _abort_asked(self, asked: AbortAsked) -> None:
         self.routes.send(self._member.controller_address, self._aborted(asked))

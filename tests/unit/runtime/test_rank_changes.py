@@ -38,7 +38,7 @@ every_phase = pytest.mark.parametrize("hold", PHASES)
 
 @pytest.fixture(autouse=True)
 def tells_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.runtime.frontend.rank_changes.TELL_EVERY_S", 0.01)
+    monkeypatch.setattr("controller.core.migration.rank_changes.TELL_EVERY_S", 0.01)
 
 
 class Asking:
@@ -272,7 +272,7 @@ async def test_the_client_leaves(moving: MovingCluster, change: Asking, hold: Ho
     moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
     phase.let_go()
     await moving.nothing_is_left()
-    await moving.until(lambda: not moving.frontend.router.rank_changes._changes)
+    await moving.until(lambda: not moving.frontend.router.ranks.machine.has_changes)
 
 
 @every_phase
@@ -311,7 +311,7 @@ async def test_of_one_that_is_being_dispatched(network: FakeNetwork) -> None:
     assert await bed.instances["i-1"].receive(RankSet) == RankSet("r", 1, 1)
     bed.say(RankConfirmed("r", 1, "i-1", 1, 0), bed.instances["i-1"])
     await settle()
-    assert bed.router.rank_changes._changes["r"].confirmed_by == ("i-1", 1)
+    assert bed.router.ranks.machine.is_confirmed("r")
     await bed.router.close()
 
 
@@ -351,5 +351,5 @@ async def test_an_owner_is_told_until_it_has_noted_and_each_new_owner_anew(
 
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     await asyncio.sleep(1.0)
-    assert not bed.router.rank_changes._changes
+    assert not bed.router.ranks.machine.has_changes
     await bed.router.close()
