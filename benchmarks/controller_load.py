@@ -31,8 +31,8 @@ from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import EngineInfo, StatusPushed, Welcome
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
@@ -202,7 +202,7 @@ async def _serve_instances(
     """Statuses from a thread, all else on the loop: a status must not wait for a Hello."""
     mailbox = ZmqMailbox(HOST, key=key)
     members = [
-        Membership("instance", f"i-{n}", mailbox, address, "node", lambda: 0)
+        ControllerLink("instance", f"i-{n}", mailbox, address, "node", lambda: 0)
         for n in range(num_instances)
     ]
     pusher = _Pusher(key, address, members, seqs)
@@ -229,7 +229,7 @@ class _Pusher:
     """`every_s`: how often each instance pushes; None: once per second, as idle ones do."""
 
     def __init__(
-        self, key: ClusterKey, address: str, members: Sequence[Membership], seqs: Sequence[int]
+        self, key: ClusterKey, address: str, members: Sequence[ControllerLink], seqs: Sequence[int]
     ) -> None:
         self.every_s: float | None = None
         self._members = members
@@ -288,7 +288,7 @@ def _frontend(pipe: Connection, key: str, address: str, seqs: Any) -> None:
 
 async def _serve_frontend(pipe: Connection, key: ClusterKey, address: str, seqs: Any) -> None:
     mailbox = ZmqMailbox(HOST, key=key)
-    member = Membership("frontend", "f-0", mailbox, address, "node", lambda: 0)
+    member = ControllerLink("frontend", "f-0", mailbox, address, "node", lambda: 0)
     frontend = _Frontend(mailbox, member, seqs)
     mailbox.start(frontend.on_message, lambda address: None)
     member.report("active")
@@ -309,7 +309,7 @@ async def _serve_frontend(pipe: Connection, key: ClusterKey, address: str, seqs:
 
 
 class _Frontend:
-    def __init__(self, mailbox: ZmqMailbox, member: Membership, seqs: Any) -> None:
+    def __init__(self, mailbox: ZmqMailbox, member: ControllerLink, seqs: Any) -> None:
         self.asks_per_s = 0.0
         self.taken_s: list[float] = []
         self._mailbox = mailbox

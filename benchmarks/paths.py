@@ -38,7 +38,7 @@ from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReschedulingConfig
 from controller.model.config import ModelConfig
-from controller.runtime import member
+from controller.runtime import controller_link
 from controller.runtime.controller import controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.instance import engine_thread
@@ -112,7 +112,7 @@ class Cluster:
         self._tasks = [asyncio.create_task(self.controller.run())]
         for instance_id in INSTANCES:
             mailbox = network.mailbox(f"mem://{instance_id}")
-            joins = member.Membership(
+            joins = controller_link.ControllerLink(
                 "instance", instance_id, mailbox, CONTROLLER, "n", num_live_reqs=lambda: 0
             )
             build = partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
@@ -153,7 +153,7 @@ class Cluster:
 
 
 def _set_clock(interval_s: float) -> None:
-    member.HELLO_INTERVAL_S = engine_thread.HEARTBEAT_S = controller.TICK_S = interval_s
+    controller_link.HELLO_INTERVAL_S = engine_thread.HEARTBEAT_S = controller.TICK_S = interval_s
     rank_changes.TELL_EVERY_S = routes.MISSING_S = interval_s
 
 

@@ -31,7 +31,7 @@ from controller.main.machine.controller_ports import control_socket, inbox_socke
 from controller.main.plan import ClusterPlan
 from controller.ports.engine import Engine, EngineFactory
 from controller.ports.kv_transfer import KvTransfer
-from controller.runtime.member import Membership
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import MemberKind
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
         report(LAUNCHING)
         return _engine_factory(plan, member.engine_change.result())(report)
 
-    member = Membership(
+    member = ControllerLink(
         "instance",
         member_id,
         mailbox,
@@ -200,7 +200,7 @@ def _engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
     return partial(VllmEngine, plan.engine_args | dict(change.args))
 
 
-def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTransfer:
+def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvTransfer:
     def me() -> InstanceRef:
         return InstanceRef(member.member_id, member.incarnation, address)
 
@@ -227,7 +227,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
     from controller.adapters.vllm.endpoint.gate import GateLimits
 
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
-    member = Membership(
+    member = ControllerLink(
         "frontend",
         member_id,
         mailbox,
@@ -261,7 +261,7 @@ async def _stay_failed(
 ) -> None:
     """Reports the failure and waits for ever; the role's own modules are not imported."""
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
-    member = Membership(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
+    member = ControllerLink(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
     await member.stay_failed(why)
 
 

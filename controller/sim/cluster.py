@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
 from controller.core.load.closed import Closed
-from controller.core.load.room import MAX_QUEUED, is_short
+from controller.core.load.room import MAX_QUEUED, below_half_free
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -73,7 +73,7 @@ class SimCluster:
         """Instances that did more than to decode since their last report."""
         holding = policy.holding
         self._need_help = Moments(lambda s: holding is not None and needs_help(s, holding))
-        self._are_short = Moments(is_short)
+        self._are_below_half_free = Moments(below_half_free)
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
         self.links = Links(self.events, profile.copy_bytes_per_s, setup.message_s, self._fail)
@@ -156,8 +156,8 @@ class SimCluster:
         for instance in list(self._changed):
             self._report(instance)
         if self.setup.policy.holding is not None and self._many_wait_somewhere():
-            for instance in self._are_short.come(self.events.now_s):
-                if not is_short(self._reported[instance.instance_id][0]):
+            for instance in self._are_below_half_free.come(self.events.now_s):
+                if not below_half_free(self._reported[instance.instance_id][0]):
                     self._report(instance)
         while (choice := self._scheduler.choice(requested, self.events.now_s)) is not None:
             if not self._report(self.instances[choice]):
@@ -273,7 +273,7 @@ class SimCluster:
             known.pop(instance_id, None)
         self._changed.pop(instance, None)
         self._need_help.gone(instance)
-        self._are_short.gone(instance)
+        self._are_below_half_free.gone(instance)
         self.emptying.instance_gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
@@ -289,7 +289,7 @@ class SimCluster:
         it happens after the instance's next step has begun."""
         self._changed[instance] = None
         self._need_help.changed(instance)
-        self._are_short.changed(instance)
+        self._are_below_half_free.changed(instance)
         self.emptying.instance_changed(instance)
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
@@ -339,7 +339,7 @@ class SimCluster:
         living = [each for each in self.instances.values() if each.alive]
         lost = self.links.owners.died(instance, had, living)
         self._need_help.gone(instance)
-        self._are_short.gone(instance)
+        self._are_below_half_free.gone(instance)
         self.emptying.instance_died(instance)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))

@@ -29,6 +29,7 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
@@ -36,7 +37,6 @@ from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.instance.moves import incoming, outgoing
 from controller.runtime.instance.serving import Serving
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import InstanceEntry
 from controller.runtime.messages.moves import MoveAsked
@@ -109,7 +109,7 @@ async def instance(
     _set_timing(MoveTiming(**timing))
     breakpoints.install()
     mailbox = ZmqMailbox(HOST, key=ClusterKey(key))
-    member = Membership(
+    member = ControllerLink(
         "instance", member_id, mailbox, controller_address, HOST, lambda: service.num_live_reqs
     )
     transfer = engines.kv_transfer(
@@ -229,7 +229,7 @@ class ToldBook(RequestBook):
 
 async def frontend(member_id: str, key: str, controller_address: str, **_others: Any) -> None:
     mailbox = ZmqMailbox(HOST, key=ClusterKey(key))
-    member = Membership(
+    member = ControllerLink(
         "frontend", member_id, mailbox, controller_address, HOST, lambda: router.num_live_reqs
     )
 

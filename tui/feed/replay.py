@@ -16,7 +16,7 @@ from controller.api.settings.console import ConsoleTable
 from controller.api.text.events import Weight, weight_of
 from controller.api.wire.models import Event
 from controller.api.wire.stream import EventFrame, GapFrame
-from tui.feed.heard import Arrived, ExplanationArrived, Lost, RequestsArrived
+from tui.feed.messages import Arrived, ExplanationArrived, Lost, RequestsArrived
 from tui.feed.moments import Moments
 from tui.feed.state import DashboardState, Heard, Replayed
 

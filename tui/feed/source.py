@@ -18,7 +18,7 @@ from controller.api.recording import RecordingWriter
 from controller.api.state import last_stop
 from controller.api.wire.models import LIVE_STATES
 from controller.api.wire.stream import Frame, StatusFrame
-from tui.feed.heard import (
+from tui.feed.messages import (
     Arrived,
     ExplanationArrived,
     LogArrived,

@@ -16,7 +16,8 @@ from controller.api.wire.models import ClusterStatus, InstanceStatus
 from controller.api.wire.stream import RequestsFrame, StatusFrame
 from tui.feed import entries, histories
 from tui.feed.entries import RATE_S, Counts, Entry, Unread, Way
-from tui.feed.heard import (
+from tui.feed.histories import History
+from tui.feed.messages import (
     Arrived,
     ExplanationArrived,
     LogArrived,
@@ -25,7 +26,6 @@ from tui.feed.heard import (
     RequestsArrived,
     Stopped,
 )
-from tui.feed.histories import History
 
 PINGED_S = 3.0
 """An idle stream is pinged every second: a longer silence than this is no jitter."""

@@ -3,7 +3,7 @@ answer, and 2,000 rows each time were a third of a core."""
 
 from collections.abc import Sequence
 
-from tui.feed.heard import RequestsArrived
+from tui.feed.messages import RequestsArrived
 from tui.feed.state import DashboardState
 from tui.panes import request_list
 from tui.panes.instances import matches

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from controller.adapters.http.drain_reports import SteerReports
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import PlannedChanges
-from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher

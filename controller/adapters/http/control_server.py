@@ -20,6 +20,7 @@ from starlette.routing import Route
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.http import cluster_orders, instance_orders, openapi, request_orders
 from controller.adapters.http.answers import json_answer
+from controller.adapters.http.drain_reports import SteerReports
 from controller.adapters.http.errors import (
     ApiError,
     error_response,
@@ -36,7 +37,6 @@ from controller.adapters.http.guard import BodyTooLargeError, Guard
 from controller.adapters.http.idempotency import AnswersByKey
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.member_log import LogQuery, member_log
-from controller.adapters.http.operation_reports import SteerReports
 from controller.adapters.http.operations_done import OperationsQuery, operations_done
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.perform import EngineCheck, Operated, Orders, allow_all

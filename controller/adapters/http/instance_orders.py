@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.operation_reports import (
+from controller.adapters.http.drain_reports import (
     SteerReports,
     drain_claim,
     evacuate_claim,
     remove_claim,
     restart_claim,
 )
+from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher

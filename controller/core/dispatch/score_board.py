@@ -127,7 +127,7 @@ class ScoreBoard:
         self._scores.clear()
         if self._room_to_grow_tokens is not None:
             self.rooms = {record.instance_id: self._room(record) for record in ready}
-            self._short = {room.instance_id for room in self.rooms.values() if room.is_short}
+            self._short = {room.instance_id for room in self.rooms.values() if room.below_half_free}
             self._make_rooms()
         self._is_known = True
 
@@ -151,10 +151,10 @@ class ScoreBoard:
     def _note_shortage(self, room: Room) -> bool:
         """Returns whether memory is short nowhere any more: all rooms are others then, as they are
         when it becomes short somewhere."""
-        if room.is_short == (room.instance_id in self._short):
+        if room.below_half_free == (room.instance_id in self._short):
             return False
         was_short = bool(self._short)
-        (self._short.add if room.is_short else self._short.discard)(room.instance_id)
+        (self._short.add if room.below_half_free else self._short.discard)(room.instance_id)
         if was_short == bool(self._short):
             return False
         self._make_rooms()
@@ -176,5 +176,5 @@ class ScoreBoard:
                 assert scores[place] == self._score(record, level), "a kept score is out of date"
             if self._room_to_grow_tokens is not None:
                 room = self.rooms[record.instance_id]
-                assert room.is_short == (room.instance_id in self._short)
+                assert room.below_half_free == (room.instance_id in self._short)
                 assert room == self._room(record), "a kept room is out of date"

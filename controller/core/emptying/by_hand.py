@@ -6,7 +6,7 @@ destinations are at fault. Of an order:
 
     QUEUED    waits until both instances may begin another move
     ASKED     the source has it, and both instances count it
-    PAUSING   an instance refused it that seemed to have room; it is queued again at a time
+    RETRYING  an instance refused it that seemed to have room; it is queued again at a time
     TIMED     the request has moved; its next token tells the downtime
     OVER      the machine has forgotten it
 
@@ -17,11 +17,11 @@ destinations are at fault. Of an order:
                               QUEUED, OVER  the attempt is over, as its source or destination died
     QUEUED   Woken            OVER      Done: its turn did not come
     ASKED    SourceAnswered   TIMED     WakeAt, if the request has moved
-                              PAUSING   WakeAt
+                              RETRYING  WakeAt
                               QUEUED    WakeAt: another destination
                               OVER      Done
     ASKED    SourceSilent, SourceDied   as SourceAnswered; one that died may have moved it before
-    PAUSING  Woken            QUEUED
+    RETRYING Woken            QUEUED
     TIMED    Timed, Woken     OVER      Done
     any      GivenUp          OVER
 
@@ -141,7 +141,7 @@ class MoveQueue:
 class OrderState(StrEnum):
     QUEUED = "queued"
     ASKED = "asked"
-    PAUSING = "pausing"
+    RETRYING = "retrying"
     TIMED = "timed"
 
 
@@ -446,7 +446,7 @@ class MovesByHand:
                 self._queue.leave(order.move.migration_id)
                 refused = self._refused(order, NO_TURN, now_s)
                 return [*self._over(order, refused, now_s), *self._begin(now_s)]
-            case OrderState.PAUSING:
+            case OrderState.RETRYING:
                 again = replace(order.move, migration_id=self.next_migration_id(), since_s=now_s)
                 return self._enqueue(order, again, now_s)
             case OrderState.TIMED:
@@ -505,7 +505,7 @@ class MovesByHand:
         """What follows an attempt: the same again, another destination, or the end."""
         ordered, wanted = order.ordered, order.ordered.wanted
         if _is_too_early(attempt, ordered.destination_id) and now_s + PAUSE_S < ordered.deadline_s:
-            order.state = OrderState.PAUSING
+            order.state = OrderState.RETRYING
             return [self._wake_at(order, now_s + PAUSE_S)]
         order.attempts.append(attempt)
         target = None

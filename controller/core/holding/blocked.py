@@ -144,7 +144,7 @@ def _shared(
 
 def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
     """Whether a round does anything for the requests of this instance, if others have room."""
-    return _is_blocked(snapshot) or _is_short(snapshot, config)
+    return _is_blocked(snapshot) or _near_eviction(snapshot, config)
 
 
 def _left(snapshot: InstanceSnapshot, room: Room, config: HoldingConfig) -> int:
@@ -158,7 +158,7 @@ def _is_blocked(snapshot: InstanceSnapshot) -> bool:
     return head is not None and head.demand_blocks > snapshot.admissible_blocks
 
 
-def _is_short(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
+def _near_eviction(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
     if not config.relief_below_steps:
         return False
     free = snapshot.num_free_blocks - snapshot.fill_blocks

@@ -54,7 +54,7 @@ class Room:
         *,
         by_step: bool = False,
     ) -> Self:
-        """`by_step`: no instance `is_short`, so as many may wait as a step computes."""
+        """`by_step`: no instance is `below_half_free`, so as many may wait as a step computes."""
         num_waiting = snapshot.num_queued + unreported.num_requests
         num_requests = snapshot.num_running + num_waiting
         prefill_blocks = (
@@ -84,8 +84,8 @@ class Room:
         )
 
     @property
-    def is_short(self) -> bool:
-        """Of memory: less than half of it is free."""
+    def below_half_free(self) -> bool:
+        """Whether less than half of the memory is free."""
         return 2 * self.free_blocks < self.capacity_blocks
 
     @property
@@ -129,7 +129,7 @@ class Room:
             self.spare_blocks = self.free_blocks
 
 
-def is_short(snapshot: InstanceSnapshot) -> bool:
-    """`Room.is_short` of an instance to which nothing is on its way, without making a room: a
-    simulated run asks this of each status."""
+def below_half_free(snapshot: InstanceSnapshot) -> bool:
+    """`Room.below_half_free` of an instance to which nothing is on its way, without making a room:
+    a simulated run asks this of each status."""
     return 2 * snapshot.unclaimed_blocks < snapshot.num_total_blocks

@@ -101,7 +101,8 @@ class RollingOrder:
             raise ValueError("an instance is restarted twice")
         if not self.goes and away:
             raise ValueError("a restart is under way though all are over")
-        if self.at_once < 0 or (self.at_once and len(away) > self.at_once):
+        limited = self.at_once != AS_MANY_AS_FIT
+        if self.at_once < 0 or (limited and len(away) > self.at_once):
             raise ValueError("more restarts are under way than may be")
         if (self.state == "failed") != bool(self.failed_id):
             raise ValueError("a failure without an instance, or an instance without a failure")
@@ -373,7 +374,7 @@ def _next(
     at_once = 1 if changes and not proved else order.at_once
     begins = list[str]()
     for each in left:
-        if at_once and len(away) >= at_once:
+        if at_once != AS_MANY_AS_FIT and len(away) >= at_once:
             break
         now = known[each]
         if not now.nonce or now.restarts not in ("", now.nonce):

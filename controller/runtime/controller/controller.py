@@ -40,8 +40,8 @@ from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.launcher_watch import LauncherWatch
 from controller.runtime.controller.member_config import config_messages
+from controller.runtime.controller.member_events import MemberEvents
 from controller.runtime.controller.member_mail import MemberMail
-from controller.runtime.controller.membership import Membership
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.drains import Drains
@@ -153,12 +153,12 @@ class Controller:
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
         self.fleet = FleetWatch(
-            self, self.drains, lambda member, why: self.membership.fence(member, why)
+            self, self.drains, lambda member, why: self.member_events.fence(member, why)
         )
         self.rolling = RollingRestarts(self, self.drains)
         self.scaling = Scaling(self, self.drains, launcher)
         self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
-        self.membership = Membership(self)
+        self.member_events = MemberEvents(self)
         self.was_ready = False
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by_s = float("inf")
@@ -168,7 +168,7 @@ class Controller:
 
     def start(self, num_frontends: int) -> None:
         """Launches the frontends and the spec's instances."""
-        self._mailbox.start(Inbox(self._handlers()).take, self.membership.lost)
+        self._mailbox.start(Inbox(self._handlers()).take, self.member_events.lost)
         self.journal.controller_started()
         self._close_instances()
         self.drains.resume()
@@ -193,7 +193,7 @@ class Controller:
         self._launcher.terminate(instance_id)
         member = self.roster.forget(instance_id)
         if member is not None:
-            self.membership.removed(member)
+            self.member_events.removed(member)
             self.statuses.pop(instance_id, None)
 
     async def run(self) -> None:
@@ -324,7 +324,7 @@ class Controller:
             DispatchAsked: self._on_dispatch_asked,
             DispatchWithdrawn: lambda told: self.handle(told.withdrawn),
             KeysCounted: lambda counted: self.handle(counted.told),
-            Hello: self.membership.hello,
+            Hello: self.member_events.hello,
         }
 
     def _on_move_answer(self, answer: MoveAnswered) -> None:

@@ -29,9 +29,9 @@ from controller.core.admission.asking import (
 )
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import Directory, InstanceEntry
 from controller.runtime.messages.requests import (
@@ -52,7 +52,7 @@ class NotDispatchedError(Exception):
 class Dispatcher:
     def __init__(
         self,
-        member: Membership,
+        member: ControllerLink,
         mailbox: Mailbox,
         known: KnownInstances,
         own: OwnRequests,

@@ -17,6 +17,7 @@ from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
 from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
@@ -25,7 +26,6 @@ from controller.runtime.frontend.rank_runner import RankRunner
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.route_runner import RouteRunner
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import (
@@ -77,7 +77,7 @@ class Router:
 
     def __init__(
         self,
-        member: Membership,
+        member: ControllerLink,
         mailbox: Mailbox,
         book: RequestBook,
         events: RouterEvents,

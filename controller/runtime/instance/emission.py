@@ -10,8 +10,8 @@ from controller.core.load.windows import LatencyWindows, Percentiles
 from controller.ports.engine import Engine, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing
@@ -29,7 +29,7 @@ class Emission:
 
     def __init__(
         self,
-        member: Membership,
+        member: ControllerLink,
         mailbox: Mailbox,
         engine: Engine,
         requests: dict[str, LiveRequest],

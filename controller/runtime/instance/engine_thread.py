@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs, StepPhase
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.process_cpu import ProcessCpu
 from controller.runtime.instance.step_times import StepTimes
-from controller.runtime.member import Membership
 from controller.runtime.messages.members import StatusPushed
 from controller.runtime.messages.requests import AddRequest
 
@@ -75,7 +75,7 @@ class EngineListener:
 class EngineThread:
     def __init__(
         self,
-        member: Membership,
+        member: ControllerLink,
         build_engine: EngineFactory,
         status_interval_s: float,
         listener: EngineListener,

@@ -14,9 +14,9 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine, EngineFactory
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.serving import Serving
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import (
@@ -52,7 +52,7 @@ class Llumlet:
 
     def __init__(
         self,
-        member: Membership,
+        member: ControllerLink,
         mailbox: Mailbox,
         build_engine: EngineFactory,
         status_interval_s: float,

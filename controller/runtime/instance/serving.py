@@ -20,6 +20,7 @@ from controller.ports.engine import Engine, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.emission import Emission
 from controller.runtime.instance.engine_thread import EngineThread
 from controller.runtime.instance.moves.chosen_moves import ChosenMoves
@@ -28,7 +29,6 @@ from controller.runtime.instance.moves.links import Links
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.reentries import Reentries
-from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers, PayloadHandlers
 from controller.runtime.messages.members import InstanceLost, StatusPushed
@@ -67,7 +67,7 @@ class Serving:
 
     def __init__(
         self,
-        member: Membership,
+        member: ControllerLink,
         mailbox: Mailbox,
         engine: Engine,
         thread: EngineThread,

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.llumlet import Llumlet
-from controller.runtime.member import Membership
 from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
 from controller.runtime.messages.requests import AddRequest, OutputsEmitted
 from tests.unit.runtime.fake_engine import (
@@ -36,7 +36,7 @@ class Bed:
         self.engine = FakeEngine()
         self.build = Scripted(self.engine)
         mailbox = network.mailbox(HERE)
-        self.member = Membership(
+        self.member = ControllerLink(
             "instance", "i-0", mailbox, "mem://controller", "n", lambda: self.llumlet.num_live_reqs
         )
         self.llumlet = Llumlet(self.member, mailbox, self.build, status_interval_s, FakeTransfer())

@@ -9,11 +9,11 @@ import pytest
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReplayConfig
 from controller.ports.engine import Engine
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.instance.serving import Serving
-from controller.runtime.member import Membership
 from controller.runtime.messages.requests import OutputsEmitted
 from tests.unit.runtime.fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
 from tests.unit.runtime.fake_transfer import FakeTransfer
@@ -26,7 +26,7 @@ LEVELS = {0: "normal", 1: "high", -1: "low"}
 def repeat_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What members do by the clock."""
     monkeypatch.setattr("controller.runtime.instance.engine_thread.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
     monkeypatch.setattr("controller.runtime.controller.controller.TICK_S", 0.01)
 
 
@@ -46,7 +46,7 @@ class Instance:
         self.engine = engine or FakeEngine()
         self.transfer = FakeTransfer()
         mailbox = network.mailbox(self.address)
-        self.member = Membership(
+        self.member = ControllerLink(
             "instance", instance_id, mailbox, CONTROLLER, "n", lambda: self.llumlet.num_live_reqs
         )
         build = Scripted(self.engine)
@@ -79,7 +79,7 @@ class Frontend:
 
     def __init__(self, network: FakeNetwork, max_replays: int = 3) -> None:
         mailbox = network.mailbox("mem://f-0")
-        member = Membership(
+        member = ControllerLink(
             "frontend", "f-0", mailbox, CONTROLLER, "n", lambda: self.router.num_live_reqs
         )
         self.known: list[str] = []

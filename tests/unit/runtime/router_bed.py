@@ -8,9 +8,9 @@ from typing import Any
 from controller.core.instance_ref import InstanceRef
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.member import Membership
 from controller.runtime.messages.members import Directory
 from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (
@@ -56,7 +56,7 @@ class Bed:
         self.instances = {i: network.peer(f"mem://{i}") for i in ("i-0", "i-1")}
         self.mailbox = network.mailbox(HERE)
         self.told = Told()
-        member = Membership("frontend", "f-0", self.mailbox, "mem://controller", "n", lambda: 0)
+        member = ControllerLink("frontend", "f-0", self.mailbox, "mem://controller", "n", lambda: 0)
         events = RouterEvents(
             on_failed=lambda *what: self.told.failed.append(what),
             on_refused=lambda *what: self.told.refused.append(what),

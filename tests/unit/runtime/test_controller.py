@@ -351,7 +351,7 @@ async def test_a_fenced_instance_serves_again_as_another_incarnation(
 ) -> None:
     bed = Bed(network)
     await bed.serve()
-    bed.controller.membership.lost("mem://i-0")  # only the connection broke
+    bed.controller.member_events.lost("mem://i-0")  # only the connection broke
     await bed.joins("i-0", incarnation=1)
     assert await bed.f0.receive(InstanceLost) == InstanceLost("i-0", 1)
     assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 2, fenced=True)

@@ -55,7 +55,7 @@ async def test_one_that_was_fenced_is_fenced_by_the_next_controller(network: Fak
     bed = Bed(network)
     await bed.serve()
     controller = bed.controller
-    controller.membership.fence(controller.roster.members["i-0"], "silent")
+    controller.member_events.fence(controller.roster.members["i-0"], "silent")
     bed.restart_controller()
     await bed.joins("i-0", incarnation=1)
     welcome = await bed.peers["i-0"].receive(Welcome)

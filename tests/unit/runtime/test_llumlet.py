@@ -31,7 +31,7 @@ from tests.unit.runtime.llumlet_bed import HERE, PATIENCE_S, Bed
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
@@ -497,7 +497,7 @@ class AfterALongTurn:
     def __init__(self, network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = FakeClock()
         monkeypatch.setattr(engine_thread, "time", self.clock.module)
-        monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 1000.0)
+        monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 1000.0)
         self.bed = Bed(network, status_interval_s=0.005)
         self.bed.engine._on_step = self._step
         self.num_steps = 0

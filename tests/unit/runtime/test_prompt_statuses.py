@@ -12,7 +12,7 @@ from tests.unit.runtime.llumlet_bed import HERE, Bed
 @pytest.fixture
 async def bed(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     """While the engine works no status is due by itself."""
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
     bed = Bed(network, status_interval_s=10_000.0)
     await bed.start()
     bed.engine.hold()

@@ -26,7 +26,7 @@ T = tokens_of("r", 20)
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.runtime.instance.engine_thread.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
 
 
 @pytest.fixture

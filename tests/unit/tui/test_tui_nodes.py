@@ -7,7 +7,7 @@ from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, set
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE
 from tui.drawing.layout import Pane
-from tui.feed.heard import Arrived
+from tui.feed.messages import Arrived
 from tui.feed.state import DashboardState, reduce
 from tui.panes import instances, nodes
 from tui.screens.dashboard import DashboardScreen

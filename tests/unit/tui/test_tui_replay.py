@@ -26,7 +26,7 @@ from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import ASCII, UNICODE, Glyphs
 from tui.feed import moments
-from tui.feed.heard import Arrived
+from tui.feed.messages import Arrived
 from tui.feed.replay import Progress, ReplaySource
 from tui.feed.state import DashboardState, Replayed, reduce
 from tui.panes import replay_bar

@@ -17,7 +17,7 @@ from tests.unit.tui.tui_support import (
 )
 from tui.actions.target import Target
 from tui.drawing.layout import Pane
-from tui.feed.heard import ExplanationArrived
+from tui.feed.messages import ExplanationArrived
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.request import RequestScreen

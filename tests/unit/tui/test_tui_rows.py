@@ -17,7 +17,7 @@ from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, Span, Tone, width_of
 from tui.drawing.layout import Pane, arrange
 from tui.feed.entries import Entry
-from tui.feed.heard import Arrived, Lost
+from tui.feed.messages import Arrived, Lost
 from tui.feed.state import DashboardState, reduce
 from tui.panes import (
     alarm_line,

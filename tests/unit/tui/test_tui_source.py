@@ -15,7 +15,7 @@ from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, S
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui.feed import source as source_module
-from tui.feed.heard import (
+from tui.feed.messages import (
     Arrived,
     ExplanationArrived,
     Lost,

@@ -6,7 +6,7 @@ from controller.api.wire.models import Event, InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.feed.entries import MAX_EVENTS, MAX_RARE
-from tui.feed.heard import Arrived, Lost, RecordingFailed
+from tui.feed.messages import Arrived, Lost, RecordingFailed
 from tui.feed.state import DashboardState, reduce
 from tui.screens.instance import history_rows
 

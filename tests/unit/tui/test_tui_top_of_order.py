@@ -10,7 +10,7 @@ from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE
 from tui.drawing.layout import Pane
-from tui.feed.heard import Arrived
+from tui.feed.messages import Arrived
 from tui.feed.state import DashboardState, reduce
 from tui.panes import instances
 from tui.screens.dashboard import DashboardScreen

@@ -26,7 +26,7 @@ from tui.actions.registry import action_of
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
 from tui.feed.caller import Caller, Reply, Work
-from tui.feed.heard import (
+from tui.feed.messages import (
     Arrived,
     ExplanationArrived,
     LogArrived,

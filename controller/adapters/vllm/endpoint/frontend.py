@@ -18,9 +18,9 @@ from controller.api.text.starts import IMPORTING
 from controller.core.record.request_record import RequestState
 from controller.ports.listener import Listener
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.member import Membership
 from controller.runtime.messages.members import DrainFrontend, EngineInfo, InstanceEntry
 from controller.runtime.messages.operations import FrontendLimits
 
@@ -59,7 +59,7 @@ class OpenAIFrontend:
     def __init__(
         self,
         config: FrontendConfig,
-        member: Membership,
+        member: ControllerLink,
         mailbox: Mailbox,
         listener: Listener,
         observer: RequestObserver,

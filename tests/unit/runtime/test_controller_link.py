@@ -2,14 +2,14 @@
 
 import asyncio
 
-from controller.runtime.member import HELLO_INTERVAL_S, Membership
+from controller.runtime.controller_link import HELLO_INTERVAL_S, ControllerLink
 from controller.runtime.messages.members import EngineInfo, Hello, Welcome
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 
-def member(network: FakeNetwork) -> Membership:
+def member(network: FakeNetwork) -> ControllerLink:
     mailbox = network.mailbox("mem://i-0")
-    return Membership("instance", "i-0", mailbox, "mem://controller", "n", lambda: 3)
+    return ControllerLink("instance", "i-0", mailbox, "mem://controller", "n", lambda: 3)
 
 
 @virtual_time

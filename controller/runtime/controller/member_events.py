@@ -39,7 +39,7 @@ class JoinedCluster(OperatedCluster, Protocol):
     def stopping(self) -> bool: ...
 
 
-class Membership:
+class MemberEvents:
     def __init__(self, cluster: JoinedCluster) -> None:
         self._cluster = cluster
 

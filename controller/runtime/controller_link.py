@@ -1,4 +1,4 @@
-"""A process's membership of the cluster: it says Hello once a second, before and after its Welcome.
+"""A process's link to the controller: it says Hello once a second, before and after its Welcome.
 
 Llumlets and frontends share this. From the repeated Hellos a restarted controller rebuilds its
 roster, and they show that a process is alive while its engine still loads.
@@ -29,7 +29,7 @@ from controller.runtime.repeating import repeat
 HELLO_INTERVAL_S = 1.0
 
 
-class Membership:
+class ControllerLink:
     def __init__(
         self,
         kind: MemberKind,
