@@ -125,7 +125,9 @@ class Cluster:
     async def fall_silent(self) -> None:
         _set_clock(NEVER_S)
         rounds = ReschedulingConfig(enabled=False, interval_s=NEVER_S)
-        silent = replace(self.controller.live, rescheduling=rounds, status_interval_s=NEVER_S)
+        live = self.controller.live
+        scheduler = replace(live.scheduler, status_interval_s=NEVER_S)
+        silent = replace(live, rescheduling=rounds, scheduler=scheduler)
         self.controller.configure(silent)
         await asyncio.sleep(SILENT_AFTER_S)
 

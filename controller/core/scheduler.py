@@ -21,7 +21,7 @@ and the first statuses restore loads and sequence numbers; frontends ask again.
 from collections.abc import Callable, Iterator, Mapping
 
 from controller.core.dispatch.instance_pool import InstancePool
-from controller.core.dispatch.pool_config import PoolConfig
+from controller.core.dispatch.policies import POLICIES, Policy
 from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.first_token import best_fitting
@@ -52,11 +52,17 @@ UNAVAILABLE_RETRY_S = 1
 
 
 class GlobalScheduler:
-    def __init__(self, config: SchedulerConfig, own_limits: OwnLimits = NO_KEYS) -> None:
-        """`own_limits`: of API keys, where they differ from `config.key_limits`."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        own_limits: OwnLimits = NO_KEYS,
+        policies: Mapping[str, Policy] = POLICIES,
+    ) -> None:
+        """`own_limits`: of API keys, where they differ from `config.key_limits`. `policies`: by
+        name, those that there are."""
         self._config = config
         self.keys = KeyTable(config.key_limits, own_limits)
-        self._pool = InstancePool(_pool_config(config))
+        self._pool = InstancePool(config, policies)
         self.instances = self._pool.instances
         """By instance id, for others to look at."""
         self.ordered = self._pool.ordered
@@ -77,7 +83,7 @@ class GlobalScheduler:
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
         """Goes by another configuration from now on; returns what to do now, as `handle`. Held
         requests stay held, even beyond a limit that is smaller now."""
-        self._pool.configure(_pool_config(config))
+        self._pool.configure(config)
         self._config = config
         self._first_expires_s = float("-inf")
         self.keys.limits = config.key_limits
@@ -323,16 +329,6 @@ class GlobalScheduler:
         self._held.check()
         if self._held and self._placement is None:
             assert not self._pool.schedulable_snapshots(now_s), "held though one may take it"
-
-
-def _pool_config(config: SchedulerConfig) -> PoolConfig:
-    return PoolConfig(
-        config.policy,
-        config.levels,
-        config.stall_timeout_s,
-        config.holding.room_to_grow_tokens if config.holding else None,
-        config.names_candidates,
-    )
 
 
 def _placement(config: SchedulerConfig) -> Placement | None:

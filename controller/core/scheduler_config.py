@@ -1,20 +1,19 @@
-"""What the global scheduler (`core.scheduler`) is set to."""
+"""What the global scheduler (`core.scheduler`) and its pool of instances go by.
+
+A file of its own: the pool's room lies below the scheduler, and `core.settings` below the levels.
+"""
 
 from dataclasses import dataclass, field
 
-from controller.core.dispatch.policies import POLICIES, Policy
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
-from controller.core.settings import HoldingConfig, KeyLimits
+from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(SchedulerSettings):
+    policy: str = "llumnix"
+    """By default one without late binding, as there is no `holding`."""
     levels: tuple[Level, ...] = DEFAULT_LEVELS
-    policy: Policy = POLICIES["llumnix"]
-    max_held_reqs: int = 1024
-    hold_timeout_s: float = 30.0
-    stall_timeout_s: float = 10.0
-    """An instance whose last status is older than this gets no requests."""
     holding: HoldingConfig | None = None
     """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
     them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`

@@ -61,12 +61,13 @@ class SimCluster:
         self._hash_tokens = 0
         self._scheduler = GlobalScheduler(
             SchedulerConfig(
-                policy.levels,
-                DISPATCH[policy.dispatch],
+                policy=policy.dispatch,
+                levels=policy.levels,
                 stall_timeout_s=NEVER_S,
                 holding=policy.holding,
                 names_candidates=False,
-            )
+            ),
+            policies=DISPATCH,
         )
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
         self._changed: dict[SimInstance, None] = {}

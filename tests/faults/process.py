@@ -87,7 +87,8 @@ async def controller(
         mailbox.send(members[source_id].address, encode(asked))
 
     def fence_after(seconds: float) -> None:
-        service.configure(replace(service.live, fence_after_s=seconds))
+        scheduler = replace(service.live.scheduler, fence_after_s=seconds)
+        service.configure(replace(service.live, scheduler=scheduler))
 
     listen({"move": move, "fence_after": fence_after})
     say("serving")

@@ -113,7 +113,7 @@ async def test_words_switches_and_nothing_are_values_too(
         ("priority.high.target_load_tokens", 1600, None),
     ]
     config = listener.cluster.controller.live
-    assert (config.scheduler.policy.name, config.rescheduling.enabled) == ("round-robin", False)
+    assert (config.scheduler.policy, config.rescheduling.enabled) == ("round-robin", False)
 
 
 async def test_down_takes_the_grace_time_as_it_was_set_last(listener: Listener) -> None:

@@ -9,7 +9,6 @@ from controller.api.settings.live_settings import LIVE, SettingError, changed, l
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import kinds
 from controller.api.wire.settings import SettingValue
-from controller.core.dispatch.policies import POLICIES
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import (
     AutoscaleConfig,
@@ -46,7 +45,7 @@ def test_what_is_listed_is_the_tables() -> None:
 def test_the_defaults_are_those_of_what_goes_by_them() -> None:
     """But for late binding, which is a part of its own to them."""
     plus = live_config(DEFAULTS)
-    assert plus.scheduler == SchedulerConfig(policy=POLICIES["llumnix+"], holding=HoldingConfig())
+    assert plus.scheduler == SchedulerConfig(policy="llumnix+", holding=HoldingConfig())
     assert live_config(changed(DEFAULTS, {"scheduler.policy": "llumnix"})) == LiveConfig()
 
 
@@ -191,9 +190,9 @@ def test_each_reaches_what_the_cluster_goes_by() -> None:
     )
     assert config.rescheduling.enabled is False
     assert config.rescheduling.max_bytes_per_s == 5.0
-    assert (config.scheduler.policy.name, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
+    assert (config.scheduler.policy, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
     assert config.scheduler.key_limits == KeyLimits(4, 90_000) == config.frontends.key_limits
-    assert (config.status_interval_s, config.max_events) == (0.5, 3)
+    assert (config.scheduler.status_interval_s, config.max_events) == (0.5, 3)
     assert config.frontends.max_live_requests == 2
     assert {level.name: level.target_load_tokens for level in config.scheduler.levels} == {
         "normal": None,

@@ -11,11 +11,9 @@ from controller.core.settings import (
     AutoscaleConfig,
     HoldingConfig,
     ReschedulingConfig,
-    StatusPush,
     with_fixed,
 )
-from controller.ports.engine import STEP_PHASES, StepPhase
-from controller.runtime.live_config import LiveAutoscale, LiveConfig, SlowLimits
+from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from controller.runtime.messages.operations import FrontendLimits
 
 MIN_INTERVAL_S = 0.01
@@ -24,17 +22,13 @@ MIN_INTERVAL_S = 0.01
 
 def live_config(settings: Settings) -> LiveConfig:
     """Raises SettingError for a policy that no live cluster has."""
-    scheduler, endpoint = settings.scheduler, settings.endpoint
-    policy = _policy(scheduler.policy)
-    late_binding = policy.late_binding
+    endpoint, policy = settings.endpoint, _policy(settings.scheduler.policy)
     return LiveConfig(
-        scheduler=SchedulerConfig(
+        scheduler=with_fixed(
+            SchedulerConfig,
+            settings.scheduler,
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
-            policy=policy,
-            max_held_reqs=scheduler.max_held_reqs,
-            hold_timeout_s=scheduler.hold_timeout_s,
-            stall_timeout_s=scheduler.stall_timeout_s,
-            holding=_holding(settings) if late_binding else None,
+            holding=_holding(settings) if policy.late_binding else None,
             key_limits=settings.limits,
         ),
         rescheduling=_rescheduling(settings),
@@ -42,15 +36,11 @@ def live_config(settings: Settings) -> LiveConfig:
             endpoint.max_live_requests,
             endpoint.request_timeout_s,
             endpoint.write_timeout_s,
-            hash_prefixes=late_binding or policy.by_prefix,
+            hash_prefixes=policy.late_binding or policy.by_prefix,
             key_limits=settings.limits,
             replay=settings.replay,
         ),
         autoscale=_autoscale(settings),
-        status_interval_s=scheduler.status_interval_s,
-        status_phases=_phases(scheduler.status_push),
-        fence_after_s=scheduler.fence_after_s,
-        slow=SlowLimits(scheduler.slow_factor, scheduler.slow_after_s),
         max_events=settings.control.max_events,
     )
 
@@ -87,12 +77,6 @@ def _policy(name: str) -> Policy:
             f"scheduler.policy: {error}",
             "llumctl set scheduler.policy=llumnix+      or, to compare others: llumctl simulate -p",
         ) from error
-
-
-def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
-    if push == "never":
-        return ()
-    return STEP_PHASES if push == "all" else (push,)
 
 
 def _autoscale(settings: Settings) -> LiveAutoscale:

@@ -12,11 +12,12 @@ from typing import assert_never
 from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.pool_config import PoolConfig
+from controller.core.dispatch.policies import Policy
 from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,
@@ -33,7 +34,8 @@ PoolEvent = InstanceStarted | InstanceDied | InstanceRemoved | ClosedBy | Fronte
 
 
 class InstancePool:
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: SchedulerConfig, policies: Mapping[str, Policy]) -> None:
+        self._policies = policies
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
         """By instance id, for others to look at."""
@@ -43,18 +45,19 @@ class InstancePool:
         self._history = History()
         self.configure(config)
 
-    def configure(self, config: PoolConfig) -> None:
+    def configure(self, config: SchedulerConfig) -> None:
         """The pool goes by this from now on."""
         self._config = config
+        self._policy = self._policies[config.policy]
         self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(
             self._records,
-            config.policy,
+            self._policy,
             config.levels,
             config.stall_timeout_s,
-            config.room_to_grow_tokens,
+            config.holding.room_to_grow_tokens if config.holding is not None else None,
         )
 
     # -- what happens to instances -------------------------------------------------------
@@ -152,7 +155,7 @@ class InstancePool:
         else:
             chosen = self._board.pick(newcomer, history)
         history.last = chosen.instance_id
-        if self._config.policy.by_prefix:
+        if self._policy.by_prefix:
             history.note(chosen, newcomer)
         return self._send(request, chosen, candidates, now_s)
 
@@ -184,7 +187,7 @@ class InstancePool:
             chosen.incarnation,
             seq,
             candidates,
-            self._config.policy.name,
+            self._policy.name,
             len(self._board),
         )
 

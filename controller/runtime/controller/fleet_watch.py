@@ -68,13 +68,17 @@ class FleetWatch:
     # -- who lives -----------------------------------------------------------------------
 
     def look_for_stalls(self) -> None:
-        live, records = self._cluster.live, self._cluster.scheduler.instances
+        settings, records = self._cluster.live.scheduler, self._cluster.scheduler.instances
         serving = [
             _serving(member, records[member.member_id])
             for member in self._cluster.roster.instances()
             if member.serving and member.member_id in records
         ]
-        self._tell(InstancesSeen(serving, live.fence_after_s, pulls_all=not live.status_phases))
+        self._tell(
+            InstancesSeen(
+                serving, settings.fence_after_s, pulls_all=settings.status_push == "never"
+            )
+        )
 
     def _tell(self, event: Event) -> None:
         for instruction in self._liveness.handle(event, self._cluster.now_s()):
@@ -102,13 +106,13 @@ class FleetWatch:
     # -- who is slow ---------------------------------------------------------------------
 
     def look_for_slow(self) -> None:
-        limits, drained = self._cluster.live.slow, self._cluster.keeper.spec.drains
+        settings, drained = self._cluster.live.scheduler, self._cluster.keeper.spec.drains
         step_times_s: dict[Key, float] = {}
-        for member, status in self._statuses() if limits.factor else ():
+        for member, status in self._statuses() if settings.slow_factor else ():
             snapshot = status.snapshot
             if snapshot.num_running and snapshot.incarnation == member.incarnation:
                 step_times_s[member.member_id, member.incarnation] = status.step_time_s
-        seen = StepsSeen(step_times_s, drained, limits.factor, limits.after_s)
+        seen = StepsSeen(step_times_s, drained, settings.slow_factor, settings.slow_after_s)
         for slow in self._slowness.handle(seen, self._cluster.now_s()):
             self._empty(slow)
 

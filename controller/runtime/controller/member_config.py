@@ -1,5 +1,7 @@
 """What of the configuration a member is told."""
 
+from controller.core.settings import StatusPush
+from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.runtime.controller.roster import Member
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.message import Message
@@ -18,9 +20,15 @@ def config_messages(
 def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
     """One message of each type."""
     if member.kind == "instance":
-        limits = config.rescheduling
+        limits, settings = config.rescheduling, config.scheduler
         return (
             MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None),
-            StatusPushSet(config.status_interval_s, config.status_phases),
+            StatusPushSet(settings.status_interval_s, _phases(settings.status_push)),
         )
     return (config.frontends,)
+
+
+def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
+    if push == "never":
+        return ()
+    return STEP_PHASES if push == "all" else (push,)

@@ -45,7 +45,7 @@ def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) 
     settings = llumctl_settings.load(environ=as_variables(cast.settings()))
     settings = settings.model_copy(update={"cluster": ClusterTable(engine="emulated")})
     live, policy = live_config(settings), sim_policy(name)
-    assert live.scheduler.policy.name == policy.dispatch
+    assert live.scheduler.policy == policy.dispatch
     moves = policy.rescheduling
     assert live.rescheduling == replace(
         moves,

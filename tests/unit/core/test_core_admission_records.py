@@ -14,7 +14,6 @@ from controller.core.admission.records import (
     PutOnRecord,
     Rejected,
 )
-from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler import GlobalScheduler
@@ -30,7 +29,7 @@ from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import request, running, status
 
 PLUS = SchedulerConfig(
-    policy=POLICIES["llumnix+"], holding=HoldingConfig(room_to_grow_tokens=0), stall_timeout_s=1e6
+    policy="llumnix+", holding=HoldingConfig(room_to_grow_tokens=0), stall_timeout_s=1e6
 )
 
 

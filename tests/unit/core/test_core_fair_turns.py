@@ -5,7 +5,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.fair_turns import FairTurns
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -86,7 +85,7 @@ def test_nobody_comes_before_the_first_and_keys_that_wait_are_served_alike(
 def _scheduler(*, fair_keys: bool = True, **settings: float) -> GlobalScheduler:
     """One instance, with nothing free."""
     holding = HoldingConfig(room_to_grow_tokens=0, fair_keys=fair_keys, **settings)  # type: ignore[arg-type]
-    config = SchedulerConfig(policy=POLICIES["llumnix+"], holding=holding, stall_timeout_s=1e9)
+    config = SchedulerConfig(policy="llumnix+", holding=holding, stall_timeout_s=1e9)
     scheduler = GlobalScheduler(config)
     scheduler.handle(InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a", requests=[running("x", 100)]), 0.0)

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import POLICIES
 from controller.core.holding.first_token import best_fitting
 from controller.core.load.room import Room
 from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Unreported
@@ -124,7 +123,7 @@ def scheduler(
     on_a: Sequence[RequestSnapshot], on_b: Sequence[RequestSnapshot], **parts: bool
 ) -> GlobalScheduler:
     holding = HoldingConfig(room_to_grow_tokens=0, prefill_slack_tokens=0, **parts)
-    found = GlobalScheduler(SchedulerConfig(policy=POLICIES["llumnix+"], holding=holding))
+    found = GlobalScheduler(SchedulerConfig(policy="llumnix+", holding=holding))
     for name, requests in (("a", on_a), ("b", on_b)):
         found.handle(InstanceStarted(name, 1), 0.0)
         found.handle(report(name, requests), 0.0)

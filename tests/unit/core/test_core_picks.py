@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from controller.core.dispatch.history import History, SeenPrefixes
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.picks import pick_least_work
-from controller.core.dispatch.policies import POLICIES
 from controller.core.load.snapshot import NORMAL
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -77,7 +76,7 @@ def test_a_match_is_no_longer_than_the_prompt() -> None:
 
 
 def _scheduler() -> GlobalScheduler:
-    scheduler = GlobalScheduler(SchedulerConfig(policy=POLICIES["prefix-aware"]))
+    scheduler = GlobalScheduler(SchedulerConfig(policy="prefix-aware"))
     for instance_id in ("a", "b"):
         scheduler.handle(InstanceStarted(instance_id, 1), 0.0)
         scheduler.handle(status(instance_id), 0.0)

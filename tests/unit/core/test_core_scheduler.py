@@ -31,9 +31,7 @@ CONFIG = SchedulerConfig(max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=1
 def _scheduler(*instance_ids: str, policy: str = "llumnix") -> GlobalScheduler:
     """With idle instances that started and reported at 0 s."""
     scheduler = GlobalScheduler(
-        SchedulerConfig(
-            policy=POLICIES[policy], max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0
-        )
+        SchedulerConfig(policy=policy, max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0)
     )
     for instance_id in instance_ids:
         _feed(scheduler, 0.0, InstanceStarted(instance_id, 1), status(instance_id))
@@ -334,7 +332,7 @@ def test_only_scores_that_changed_are_computed() -> None:
     """What keeps a decision among 1,024 instances at about 25 us (measured on one shared core)."""
     counted = mock.Mock(side_effect=POLICIES["llumnix"].score)
     policy = Policy("counted", counted, POLICIES["llumnix"].pick)
-    scheduler = GlobalScheduler(replace(CONFIG, policy=policy))
+    scheduler = GlobalScheduler(replace(CONFIG, policy="counted"), policies={"counted": policy})
     ids = [f"i{index:02}" for index in range(64)]
     for instance_id in ids:
         scheduler.handle(InstanceStarted(instance_id, 1), 0.0)

@@ -56,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(list(POLICIES)), serving=st.sets(IDS))
     def start(self, policy: str, serving: set[str]) -> None:
         self.config = SchedulerConfig(
-            policy=POLICIES[policy],
+            policy=policy,
             max_held_reqs=MAX_HELD,
             hold_timeout_s=HOLD_S,
             stall_timeout_s=STALL_S,
@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What is held stays, however few may be held from now on."""
         self.config = replace(
             self.config,
-            policy=POLICIES[policy],
+            policy=policy,
             max_held_reqs=max_held,
             stall_timeout_s=stall_s,
             levels=(Level("normal", 0), Level("high", 1, load)),

@@ -59,7 +59,7 @@ class SimpleBoard:
     def choose(
         self, newcomer: Newcomer, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
-        policy = self._config.policy
+        policy = POLICIES[self._config.policy]
         candidates = [Candidate(r.snapshot, r.unreported) for r in self._ready if r.snapshot]
         choice = choose_for(newcomer, policy, candidates, self._config.levels, history)
         assert choice is not None
@@ -73,7 +73,7 @@ class SimpleBoard:
 
 
 def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
-    config = SchedulerConfig(levels=THREE_LEVELS, policy=POLICIES[policy], stall_timeout_s=STALL_S)
+    config = SchedulerConfig(levels=THREE_LEVELS, policy=policy, stall_timeout_s=STALL_S)
     simple = GlobalScheduler(config)
     simple._pool._board = SimpleBoard(simple._pool._records, config)
     return GlobalScheduler(config), simple
@@ -158,7 +158,7 @@ def test_one_that_stalls_is_chosen_no_more_and_comes_back() -> None:
 def _counting(score: mock.Mock) -> GlobalScheduler:
     """With 64 instances that have reported."""
     policy = Policy("counted", score, POLICIES["llumnix"].pick)
-    scheduler = GlobalScheduler(SchedulerConfig(policy=policy))
+    scheduler = GlobalScheduler(SchedulerConfig(policy="counted"), policies={"counted": policy})
     for index in range(64):
         scheduler.handle(InstanceStarted(f"i{index:02}", 1), 0.0)
         scheduler.handle(status(f"i{index:02}"), 0.0)
@@ -209,7 +209,7 @@ def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
 def test_the_chosen_one_leads_the_best_of_all_that_were_considered(
     policy: str, expected: list[str]
 ) -> None:
-    scheduler = GlobalScheduler(SchedulerConfig(policy=POLICIES[policy]))
+    scheduler = GlobalScheduler(SchedulerConfig(policy=policy))
     for index in range(10):  # the higher its number, the freer
         scheduler.handle(InstanceStarted(f"i{index}", 1), 0.0)
         scheduler.handle(status(f"i{index}", requests=[running("x", 30 - index)]), 0.0)

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch.policies import POLICIES
 from controller.core.overload.drain_rate import MOST_S, WINDOW_S, DrainRate
 from controller.core.overload.shed_order import ShedOrder
 from controller.core.scheduler import GlobalScheduler
@@ -54,7 +53,7 @@ def _scheduler(late_binding: bool, max_held: int) -> GlobalScheduler:
     if not late_binding:
         return GlobalScheduler(SchedulerConfig(max_held_reqs=max_held))
     holding = HoldingConfig(max_held_reqs=max_held, room_to_grow_tokens=0)
-    config = SchedulerConfig(policy=POLICIES["llumnix+"], holding=holding, stall_timeout_s=1e9)
+    config = SchedulerConfig(policy="llumnix+", holding=holding, stall_timeout_s=1e9)
     scheduler = GlobalScheduler(config)
     scheduler.handle(InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a", requests=[running("x", 100)]), 0.0)

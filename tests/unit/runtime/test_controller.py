@@ -10,14 +10,13 @@ import pytest
 from controller.adapters.http.views.members import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
-from controller.core.dispatch.policies import POLICIES
 from controller.core.operations.leaving import LeaveReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.directories import DIRECTORY_EVERY_S, SILENCE_S
-from controller.runtime.live_config import LiveConfig, SlowLimits
+from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
@@ -265,7 +264,7 @@ async def test_another_configuration_keeps_what_is_held_and_may_release_it(
     bed.asks("c")
     assert (await bed.f0.receive(Refused)).reject.request_id == "c"
     assert bed.controller.scheduler.num_held == 2
-    patient = replace(CONFIG, policy=POLICIES["vllm-dp"], stall_timeout_s=60.0)
+    patient = replace(CONFIG, policy="vllm-dp", stall_timeout_s=60.0)
     bed.controller.configure(LiveConfig(patient))
     assert {(await bed.f0.receive(Dispatched)).dispatch.request_id for _ in "ab"} == {"a", "b"}
     bed.controller.scheduler.check(bed.controller.now_s())
@@ -387,7 +386,7 @@ async def test_one_that_is_silent_for_too_long_is_fenced_and_comes_back_as_anoth
 ) -> None:
     bed = Bed(network, num_instances=3)
     await bed.serve()
-    fence_after_s = bed.controller.live.fence_after_s
+    fence_after_s = bed.controller.live.scheduler.fence_after_s
     await others_report(bed, int(fence_after_s) - 2, "i-1", "i-2")
     assert bed.f0.received(InstanceLost) == []
     await others_report(bed, 4, "i-1", "i-2")
@@ -411,7 +410,7 @@ async def test_one_that_comes_back_in_time_keeps_what_it_runs(network: FakeNetwo
     bed = Bed(network)
     await bed.serve()
     for _ in range(3):
-        await others_report(bed, int(bed.controller.live.fence_after_s) - 2, "i-1")
+        await others_report(bed, int(bed.controller.live.scheduler.fence_after_s) - 2, "i-1")
         await bed.reports("i-0")
     assert bed.f0.received(InstanceLost) == []
     await bed.joins("i-0", incarnation=1, asks=True)
@@ -426,7 +425,7 @@ async def test_of_many_that_are_silent_only_as_many_are_fenced_as_the_rest_can_h
     await bed.serve()
     for instance_id in ("i-0", "i-1", "i-2"):
         await bed.reports(instance_id, free=14)  # of 64 blocks each
-    for _ in range(int(2 * bed.controller.live.fence_after_s)):
+    for _ in range(int(2 * bed.controller.live.scheduler.fence_after_s)):
         await bed.reports("i-3", free=44)  # no room for the requests of any of them
         for instance_id in ("i-0", "i-1", "i-2"):  # their loops live
             await bed.joins(instance_id, incarnation=bed.incarnation(instance_id))
@@ -447,7 +446,7 @@ async def test_one_whose_engine_hangs_is_fenced_though_this_controller_never_hea
     await bed.serve()
     bed.restart_controller()
     await bed.joins("f-0", incarnation=1)
-    fence_after_s = bed.controller.live.fence_after_s
+    fence_after_s = bed.controller.live.scheduler.fence_after_s
 
     async def goes_on(seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -491,7 +490,7 @@ async def seen(what: Awaitable[None], bed: Bed) -> tuple[InstanceState, str]:
 async def test_none_is_fenced_where_nobody_else_serves(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.serve()
-    await asyncio.sleep(3 * bed.controller.live.fence_after_s)
+    await asyncio.sleep(3 * bed.controller.live.scheduler.fence_after_s)
     assert bed.f0.received(InstanceLost) == []
 
 
@@ -504,7 +503,7 @@ async def test_a_full_disk_ends_neither_the_controller_nor_its_watches(
     disk = mock.Mock()
     disk.save.side_effect = LlumctlError("cannot write spec.json: No space left on device")
     monkeypatch.setattr(bed.keeper, "_store", disk)
-    bed.controller.configure(LiveConfig(CONFIG, slow=SlowLimits(factor=3.0, after_s=5.0)))
+    bed.controller.configure(LiveConfig(replace(CONFIG, slow_factor=3.0, slow_after_s=5.0)))
 
     async def play(seconds: int) -> None:
         for number in range(10 * seconds):
@@ -528,7 +527,7 @@ async def test_a_full_disk_ends_neither_the_controller_nor_its_watches(
 async def test_one_that_steps_slowly_is_emptied_and_one_at_a_time(network: FakeNetwork) -> None:
     bed = Bed(network, num_instances=4)
     await bed.serve()
-    bed.controller.configure(LiveConfig(CONFIG, slow=SlowLimits(factor=3.0, after_s=5.0)))
+    bed.controller.configure(LiveConfig(replace(CONFIG, slow_factor=3.0, slow_after_s=5.0)))
     for _ in range(150):
         for instance_id, step_s in (("i-0", 0.2), ("i-1", 0.03), ("i-2", 0.02), ("i-3", 0.19)):
             snapshot = idle_snapshot(instance_id, num_running=1)

@@ -19,7 +19,6 @@ from controller.adapters.http.requests import RequestsQuery, list_requests
 from controller.api.operations.on_requests import Abort, SetPriority
 from controller.api.settings.settings import Settings
 from controller.api.wire.operations import AbortRequest, PriorityRequest
-from controller.core.dispatch.policies import POLICIES
 from controller.core.emptying.claims import Drain, Remove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
@@ -36,7 +35,7 @@ from tests.unit.runtime.members import CONTROLLER, Frontend, Instance, repeat_of
 
 HOLDING = HoldingConfig(room_to_grow_tokens=0, reserved_share=0.5, reserve_after_s=3600.0)
 CONFIG = LiveConfig(
-    SchedulerConfig(policy=POLICIES["llumnix+"], holding=HOLDING),
+    SchedulerConfig(policy="llumnix+", holding=HOLDING),
     rescheduling=ReschedulingConfig(interval_s=3600.0),
 )
 RUNNING = ("a0", "a1", "b0", "b1")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.dispatch.policies import POLICIES
 from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchCancelled, RejectCode
 from controller.core.settings import HoldingConfig, ReschedulingConfig
@@ -19,7 +18,7 @@ from tests.unit.runtime.fakes import FakeNetwork, settle
 
 HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3, relief_below_steps=0.0)
 PLUS = LiveConfig(
-    replace(CONFIG, policy=POLICIES["llumnix+"], holding=HOLDING, hold_timeout_s=0.5),
+    replace(CONFIG, policy="llumnix+", holding=HOLDING, hold_timeout_s=0.5),
     rescheduling=ReschedulingConfig(interval_s=3600.0),
 )
 FULL = {"free": 4, "num_running": 20}
@@ -73,7 +72,7 @@ async def test_without_late_binding_all_that_was_held_goes_by_the_policy_as_it_i
 ) -> None:
     bed.asks("r1")
     await settle()
-    other = replace(PLUS.scheduler, policy=POLICIES["vllm-dp"], holding=None)
+    other = replace(PLUS.scheduler, policy="vllm-dp", holding=None)
     bed.controller.configure(replace(PLUS, scheduler=other))
     assert bed.controller.scheduler.num_held == 0
     await settle()

@@ -58,7 +58,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         detail=detail,
         revision=controller.keeper.spec.revision,
         model=labels.model,
-        policy=controller.live.scheduler.policy.name,
+        policy=controller.live.scheduler.policy,
         engine=labels.engine,
         endpoint_url=labels.endpoint_url,
         time_s=round(time.time(), 3),
