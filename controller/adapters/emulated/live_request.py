@@ -1,10 +1,28 @@
-"""A request of an emulated engine, from `prepare` to its last token."""
+"""A request of an emulated engine, from `prepare` to its last token, and its answer: known in full
+before the first step, but for its timing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.answer import Answer
+from controller.api import token_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`start` is that of `token_sequence`. `finish_reason` is vLLM's word. `stop_reason` is the
+    stop token that ended the answer, if the client named it. `has_end`: the last token is END."""
+
+    start: int
+    num_tokens: int
+    finish_reason: str
+    stop_reason: int | None = None
+    has_end: bool = False
+
+    def token(self, position: int) -> int:
+        if self.has_end and position == self.num_tokens - 1:
+            return token_sequence.END
+        return token_sequence.token(self.start, position)
 
 
 @dataclass(slots=True)
@@ -42,3 +60,58 @@ class LiveRequest:
         if index < num_prompt_tokens:
             return self.prompt[index]
         return self.output(index - num_prompt_tokens)
+
+
+def answer_to(request: wire.Request, max_model_len: int) -> Answer:
+    """Raises ValueError for a parameter that only a computed answer could honour, and for a
+    prompt that leaves no room for an answer."""
+    prompt, params = request.prompt_token_ids, request.sampling_params
+    if params is None:
+        raise ValueError("the emulated engine computes no embeddings or scores")
+    if request.mm_features or request.prompt_embeds is not None or not prompt:
+        raise ValueError("the emulated engine takes prompts of tokens only")
+    if request.lora_request is not None:
+        raise ValueError("the emulated engine has no LoRA adapters")
+    if request.resumable:
+        raise ValueError("the emulated engine takes no streamed prompts")
+    _refuse_what_needs_logits(params)
+    return _bounded(prompt, params, max_model_len)
+
+
+def _refuse_what_needs_logits(params: wire.SamplingParams) -> None:
+    asked = {
+        "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
+        "prompt_logprob_token_ids": params.prompt_logprob_token_ids,
+        "logprob_token_ids": params.logprob_token_ids,
+        "structured outputs": params.structured_outputs,
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": params.bad_words or None,
+    }
+    for name, value in asked.items():
+        if value is not None:
+            raise ValueError(f"the emulated engine computes no logits, so it has no {name}")
+
+
+def _bounded(prompt: Sequence[int], params: wire.SamplingParams, max_model_len: int) -> Answer:
+    """The answer ends at the first of these: a stop token, its natural length, max_tokens, the
+    end of the context."""
+    room = max_model_len - len(prompt)
+    if room < 1:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens leaves no room in a context of {max_model_len}"
+        )
+    start = token_sequence.start(prompt)
+    answer = Answer(
+        start, room if params.max_tokens is None else min(params.max_tokens, room), "length"
+    )
+    if params.eos_token_id is not None:
+        natural = max(token_sequence.natural_length(prompt), params.min_tokens + 1)
+        if natural <= answer.num_tokens:
+            answer = Answer(start, natural, "stop", has_end=True)
+    for stop in params.stop_token_ids or ():
+        position = token_sequence.first_position(start, stop, params.min_tokens)
+        if position is not None and position < answer.num_tokens - answer.has_end:
+            answer = Answer(start, position + 1, "stop", stop_reason=stop)
+    return answer

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.block_hashes import BlockHashes
-from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
+from controller.adapters.emulated.kv_blocks import NOTHING, BlockHashes, EmulatedBlocks
 from controller.adapters.emulated.live_request import LiveRequest
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.adapters.emulated.block_hashes import DIGEST_BYTES
-from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
+from controller.adapters.emulated.kv_blocks import DIGEST_BYTES, NOTHING, EmulatedBlocks
 from controller.adapters.emulated.kv_transfer import SLICE_S, EmulatedKvTransfer
 from controller.model.profile import load_profile
 from controller.ports.frames import Frames

@@ -9,7 +9,7 @@ from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.runtime.instance.moves.kv_digest import KvDigest
+from controller.runtime.instance.moves.stage_copies import KvDigest
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.moves import (

@@ -24,9 +24,8 @@ from controller.ports.engine import Engine
 from controller.ports.kv_transfer import StageCopy
 from controller.ports.moves import ReservedBlocks
 from controller.runtime.instance.moves.host import MoveHost
-from controller.runtime.instance.moves.kv_digest import KvDigest
-from controller.runtime.instance.moves.live_request import Kept, LiveRequest
-from controller.runtime.instance.moves.past_instances import PastInstances
+from controller.runtime.instance.moves.live_request import Kept, LiveRequest, PastInstances
+from controller.runtime.instance.moves.stage_copies import KvDigest
 from controller.runtime.messages import output_tokens
 from controller.runtime.messages.moves import (
     ArrivingRequest,

@@ -1,16 +1,19 @@
 """The stages of an outgoing move, each copied to the destination and, if asked, digested."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from controller.core.migration.protocol import StageCopied, StageLost
 from controller.core.migration.record import MoveOrder, StageRecord
+from controller.ports.moves import KvBlocks
 from controller.runtime.instance.moves.host import MoveHost
-from controller.runtime.instance.moves.kv_digest import KvDigest
 
 log = logging.getLogger(__name__)
+
+SLICE_BYTES = 4 << 20
 
 
 class StageCopies:
@@ -77,3 +80,45 @@ class StageCopies:
             return
         self.digest = digest.result()
         self._on_end(StageCopied(stage))
+
+
+class KvDigest:
+    """A digest of the copied blocks of one move, to compare both sides with (`--verify-kv`). Used
+    from the event loop's thread; another thread reads the blocks in slices, about 1 s per GiB.
+
+    Full blocks do not change any more, so each stage's blocks are read after their copy, while the
+    request decodes on. Only the last stage's, one block or two, are read while it is suspended.
+    """
+
+    def __init__(self, blocks: KvBlocks) -> None:
+        self._blocks = blocks
+        self._digest = hashlib.blake2b(digest_size=32)
+        self._last: asyncio.Task[bytes] | None = None
+
+    def add(self, block_ids: Sequence[int]) -> "asyncio.Future[bytes]":
+        """Adds blocks, which must not change until the future is done; its result is 32 bytes over
+        all blocks so far, in order. If blocks cannot be read, this future fails and all later
+        ones."""
+        taking = self._take(self._last, tuple(block_ids))
+        self._last = asyncio.get_running_loop().create_task(taking)
+        self._last.add_done_callback(_heeded)
+        return self._last
+
+    async def _take(self, before: "asyncio.Task[bytes] | None", block_ids: Sequence[int]) -> bytes:
+        if before is not None:
+            await before
+        return await asyncio.get_running_loop().run_in_executor(None, self._read, block_ids)
+
+    def _read(self, block_ids: Sequence[int]) -> bytes:
+        num_per_slice = max(1, SLICE_BYTES // self._blocks.block_bytes)
+        buffer = self._blocks.buffer(num_per_slice)
+        for first in range(0, len(block_ids), num_per_slice):
+            there = block_ids[first : first + num_per_slice]
+            self._digest.update(self._blocks.gather(there, buffer))
+        return self._digest.digest()
+
+
+def _heeded(taking: "asyncio.Task[bytes]") -> None:
+    """Marks a failure as seen: the next `add` fails too, or the move is over."""
+    if not taking.cancelled():
+        taking.exception()
