@@ -6,6 +6,7 @@ refused then, and its status has to say so.
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from http import HTTPStatus
 
 from controller.adapters.vllm.checks.fault import RefusedError
 
@@ -21,6 +22,7 @@ class Placing:
         self.any_placed = False
         self.refusal: RefusedError | None = None
         """Why the first that was refused was."""
+        self._grammars_s = 0.0
 
     def began(self) -> None:
         self._num_waiting += 1
@@ -30,6 +32,17 @@ class Placing:
         self._num_waiting -= 1
         if self._num_waiting == 0 and self._on_placed is not None:
             await self._on_placed()
+
+    def follows_grammar(self, step_s: float, most_s: float) -> None:
+        """One more of its answers follows a grammar, which takes so much CPU time for a token.
+        Raises RefusedError."""
+        self._grammars_s += step_s
+        if self._grammars_s > most_s:
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"the answers to this request would take their grammar more than {most_s:g} s "
+                f"a token, {step_s * 1000:.0f} ms each; ask for fewer at a time",
+            )
 
     def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
         """`error`: by which vLLM hears of it."""

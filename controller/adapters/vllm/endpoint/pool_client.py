@@ -31,6 +31,7 @@ from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
 from controller.adapters.vllm.engine.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.process import Grammar
+from controller.adapters.vllm.grammars.trial import MAX_STEP_S
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay import ReplayRefusal
@@ -148,7 +149,9 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             return
         try:
             if grammar := _grammar_of(request):
-                await self._grammars.check(grammar)
+                step_s = await self._grammars.check(grammar)
+                if placing := PLACING.get():
+                    placing.follows_grammar(step_s, MAX_STEP_S)
             if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
                 return
             token_ids = request.prompt_token_ids or ()
@@ -173,6 +176,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 token_ids,
                 _not_replayable(request),
             )
+        except RefusedError as refused:
+            self._refuse(request.request_id, refused)
         except GrammarRefusedError as refused:
             told = RefusedError(refused.status, str(refused), retry_after_s=refused.retry_after_s)
             self._refuse(request.request_id, told)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,11 @@ class TrialLimits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The compiled grammar takes `num_bytes`; or `error` says why it does not compile; with
-    neither, it was too costly to compile within the limits."""
+    """The compiled grammar takes `num_bytes`, and each token `step_s` of CPU time in the mean; or
+    `error` says why it does not compile; with neither, it was too costly within the limits."""
 
     num_bytes: int | None = None
+    step_s: float = field(default=0.0, compare=False)
     error: str | None = None
 
 

@@ -39,6 +39,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
@@ -90,8 +91,8 @@ def _try(parent: socket.socket, tokenizer: Any, setup: dict[str, Any]) -> None:
     _limit(grammar["cpu_s"], grammar["wall_s"], grammar["max_bytes"])
     _end_with(parent)
     try:
-        verdict: dict[str, int | str]
-        verdict = {"num_bytes": compile_grammar(grammar["kind"], grammar["text"], tokenizer, setup)}
+        verdict: Mapping[str, float | str]
+        verdict = try_grammar(grammar["kind"], grammar["text"], tokenizer, setup)
     except MemoryError:
         return
     except Exception as error:
@@ -102,9 +103,9 @@ def _try(parent: socket.socket, tokenizer: Any, setup: dict[str, Any]) -> None:
     parent.sendall(json.dumps(verdict).encode())
 
 
-def compile_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> int:
-    """Compiles the grammar as an engine will. Returns the bytes that the compiled grammar takes;
-    raises what the compiler raises."""
+def try_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> dict[str, float]:
+    """Compiles the grammar as an engine will, and follows it. Returns the bytes that the compiled
+    grammar takes, and the CPU time of a token; raises what the compiler raises."""
     import xgrammar
 
     # With the cache, though it is empty: without one the compiler works differently.
@@ -127,30 +128,35 @@ def compile_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any])
             compiled = compiler.compile_structural_tag(*_structural_tag(text))
         case _:
             raise ValueError(f"no grammar is of kind {kind}")
-    _walk(xgrammar.GrammarMatcher(compiled), tokenizer.vocab_size)
-    return int(compiled.memory_size_bytes)
+    step_s = _walk(xgrammar.GrammarMatcher(compiled), tokenizer.vocab_size)
+    return {"num_bytes": compiled.memory_size_bytes, "step_s": step_s}
 
 
-def _walk(matcher: Any, vocab_size: int) -> None:
-    """Follows the grammar along a text that it allows. A token that takes more than MAX_STEP_S ends
-    this process."""
+def _walk(matcher: Any, vocab_size: int) -> float:
+    """Follows the grammar along a text that it allows. Returns the mean CPU time of a token; one
+    that takes more than MAX_STEP_S ends this process."""
     import numpy as np
     import xgrammar
 
     draw = random.Random(0)
     bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
     bits = bitmask[0].numpy().view(np.uint8)
-    until_s = time.thread_time() + WALK_S
-    for _ in range(WALK_TOKENS):
+    steps_s: list[float] = []
+    while len(steps_s) < WALK_TOKENS and sum(steps_s) < WALK_S:
+        began_s = time.thread_time()
         signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
         matcher.fill_next_token_bitmask(bitmask)
+        steps_s.append(time.thread_time() - began_s)
         allowed = np.flatnonzero(np.unpackbits(bits, count=vocab_size, bitorder="little"))
         # A text goes on as long as it can: what costs grows with it.
         going_on = np.setdiff1d(allowed, matcher.stop_token_ids)
-        if not going_on.size or time.thread_time() > until_s:
-            return
+        if not going_on.size:
+            break
+        began_s = time.thread_time()
         signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
         matcher.accept_token(int(draw.choice(going_on)))
+        steps_s[-1] += time.thread_time() - began_s
+    return sum(steps_s) / len(steps_s)
 
 
 def _structural_tag(text: str) -> tuple[Any, ...]:

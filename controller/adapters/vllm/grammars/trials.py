@@ -131,10 +131,11 @@ class GrammarTrials:
         """Requests whose grammar is being tried."""
         return sum(trial.num_waiting for trial in self._trials.values())
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many
-        wait, 503 if it could not be tried, as the machine is busy or trials have stopped. Cancelled
-        with its request."""
+    async def check(self, grammar: Grammar) -> float:
+        """Returns the CPU time that a token takes an engine. Cancelled with its request.
+
+        Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many wait,
+        503 if it could not be tried, as the machine is busy or trials have stopped."""
         if self._stopped:
             raise self._stopped
         key = _key(grammar)
@@ -161,6 +162,7 @@ class GrammarTrials:
                 f"the grammar takes {verdict.num_bytes >> 20} MiB when it is compiled, which is "
                 f"more than {MAX_COMPILED_BYTES >> 20}; make it simpler",
             )
+        return verdict.step_s
 
     async def _join(self, key: bytes, grammar: Grammar) -> Verdict:
         """Waits for the grammar's trial; all requests under one grammar share it."""
