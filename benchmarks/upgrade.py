@@ -42,7 +42,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Rolling, Scale
 from controller.api.wire.operations import ScaleRequest
-from controller.api.wire.rolling import RollingRequest
+from controller.api.wire.rolling_models import RollingRequest
 from llumctl.bench.connection import Endpoint, ExchangeError, Pool
 from llumctl.bench.response import Answer
 

@@ -49,7 +49,7 @@ KNOWN: Mapping[str, str] = {
     "controller/sim/event_queue.py: EventQueue.at": "Virtual time itself.",
     "controller/sim/instance.py: SimInstance.status": SHORT_CUT,
     "controller/sim/moments.py: Moments.come": SHORT_CUT,
-    "controller/sim/moves.py: Links._beat": PACE,
+    "controller/sim/sim_moves.py: Links._beat": PACE,
 }
 
 

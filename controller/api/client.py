@@ -22,7 +22,7 @@ from controller.api.wire.models import (
     StopRequest,
 )
 from controller.api.wire.operations import DrainList, OperationList
-from controller.api.wire.rolling import RollingReport
+from controller.api.wire.rolling_models import RollingReport
 from controller.api.wire.settings import SettingList
 from controller.api.wire.stream import Frame
 from controller.api.wire.traffic import TrafficBatch, TrafficRequest

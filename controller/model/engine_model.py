@@ -27,7 +27,7 @@ from controller.model.block_pool import CachedBlock
 from controller.model.config import ModelConfig
 from controller.model.decode_stretch import DecodeStretch
 from controller.model.engine_state import EngineState
-from controller.model.moves import ModelMoves
+from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile
 from controller.model.request import NEVER, ModelRequest, RequestState
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.ports.engine_moves import EngineMoves
 from controller.ports.frames import Frames
-from controller.ports.moves import EngineMoves
 
 
 @dataclass(frozen=True, slots=True)

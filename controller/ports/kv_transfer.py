@@ -6,8 +6,8 @@ from typing import Protocol
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import StageRecord
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames
-from controller.ports.moves import KvBlocks
 
 Peer = InstanceRef
 StageCopy = StageRecord

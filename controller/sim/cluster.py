@@ -34,10 +34,10 @@ from controller.sim.fragmentation import fragmented_blocks
 from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.moments import Moments
-from controller.sim.moves import Links
 from controller.sim.outcome import Outcome
 from controller.sim.request_run import RequestRun
 from controller.sim.setup import ClusterSetup, Fault
+from controller.sim.sim_moves import Links
 from controller.sim.workload.request import Trace, TraceRequest
 
 DRAINS = frozenset({Closed.DRAINING})

@@ -47,9 +47,9 @@ from controller.core.settings import ReschedulingConfig
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.loads import Loads
-from controller.sim.moves import Links, SimMove
 from controller.sim.relief_baselines import BALANCED, balanced_pairs, relief_rules
 from controller.sim.setup import SimPolicy
+from controller.sim.sim_moves import Links, SimMove
 
 
 class SimEmptying:

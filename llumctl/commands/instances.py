@@ -323,7 +323,7 @@ def restart(
         _of_one(flags, instance_id, deadline_s, now=now)
         return
     _check_flags({"--now": now})
-    from llumctl.commands import rolling as rolling_restart
+    from llumctl.commands import restart_rolling as rolling_restart
 
     if rolling:
         rolling_restart.begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
@@ -387,7 +387,7 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(report.instance_id for report in reports)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import drains as drain_text
+        from llumctl.text import drain_text
 
         wide = output_format is Format.WIDE
         return drain_text.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
@@ -399,7 +399,7 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
     """The orders that the operator agreed to, bound to the revision that was shown. `command`: what
     was typed, if that is not the command of the first one."""
-    from llumctl.text import drains as drain_text
+    from llumctl.text import drain_text
 
     first, command = orders[0], command or orders[0].command
     connect.check(cluster)

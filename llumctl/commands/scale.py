@@ -174,7 +174,7 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
 def agreed(cluster: str, command: str, order: "Scale", *, yes: bool) -> "Scale":
     """The order for what the plan says; if instances are to go, for those that were agreed to.
     `command`: what was typed."""
-    from llumctl.text import drains as drain_text
+    from llumctl.text import drain_text
 
     with connect.client(cluster) as client:
         planned = client.send(order.dry())

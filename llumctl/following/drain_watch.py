@@ -11,7 +11,7 @@ from typing import Self
 
 from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
 from controller.api.settings.bounds import MAX_DEADLINE_S
-from controller.api.text import drains as drain_words
+from controller.api.text import drain_words
 from controller.api.text.quantities import duration, latency, num_cells
 from controller.api.wire.models import InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport

@@ -4,8 +4,8 @@ far it is on stderr. Leaving ends nothing, and a controller may be away for a wh
 import time
 
 from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
-from controller.api.text import rolling as words
-from controller.api.wire.rolling import RollingReport
+from controller.api.text import rolling_words as words
+from controller.api.wire.rolling_models import RollingReport
 from llumctl import connect
 from llumctl.text import output
 

@@ -2,7 +2,7 @@
 
 from controller.api.text.quantities import printable
 from controller.api.wire.operations import ScaleReport
-from llumctl.text import drains as drain_text
+from llumctl.text import drain_text
 
 
 def render(report: ScaleReport, *, wide: bool, colours: bool) -> str:

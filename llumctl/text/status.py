@@ -6,7 +6,7 @@ from controller.api.settings.console import ConsoleTable
 from controller.api.text import autoscale as autoscale_words
 from controller.api.text import held as words
 from controller.api.text import replays as replay_words
-from controller.api.text import rolling as rolling_words
+from controller.api.text import rolling_words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable

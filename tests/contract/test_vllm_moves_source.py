@@ -9,7 +9,7 @@ from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import REASONS, MoveRefusal, refusal_of
-from controller.ports.moves import SuspendedRequest
+from controller.ports.engine_moves import SuspendedRequest
 from tests.contract.moving import Readers
 
 
@@ -355,7 +355,7 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
 
 def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     from controller.adapters.vllm.engine import parts as engine_parts
-    from controller.adapters.vllm.moves.moves import VllmMoves
+    from controller.adapters.vllm.moves.vllm_moves import VllmMoves
 
     core = engine._core
     assert engine_parts.parts_of(core).refusal is None

@@ -39,7 +39,7 @@ from controller.runtime.instance.serving import Serving
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import InstanceEntry
-from controller.runtime.messages.moves import MoveAsked
+from controller.runtime.messages.move_messages import MoveAsked
 from controller.runtime.messages.requests import OutputsEmitted
 from tests.faults import breakpoints, engines
 from tests.faults.lines import die_with_the_test, listen, say, take_over_stdout

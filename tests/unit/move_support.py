@@ -10,7 +10,7 @@ from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,

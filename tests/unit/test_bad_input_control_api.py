@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from controller.api.wire.models import ErrorBody
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.messages.moves import MoveAsked
+from controller.runtime.messages.move_messages import MoveAsked
 from tests.unit.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
 MAX_ERROR_BYTES = 8192

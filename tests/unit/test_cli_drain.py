@@ -546,7 +546,7 @@ def test_waiting_for_a_drain_that_removes_the_instance(bed: Bed, capsys: Capture
 
 
 def test_a_frontend_that_does_not_answer_is_named() -> None:
-    from controller.api.text import drains as drain_text
+    from controller.api.text import drain_words as drain_text
 
     line = drain_text.progress(report(num_requests_left=2, silent=("f-1",)))
     assert line == "i-1: 2 left, 0 moving, 0 moved, no answer from f-1"

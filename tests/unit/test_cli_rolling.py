@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.api.text import rolling as rolling_words
+from controller.api.text import rolling_words
 from controller.api.wire.models import ErrorBody
-from controller.api.wire.rolling import (
+from controller.api.wire.rolling_models import (
     EngineChangeStatus,
     PlannedRestart,
     RestartedInstance,

@@ -13,7 +13,7 @@ from controller.api.wire.moves import MigrationReport
 from controller.core.migration.record import MoveInFlight
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import DispatchRequested
-from controller.runtime.messages.moves import MoveAsked
+from controller.runtime.messages.move_messages import MoveAsked
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import Source, serve_running_request
 

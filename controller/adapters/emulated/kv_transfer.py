@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from controller.adapters.emulated.kv_blocks import DIGEST_BYTES
 from controller.model.profile import LatencyProfile
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy, TransferError
-from controller.ports.moves import KvBlocks
 
 _Link = tuple[str, int]
 Tell = Callable[[Peer, Frames], None]

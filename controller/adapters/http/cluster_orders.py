@@ -10,7 +10,7 @@ from controller.adapters.http.live_settings import PlannedChanges
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
-from controller.adapters.http.views.rolling import rolling_report
+from controller.adapters.http.views.rolling_view import rolling_report
 from controller.api.errors import UsageError
 from controller.api.operations.on_cluster import (
     DismissRolling,
@@ -21,7 +21,7 @@ from controller.api.operations.on_cluster import (
 from controller.api.operations.order import CLUSTER, Wanted
 from controller.api.text.quantities import setting_value
 from controller.api.wire.operations import DrainReport, Undo
-from controller.api.wire.rolling import (
+from controller.api.wire.rolling_models import (
     PlannedRestart,
     RollingDismissRequest,
     RollingReport,

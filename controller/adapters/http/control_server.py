@@ -50,7 +50,7 @@ from controller.adapters.http.requests import (
 from controller.adapters.http.traffic import TrafficStream, wanted_traffic
 from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
 from controller.adapters.http.views.records import event_model
-from controller.adapters.http.views.rolling import rolling_report
+from controller.adapters.http.views.rolling_view import rolling_report
 from controller.adapters.http.watch import EventsQuery, LatestStatus, WatchQuery, frames
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings

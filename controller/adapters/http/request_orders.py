@@ -7,7 +7,7 @@ from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated
 from controller.adapters.http.requests import find_for_order, place_of
-from controller.adapters.http.views.moves import attempt_model
+from controller.adapters.http.views.move_view import attempt_model
 from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.operations.order import Report, Wanted
 from controller.api.state.audit import one_short_line
@@ -33,7 +33,7 @@ from controller.core.record.request_record import ENDED, RequestRecord, RequestS
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.queries import Found, MemberDiedError
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import MoveAnswered
+from controller.runtime.messages.move_messages import MoveAnswered
 from controller.runtime.messages.operations import (
     AbortAnswered,
     AbortAsked,

@@ -22,7 +22,7 @@ from controller.adapters.prometheus.member_metrics import (
     INSTANCE_LEVEL_GAUGES,
     Figure,
 )
-from controller.adapters.prometheus.moves import move_metrics
+from controller.adapters.prometheus.move_metrics import move_metrics
 from controller.adapters.prometheus.overload import overload_metrics
 from controller.adapters.prometheus.replays import replay_metrics
 from controller.api.version import own_version

@@ -7,7 +7,7 @@ from typing import Any
 
 from controller.adapters.tcp.copy_job import CopyJob
 from controller.adapters.tcp.wire import Kind, SliceHeader
-from controller.ports.moves import KvBlocks
+from controller.ports.engine_moves import KvBlocks
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from controller.adapters.tcp.connection import Connection, ConnectionBrokenError
 from controller.adapters.tcp.door import Door
 from controller.adapters.tcp.proof import new_secret
 from controller.adapters.tcp.wire import NotALinkError
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.kv_transfer import Peer
-from controller.ports.moves import KvBlocks
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from controller.adapters.tcp.receiving import ReceivingLink
 from controller.adapters.tcp.sending import SendingLink
 from controller.adapters.tcp.wire import stage_key
 from controller.core.instance_ref import InstanceRef
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy
-from controller.ports.moves import KvBlocks
 
 log = logging.getLogger(__name__)
 

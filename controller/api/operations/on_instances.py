@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 from controller.api.errors import LastInstanceError
 from controller.api.operations.order import Danger, OnInstance, Order, Outcome, Plan, Wanted
 from controller.api.operations.progress import awaited
-from controller.api.text import drains as words
+from controller.api.text import drain_words as words
 from controller.api.text.quantities import duration
 from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.api.text import rolling as rolling_words
+from controller.api.text import rolling_words
 from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport, ScaleReport
 

@@ -13,7 +13,7 @@ from controller.api.wire.base import AnswerModel, OrderModel, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
 from controller.api.wire.replays import ReplaysStatus
-from controller.api.wire.rolling import EngineChangeStatus, RollingReport
+from controller.api.wire.rolling_models import EngineChangeStatus, RollingReport
 
 
 class ClusterState(StrEnum):

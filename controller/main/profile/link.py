@@ -20,8 +20,8 @@ from controller.main.profile.link_end import (
     receive_all,
 )
 from controller.main.profile.points import LinkFigures
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.kv_transfer import TransferError
-from controller.ports.moves import KvBlocks
 
 STAGE_BYTES = 32 << 20
 """A stage of some 8,000 tokens of the embedded model. On a large model it is a late stage."""

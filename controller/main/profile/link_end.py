@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from controller.adapters.tcp.transfer import TcpKvTransfer
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.kv_transfer import Peer, TransferError
-from controller.ports.moves import KvBlocks
 
 HOST = "127.0.0.1"
 SOURCE, DESTINATION = Peer("source", 1, ""), Peer("destination", 1, "")

@@ -44,9 +44,9 @@ from controller.runtime.controller.member_events import MemberEvents
 from controller.runtime.controller.member_mail import MemberMail
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.controller.operations.departures import Departures
-from controller.runtime.controller.operations.drains import Drains
+from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
-from controller.runtime.controller.operations.rolling import RollingRestarts
+from controller.runtime.controller.operations.rolling_runner import RollingRestarts
 from controller.runtime.controller.operations.scaling import Scaling
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
@@ -61,7 +61,7 @@ from controller.runtime.messages.members import (
     Hello,
     StatusPushed,
 )
-from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
+from controller.runtime.messages.move_messages import MoveAnswered, MoveRefusalsAnswered
 from controller.runtime.messages.operations import (
     AbortAnswered,
     RankChangeAnswered,

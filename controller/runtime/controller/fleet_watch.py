@@ -25,7 +25,7 @@ from controller.core.fleet.liveness import (
     TellStall,
 )
 from controller.core.fleet.slowness import ACTOR, Empty, Slowness, StepsSeen
-from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
+from controller.runtime.controller.operations.drain_runner import Drains, OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import StatusPull, StatusPushed

@@ -5,7 +5,7 @@ from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.runtime.controller.roster import Member
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import MoveLimitsSet
+from controller.runtime.messages.move_messages import MoveLimitsSet
 from controller.runtime.messages.operations import StatusPushSet
 
 

@@ -16,7 +16,7 @@ from controller.core.scheduler_events import (
 from controller.ports.incarnation_store import IncarnationStore, LastIncarnation
 from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.member_config import config_messages
-from controller.runtime.controller.operations.drains import Drains
+from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member, RosterChange
 from controller.runtime.controller.traffic import Traffic

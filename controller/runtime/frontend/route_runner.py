@@ -18,7 +18,8 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.messages import moves, output_tokens, requests
+from controller.runtime.messages import move_messages as moves
+from controller.runtime.messages import output_tokens, requests
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers
 from controller.runtime.messages.members import InstanceLost

@@ -13,7 +13,7 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
 from controller.runtime.messages.codec import encode
-from controller.runtime.messages.moves import MoveTimed
+from controller.runtime.messages.move_messages import MoveTimed
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing
 
 # So many finished requests that arrived by a move are kept, because outputs that their source sent

@@ -33,7 +33,7 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers, PayloadHandlers
 from controller.runtime.messages.members import InstanceLost, StatusPushed
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     FenceAnswered,
     MoveAsked,
     MoveEnvelope,

@@ -19,7 +19,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     FenceAnswered,
     FenceAsked,
     MoveAnnounced,

@@ -10,7 +10,7 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.moves import MovingState
+from controller.model.model_moves import MovingState
 from controller.model.profile import load_profile
 from controller.model.request import ModelRequest
 

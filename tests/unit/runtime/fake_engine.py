@@ -20,8 +20,8 @@ from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_fo
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs, StepPhase
+from controller.ports.engine_moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
 from controller.ports.frames import Frames
-from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
 from tests.unit.runtime.fakes import PATIENCE_S
 
 BLOCK_SIZE = 16

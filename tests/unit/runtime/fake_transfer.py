@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy, TransferError
-from controller.ports.moves import KvBlocks
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
 COPY_TIME_S = 0.25

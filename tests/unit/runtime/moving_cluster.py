@@ -26,7 +26,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import MoveAnswered, MoveAsked
+from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked
 from controller.runtime.messages.operations import ReliefFruitless
 from controller.runtime.messages.requests import DispatchAsked, Dispatched, RequestsAsked
 from tests.unit.runtime.fake_engine import FakeEngine, assert_empty, tokens_of

@@ -11,7 +11,7 @@ from controller.core.operations.scaling import ScalePlan
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.messages.members import StatusPushed
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveRefusalAsked,
     MoveRefusalsAnswered,

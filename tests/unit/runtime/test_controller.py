@@ -25,7 +25,7 @@ from controller.runtime.messages.members import (
     StatusPushed,
     Welcome,
 )
-from controller.runtime.messages.moves import MoveLimitsSet
+from controller.runtime.messages.move_messages import MoveLimitsSet
 from controller.runtime.messages.operations import FrontendLimits, StatusPushSet
 from controller.runtime.messages.requests import (
     Dispatched,

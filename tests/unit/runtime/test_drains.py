@@ -10,7 +10,7 @@ from controller.core.emptying.claims import Drain, Remove
 from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.departures import LATELY_S
-from controller.runtime.controller.operations.drains import OperationRefusedError
+from controller.runtime.controller.operations.drain_runner import OperationRefusedError
 from controller.runtime.messages.members import Directory, InstanceLost
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time

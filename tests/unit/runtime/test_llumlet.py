@@ -12,7 +12,7 @@ from controller.core.migration.record import MoveOrder
 from controller.ports.engine import StepPhase
 from controller.runtime.instance import engine_thread
 from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
-from controller.runtime.messages.moves import MoveAnswered, MoveAsked, RequestLost
+from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked, RequestLost
 from controller.runtime.messages.operations import StatusPushSet
 from controller.runtime.messages.requests import (
     AbortRequests,

@@ -8,7 +8,7 @@ import pytest
 
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
+from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.moving_cluster import MovingCluster
 

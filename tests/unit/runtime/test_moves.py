@@ -12,7 +12,7 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.instance.moves.stage_copies import KvDigest
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.members import InstanceLost
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     MoveEnvelope,
     MoveLimitsSet,
     MoveRefusalAsked,

@@ -14,7 +14,7 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.members import Welcome
-from controller.runtime.messages.moves import FenceAsked, MoveEnvelope, RequestMoved
+from controller.runtime.messages.move_messages import FenceAsked, MoveEnvelope, RequestMoved
 from controller.runtime.messages.requests import OutputsUnread
 from tests.unit.runtime.fake_engine import assert_empty, tokens_of
 from tests.unit.runtime.moving_cluster import MovingCluster

@@ -27,7 +27,7 @@ from controller.runtime.controller import queries as calls
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.queries import REFUSALS_PATIENCE_S, MemberDiedError
 from controller.runtime.messages.members import EventsReported
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,

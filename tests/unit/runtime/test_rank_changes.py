@@ -21,7 +21,7 @@ from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch
-from controller.runtime.messages.moves import MoveAnnounced, RequestMoved
+from controller.runtime.messages.move_messages import MoveAnnounced, RequestMoved
 from controller.runtime.messages.operations import (
     RankChangeAnswered,
     RankChangeAsked,

@@ -7,7 +7,7 @@ import pytest
 
 from controller.runtime.instance import reentries
 from controller.runtime.messages import output_tokens
-from controller.runtime.messages.moves import RequestLost
+from controller.runtime.messages.move_messages import RequestLost
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,

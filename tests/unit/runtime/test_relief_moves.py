@@ -19,7 +19,7 @@ from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.live_request import MAX_HOPS
 from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
+from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
 from controller.runtime.messages.operations import DrainSet, ReliefFruitless, ReliefOrdered
 from tests.unit.runtime.moving_cluster import MovingCluster
 

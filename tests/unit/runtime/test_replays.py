@@ -11,7 +11,7 @@ from controller.core.scheduler_events import Dispatch, Reject, RejectCode
 from controller.core.settings import ReplayConfig
 from controller.runtime.messages import output_tokens
 from controller.runtime.messages.members import InstanceLost
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     FenceAnswered,
     FenceAsked,
     MoveAnnounced,

@@ -11,7 +11,7 @@ from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
 from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
+from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
 from controller.runtime.messages.operations import DrainSet
 from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 from tests.unit.runtime.moving_cluster import MovingCluster

@@ -11,7 +11,7 @@ from controller.core.migration.routes import MISSING_S, UNCLEAR_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.messages.members import Directory, InstanceLost
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     FenceAnswered,
     FenceAsked,
     MoveAnnounced,

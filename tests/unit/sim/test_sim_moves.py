@@ -10,9 +10,9 @@ import pytest
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.source import IN_DOUBT, SourceState
 from controller.sim.cluster import SimCluster
-from controller.sim.moves import SimMove
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, Fault
+from controller.sim.sim_moves import SimMove
 from tests.unit.sim.runs import MOVE, SMALL, policy, requests
 
 STOPPED = (SourceState.SUSPENDED, *IN_DOUBT)

@@ -16,7 +16,7 @@ from controller.api.wire.operations import (
     PriorityRequest,
     RestartRequest,
 )
-from controller.api.wire.rolling import RollingRequest, RollingStopRequest
+from controller.api.wire.rolling_models import RollingRequest, RollingStopRequest
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle

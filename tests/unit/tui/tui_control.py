@@ -33,7 +33,7 @@ from controller.api.wire.operations import (
     Undo,
     UndrainRequest,
 )
-from controller.api.wire.rolling import (
+from controller.api.wire.rolling_models import (
     PlannedRestart,
     RollingReport,
     RollingRequest,

@@ -9,9 +9,9 @@ from controller.adapters.http.views.autoscale import autoscale_status
 from controller.adapters.http.views.held import held_now
 from controller.adapters.http.views.launcher import while_stopping, without_launcher
 from controller.adapters.http.views.members import frontend_status, instance_status, not_launched
-from controller.adapters.http.views.moves import ended_moves, moves_under_way, queued_moves
+from controller.adapters.http.views.move_view import ended_moves, moves_under_way, queued_moves
 from controller.adapters.http.views.replays import replays_now, with_replays
-from controller.adapters.http.views.rolling import engine_changes, rolling_report
+from controller.adapters.http.views.rolling_view import engine_changes, rolling_report
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,

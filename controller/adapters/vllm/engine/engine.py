@@ -48,7 +48,7 @@ class VllmEngine:
         from vllm.v1.metrics.stats import SchedulerStats
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-        from controller.adapters.vllm.moves.moves import VllmMoves
+        from controller.adapters.vllm.moves.vllm_moves import VllmMoves
 
         self._lost_worker = threading.Event()
         """Set by a thread of the executor, which has ended the other worker processes by then."""

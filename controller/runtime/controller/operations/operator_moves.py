@@ -31,7 +31,7 @@ from controller.core.record.event_log import LoggedEvent
 from controller.core.rescheduling.avoided import Cooling
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster
-from controller.runtime.messages.moves import MoveAnswered, MoveAsked
+from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked
 
 log = logging.getLogger(__name__)
 

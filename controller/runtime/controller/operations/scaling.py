@@ -20,7 +20,7 @@ from controller.core.operations.scaling import (
     planned_instances,
 )
 from controller.ports.launcher import Launcher
-from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
+from controller.runtime.controller.operations.drain_runner import Drains, OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 
 log = logging.getLogger(__name__)

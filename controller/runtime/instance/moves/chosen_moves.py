@@ -44,7 +44,7 @@ from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
-from controller.runtime.messages.moves import MoveAnswered
+from controller.runtime.messages.move_messages import MoveAnswered
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
 from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 

@@ -8,9 +8,9 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
+from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
-from controller.ports.moves import KvBlocks
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
 from controller.runtime.messages.message import Message
 

@@ -21,13 +21,13 @@ from controller.core.migration.protocol import (
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
+from controller.ports.engine_moves import ReservedBlocks
 from controller.ports.kv_transfer import StageCopy
-from controller.ports.moves import ReservedBlocks
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest, PastInstances
 from controller.runtime.instance.moves.stage_copies import KvDigest
 from controller.runtime.messages import output_tokens
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     ArrivingRequest,
     CommittedRequest,
     MoveEnvelope,

@@ -18,7 +18,7 @@ from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.incoming import IncomingMove
 from controller.runtime.instance.moves.outgoing import OutgoingMove
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     FenceAnswered,
     MoveEnvelope,
     OwnerAsked,

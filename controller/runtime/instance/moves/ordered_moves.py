@@ -11,7 +11,7 @@ from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,

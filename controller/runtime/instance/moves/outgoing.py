@@ -24,13 +24,13 @@ from controller.core.migration.source import SourceMove
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
+from controller.ports.engine_moves import PinnedBlocks, SuspendedRequest
 from controller.ports.frames import Frames
-from controller.ports.moves import PinnedBlocks, SuspendedRequest
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.stage_copies import StageCopies
 from controller.runtime.messages import output_tokens
-from controller.runtime.messages.moves import (
+from controller.runtime.messages.move_messages import (
     ArrivingRequest,
     CommittedRequest,
     FenceAsked,

@@ -8,7 +8,7 @@ from functools import partial
 
 from controller.core.migration.protocol import StageCopied, StageLost
 from controller.core.migration.record import MoveOrder, StageRecord
-from controller.ports.moves import KvBlocks
+from controller.ports.engine_moves import KvBlocks
 from controller.runtime.instance.moves.host import MoveHost
 
 log = logging.getLogger(__name__)

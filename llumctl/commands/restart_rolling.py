@@ -21,7 +21,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.on_cluster import Rolling
-    from controller.api.wire.rolling import RollingReport
+    from controller.api.wire.rolling_models import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
 
@@ -49,7 +49,7 @@ def begin(
         connect.check(name)
         confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
     from controller.api.operations.on_cluster import Rolling
-    from controller.api.wire.rolling import RollingRequest
+    from controller.api.wire.rolling_models import RollingRequest
 
     wanted = RollingRequest(
         at_once=num_at_once,
@@ -78,7 +78,7 @@ def stop(flags: Flags) -> None:
     """Stops a rolling restart; does nothing if none goes on."""
     with connect.client(connect.attached(flags.cluster)) as client:
         from controller.api.operations.on_cluster import StopRolling
-        from controller.api.wire.rolling import RollingStopRequest
+        from controller.api.wire.rolling_models import RollingStopRequest
 
         wanted = RollingStopRequest(
             dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
@@ -97,7 +97,7 @@ def dismiss(flags: Flags) -> None:
     """Takes a rolling restart that is over out of the status; does nothing if there is none."""
     with connect.client(connect.attached(flags.cluster)) as client:
         from controller.api.operations.on_cluster import DismissRolling
-        from controller.api.wire.rolling import RollingDismissRequest
+        from controller.api.wire.rolling_models import RollingDismissRequest
 
         report = client.send(
             DismissRolling(
@@ -143,7 +143,7 @@ def _follow(name: str, begun: "RollingReport", output_format: Format) -> None:
 
 def _agreed(cluster: str, order: "Rolling") -> "Rolling":
     """The order that the operator agreed to, bound to the revision that was shown."""
-    from controller.api.text import rolling as words
+    from controller.api.text import rolling_words as words
 
     with connect.client(cluster) as client:
         plan = client.send(order.dry())
@@ -168,7 +168,7 @@ def _at_once(text: str | None) -> int:
 
 def _text(report: "RollingReport", output_format: Format) -> str:
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import rolling as rolling_text
+        from llumctl.text import rolling_text
 
         return rolling_text.render(report, colours=output.use_colours(sys.stdout))
     if output_format is Format.NAME:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.rolling import (
+from controller.api.wire.rolling_models import (
     EngineChangeStatus,
     PlannedRestart,
     RestartTurn,

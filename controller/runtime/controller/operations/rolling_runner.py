@@ -26,7 +26,7 @@ from controller.core.operations.rolling import (
     in_turn,
     refusal,
 )
-from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
+from controller.runtime.controller.operations.drain_runner import Drains, OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from controller.api.text import drains as drain_words
+from controller.api.text import drain_words
 from controller.api.text.quantities import duration
 from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import DrainReport

@@ -1,4 +1,4 @@
-"""Live moves of an emulated engine's requests (`controller.ports.moves`).
+"""Live moves of an emulated engine's requests (`controller.ports.engine_moves`).
 
 The engine model keeps the state of moves; this module adds the blocks' contents and what else of
 a request travels. The answer is a function of the prompt and needs no copy. But a request that
@@ -19,10 +19,10 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
-from controller.model.moves import MovingState
+from controller.model.model_moves import MovingState
 from controller.model.request import ModelRequest
+from controller.ports.engine_moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
 from controller.ports.frames import Frames
-from controller.ports.moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
 
 
 class _Travelling(msgspec.Struct, array_like=True, frozen=True):

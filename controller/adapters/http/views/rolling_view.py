@@ -1,7 +1,7 @@
 """The last rolling restart, and the engine arguments that one has changed, as the control API shows
 them."""
 
-from controller.api.wire.rolling import (
+from controller.api.wire.rolling_models import (
     EngineChangeStatus,
     RestartedInstance,
     RestartTurn,

@@ -31,7 +31,7 @@ from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove, SourceState
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.token_order import Epoch
-from controller.model.moves import MovingState
+from controller.model.model_moves import MovingState
 from controller.sim.event_queue import Action, EventQueue
 from controller.sim.instance import SimInstance
 from controller.sim.owners import Owners
