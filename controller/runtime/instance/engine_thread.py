@@ -18,8 +18,6 @@ from typing import Any, Protocol, TypeVar
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs, StepPhase
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.instance.process_cpu import ProcessCpu
-from controller.runtime.instance.step_times import StepTimes
 from controller.runtime.messages.members import StatusPushed
 from controller.runtime.messages.requests import AddRequest
 
@@ -37,9 +35,56 @@ LONG_TURN_S = 2.0
 YIELD_S = 50e-6
 # If the controller does not say so by then, as it is away, the engine goes on.
 ANSWER_S = 1.0
+CPU_WINDOW_S = 1.0
 
 Command = Callable[[Engine], None]
 T = TypeVar("T")
+
+
+class StepTimes:
+    """What the steps of an engine took: counts them as they end; times in seconds, of one clock."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.step_time_s = 0.0
+        """Of the last step."""
+        self.busy_s = 0.0
+        """Of all steps, with what lay between steps that followed each other."""
+        self._ended_s: float | None = None
+        """When the last step ended; None if there was no work since."""
+
+    def step(self, started_s: float, ended_s: float) -> None:
+        self.num_steps += 1
+        self.step_time_s = ended_s - started_s
+        self.busy_s += ended_s - (started_s if self._ended_s is None else self._ended_s)
+        self._ended_s = ended_s
+
+    def rest(self) -> None:
+        """The engine has nothing to do, so the next step follows none."""
+        self._ended_s = None
+
+
+class ProcessCpu:
+    """How many cores this process keeps busy, with all of its threads."""
+
+    def __init__(
+        self,
+        cpu_s: Callable[[], float] = time.process_time,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cpu_s, self._now_s = cpu_s, now_s
+        self._from_cpu_s, self._from_s = cpu_s(), now_s()
+        self._cores: float | None = None
+
+    def cores(self) -> float | None:
+        """The mean over the last full window, of CPU_WINDOW_S, or longer if it is asked less often;
+        None before the first window is over."""
+        passed_s = self._now_s() - self._from_s
+        if passed_s >= CPU_WINDOW_S:
+            cpu_s = self._cpu_s()
+            self._cores = (cpu_s - self._from_cpu_s) / passed_s
+            self._from_cpu_s, self._from_s = cpu_s, self._from_s + passed_s
+        return self._cores
 
 
 class StepListener(Protocol):

@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.runtime.controller.fleet_watch import idle_cores
-from controller.runtime.instance.process_cpu import ProcessCpu
+from controller.runtime.instance.engine_thread import ProcessCpu
 from controller.runtime.messages.members import StatusPushed
 
 IDLE = InstanceSnapshot("i-0", 1, 16, 100, 100)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.runtime.instance.step_times import StepTimes
+from controller.runtime.instance.engine_thread import StepTimes
 
 
 def test_what_lies_between_two_steps_counts() -> None:
