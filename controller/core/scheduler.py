@@ -147,7 +147,7 @@ class GlobalScheduler:
         begins with another request."""
         if self._placement is None or not self._pool.any_schedulable(now_s):
             return []
-        snapshots = self.schedulable_snapshots(now_s)
+        snapshots = [*self.schedulable_snapshots(now_s), *self._pool.shut_snapshots(now_s)]
         rooms, turn = self._pool.rooms, self._num_help_rounds
         orders = help_blocked(snapshots, rooms, self._placement, may_move, turn)
         self._num_help_rounds += bool(orders)

@@ -8,6 +8,7 @@ from controller.api.text import held as words
 from controller.api.text import replays as replay_words
 from controller.api.text import rolling_words
 from controller.api.text.alarms import Alarm, alarms
+from controller.api.text.closed import state_word
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.queue_heads import free_blocks, head_wait_s
@@ -219,7 +220,7 @@ def _number(value: int | None) -> str:
 
 COLUMNS: tuple[Column, ...] = (
     ("ID", lambda item: item.id),
-    ("STATE", lambda item: item.state),
+    ("STATE", state_word),
     ("FREENESS", freeness),
     ("KV-USE", lambda i: "-" if i.kv_cache_usage is None else f"{100 * i.kv_cache_usage:.0f}%"),
     ("VIRTUAL", _virtual),

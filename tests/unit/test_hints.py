@@ -138,7 +138,7 @@ def options_of(name: str) -> set[str]:
 
 def test_the_commands_that_are_about_a_cluster_are_known() -> None:
     about_one = {name for name in commands() if "--cluster" in options_of(name)}
-    assert about_one == aiming.BY_NAME | aiming.BY_NAME_OR_URL
+    assert about_one == {name for name in commands() if aiming.takes_cluster(name)}
     assert {
         name
         for name in commands()
@@ -155,7 +155,7 @@ def test_every_command_that_a_text_names_says_of_which_cluster() -> None:
             for line, text in literals(file):
                 where = f"{file.relative_to(ROOT)}:{line}"
                 for name, arguments in re.findall(r"\bllumctl ([a-z-]+)([^;]*)", text):
-                    if name not in aiming.BY_NAME | aiming.BY_NAME_OR_URL:
+                    if not aiming.takes_cluster(name):
                         continue
                     named = re.search(r"--(cluster|help|url|replay)\b", arguments)
                     shown = aiming.aimed(f"llumctl {name}{arguments}", " --cluster h2")

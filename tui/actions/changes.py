@@ -1,5 +1,5 @@
 """The actions by which an operator changes the cluster, and what shows and allows them. Orders have
-their words, their danger and their command from their rows; keys are the console's own."""
+their words, their key, their danger and their command from their rows."""
 
 from typing import Any
 
@@ -17,14 +17,12 @@ from controller.api.operations.table import ORDERS
 from tui.actions.action import Action, Change, Place
 
 
-def _gives(
-    row: type[Order[Any, Any]], key: str = "", *, does: str = "", footer: str = ""
-) -> Action:
+def _gives(row: type[Order[Any, Any]], *, does: str = "", footer: str = "") -> Action:
     """`does`: what the key calls, if it does not act on rows; an order without a key is typed."""
     return Action(
         row.kind,
-        (key,) if key else (),
-        (does or f"act('{row.kind}')") if key else "",
+        (row.key,) if row.key else (),
+        (does or f"act('{row.kind}')") if row.key else "",
         row.meaning,
         Place.ROWS,
         footer,
@@ -34,12 +32,12 @@ def _gives(
 
 
 _FIRST: tuple[Action, ...] = (
-    _gives(Drain, "d", footer="drain"),
-    _gives(Undrain, "u", footer="undrain"),
-    _gives(SetPriority, "p"),
-    _gives(Migrate, "m"),
-    _gives(Abort, "a"),
-    _gives(Restart, "r"),
+    _gives(Drain, footer="drain"),
+    _gives(Undrain, footer="undrain"),
+    _gives(SetPriority),
+    _gives(Migrate),
+    _gives(Abort),
+    _gives(Restart),
     _gives(Evacuate),
     _gives(Rolling),
     _gives(StopRolling),
@@ -47,7 +45,7 @@ _FIRST: tuple[Action, ...] = (
     _gives(Scale),
     Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS, live=True),
     Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS, live=True),
-    _gives(Autoscale, "A", does="autoscale"),
+    _gives(Autoscale, does="autoscale"),
     Action(
         "tune",
         ("t",),

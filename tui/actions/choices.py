@@ -8,6 +8,7 @@ from functools import partial
 from controller.api.client import ControlClient
 from controller.api.operations.on_cluster import Autoscale
 from controller.api.operations.on_requests import Migrate, SetPriority
+from controller.api.text.closed import no_requests
 from controller.api.text.levels import ranked
 from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.models import ClusterStatus, InstanceState
@@ -77,7 +78,7 @@ def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
     found = [
         item
         for item in status.instances
-        if sources != {item.id} and item.state is InstanceState.ACTIVE
+        if sources != {item.id} and item.state is InstanceState.ACTIVE and not no_requests(item)
     ]
     found.sort(key=lambda item: -(item.freeness_steps or 0.0))
     where = next(iter(sources)) if len(sources) == 1 else "where they are"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
+from controller.api.text import closed
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.queue_heads import in_need, is_reserved
 from controller.api.wire.models import InstanceState, InstanceStatus
@@ -118,8 +119,10 @@ def state_tone(state: InstanceState) -> Tone:
 
 
 def state_word(item: InstanceStatus) -> Span:
-    """An active instance that is kept free, for requests of a high priority or for a held one, is
-    `reserved`."""
+    """An active instance that gets no new requests says why. One that is kept free, for requests of
+    a high priority or for a held one, is `reserved`."""
+    if (word := closed.state_word(item)) != item.state:
+        return Span(word, Tone.WARN)
     if item.state is InstanceState.ACTIVE and is_reserved(item):
         return Span("reserved", Tone.STRONG)
     return Span(str(item.state), _TONES[item.state])

@@ -17,7 +17,7 @@ from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
 from controller.api.operations.on_cluster import Scale
 from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain, until
-from controller.api.operations.order import CLUSTER, Order, Wanted
+from controller.api.operations.order import CLUSTER, Order, Report, Wanted
 from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
@@ -32,20 +32,14 @@ from controller.core.emptying.claims import Claim, Claims
 from controller.runtime.controller.queries import Found
 
 
-class _OnInstance(Handler[Wanted, DrainReport]):
+class _OnInstance(Handler[Wanted, Report]):
     """`changes`: whether the order changes something."""
 
     changes = True
 
-    def __init__(self, operated: Operated, order: Order[Wanted, DrainReport]) -> None:
+    def __init__(self, operated: Operated, order: Order[Wanted, Report]) -> None:
         super().__init__(operated, order)
-        self.reports = SteerReports(operated.controller)
         self.instance_id = order.target
-
-    @property
-    def claims(self) -> Claims | None:
-        """To the instance, while it drains."""
-        return self.controller.keeper.spec.drains.get(self.instance_id)
 
     async def look(self) -> None:
         self.check()
@@ -63,6 +57,17 @@ class _OnInstance(Handler[Wanted, DrainReport]):
     def deeds(self) -> Sequence[Deed]:
         return super().deeds() if self.changes else ()
 
+
+class _Emptying(_OnInstance[Wanted, DrainReport]):
+    def __init__(self, operated: Operated, order: Order[Wanted, DrainReport]) -> None:
+        super().__init__(operated, order)
+        self.reports = SteerReports(operated.controller)
+
+    @property
+    def claims(self) -> Claims | None:
+        """To the instance, while it drains."""
+        return self.controller.keeper.spec.drains.get(self.instance_id)
+
     def would_change(self, claim: Claim) -> bool:
         return self.claims is None or self.claims.would_change(claim)
 
@@ -78,7 +83,7 @@ class _OnInstance(Handler[Wanted, DrainReport]):
         return report.model_copy(update={"changes": self.changes})
 
 
-class DrainHandler(_OnInstance[DrainRequest]):
+class DrainHandler(_Emptying[DrainRequest]):
     row = Drain
 
     async def look(self) -> None:
@@ -112,7 +117,7 @@ class DrainHandler(_OnInstance[DrainRequest]):
         return f"{undo.target} is being drained" if undo.target in spec.drains else ""
 
 
-class RestartHandler(_OnInstance[RestartRequest]):
+class RestartHandler(_Emptying[RestartRequest]):
     row = Restart
 
     async def look(self) -> None:
@@ -156,7 +161,7 @@ class RestartHandler(_OnInstance[RestartRequest]):
         return (await super().report()).model_copy(update=self.process)
 
 
-class EvacuateHandler(_OnInstance[EvacuateRequest]):
+class EvacuateHandler(_Emptying[EvacuateRequest]):
     """An evacuation that goes on gets another deadline by another call."""
 
     row = Evacuate
@@ -175,7 +180,7 @@ class EvacuateHandler(_OnInstance[EvacuateRequest]):
         self.begin(evacuate_claim(self.wanted), operation)
 
 
-class UndrainHandler(_OnInstance[UndrainRequest]):
+class UndrainHandler(_Emptying[UndrainRequest]):
     row = Undrain
 
     def check(self) -> None:

@@ -248,6 +248,7 @@ class Autoscale(SetSettings):
     own; the table does not list it."""
 
     kind = "autoscale"
+    key = "A"
     meaning = "choose whether instances come and go with the load"
     typed, usage = "autoscale [MODE]", "llumctl autoscale MODE"
     danger = Danger.CHOOSE

@@ -56,6 +56,7 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
 
 class Drain(_Emptying[DrainRequest]):
     kind, word = "drain", "Drain"
+    key = "d"
     does = "Empty an instance"
     meaning = "empty the instance of this row"
     typed, usage = "drain ID...", "llumctl drain ID"
@@ -80,6 +81,7 @@ class Drain(_Emptying[DrainRequest]):
 
 class Undrain(OnInstance[UndrainRequest, DrainReport]):
     kind, word = "undrain", "Undrain"
+    key = "u"
     does = "Take a drain back"
     meaning = "take its drain back, or an operator's event"
     typed, usage = "undrain ID...", "llumctl undrain ID"
@@ -99,6 +101,7 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
 
 class Restart(_Emptying[RestartRequest]):
     kind, word = "restart", "Restart"
+    key = "r"
     does = "Restart an instance"
     meaning = "empty the instance of this row, then replace its process"
     typed, usage = "restart ID", "llumctl restart ID"

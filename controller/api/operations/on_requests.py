@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 class Migrate(OnRequest[MigrateRequest, MigrationReport]):
     kind, word = "migrate", "Move"
+    key = "m"
     does = "Move a request"
     meaning = "choose where the request of this row is moved"
     typed, usage = "migrate REQUEST [ID]", "llumctl migrate REQUEST --to ID"
@@ -73,6 +74,7 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
 
 class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
     kind, word = "priority", "Set"
+    key = "p"
     does = "Change a request's priority"
     meaning = "choose the priority of the request of this row"
     typed, usage = "priority REQUEST [LEVEL]", "llumctl priority REQUEST LEVEL"
@@ -107,6 +109,7 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
 
 class Abort(OnRequest[AbortRequest, AbortReport]):
     kind, word = "abort", "Abort"
+    key = "a"
     does = "End a request"
     meaning = "end the request of this row"
     typed, usage = "abort REQUEST...", "llumctl abort REQUEST"

@@ -97,6 +97,8 @@ class Order(Generic[Wanted, Report]):
     """What the button says that gives it."""
     meaning: str = ""
     """What the console's help says of it; empty: the console does not give it."""
+    key: str = ""
+    """The console's, by Textual's name; empty: it is typed only."""
     typed: str = ""
     """What is typed in the console, with the names of its arguments."""
     usage: str = ""

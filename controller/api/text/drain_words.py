@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from controller.api.text.closed import no_requests
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.operations import REPLAYS, DrainReport
@@ -19,7 +20,8 @@ def would_move(report: DrainReport) -> str:
 
 def capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
     gone = set(leaving)
-    serving = [i for i in status.instances if i.state is InstanceState.ACTIVE]
+    active = (each for each in status.instances if each.state is InstanceState.ACTIVE)
+    serving = [each for each in active if not no_requests(each)]
     left = [item for item in serving if item.id not in gone]
     num_free = sum(item.num_free_blocks or 0 for item in left)
     num_total = sum(item.num_total_blocks or 0 for item in left)

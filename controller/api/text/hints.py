@@ -3,20 +3,22 @@
 Texts say `llumctl drain i-3` and nothing of clusters: whoever writes them, such as the controller,
 cannot know under which name, or over which tunnel, their reader has this cluster. Whoever shows a
 text knows that, and passes it through `aimed`: pasted beside another cluster, the bare command
-would drain or stop that one. This module imports the standard library only.
+would drain or stop that one. This module imports the standard library only; the rows of orders,
+which say what their commands are, are read once a text names a command that stands in no list here.
 """
 
 import re
+from functools import cache
 
 BY_NAME = frozenset({"doctor", "down", "logs", "up"})
 """Commands whose `--cluster` takes no URL: they need the cluster's files."""
 BY_NAME_OR_URL = frozenset(
     {
-        *("abort", "autoscale", "bench", "drain", "evacuate", "events", "explain", "get"),
-        *("migrate", "priority", "record", "record-traffic", "requests", "restart", "scale"),
-        *("set", "status", "top", "undo", "undrain", "wait"),
+        *("autoscale", "bench", "events", "explain", "get", "record", "record-traffic", "requests"),
+        *("status", "top", "undo", "wait"),
     }
 )
+"""Beside the commands of all orders that are rows."""
 WITH_CONFIG = frozenset({"config path", "config show", "doctor", "profile", "up"})
 """Commands whose `--config` decides what they start or show, the cluster's name included."""
 _ELSEWHERE = re.compile(r"\s(--cluster|--config|--help|--url|--replay)\b")
@@ -25,6 +27,17 @@ _COMMAND = re.compile(
     r"\bllumctl (?P<name>config (?:path|show)|[a-z][a-z-]*)(?![\w-])"
     r"(?P<rest>(?:(?!\s\s|\n|\bllumctl ).)*)"
 )
+
+
+def takes_cluster(name: str) -> bool:
+    return name in BY_NAME or name in BY_NAME_OR_URL or name in _of_orders()
+
+
+@cache
+def _of_orders() -> frozenset[str]:
+    from controller.api.operations.table import ORDERS
+
+    return frozenset(row.usage.split()[1] for row in ORDERS.values() if row.usage)
 
 
 def aimed(text: str, of_cluster: str, config: str = "") -> str:
@@ -42,7 +55,7 @@ def aimed(text: str, of_cluster: str, config: str = "") -> str:
         if name in BY_NAME and "://" in of_cluster:
             # This machine does not know the name that the cluster has on its own.
             return f"ssh HOST llumctl {name} --cluster NAME{rest}"
-        if name in BY_NAME or name in BY_NAME_OR_URL:
+        if takes_cluster(name):
             flags += of_cluster
         return f"llumctl {name}{flags}{rest}"
 

@@ -66,12 +66,17 @@ def help_blocked(
     may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
-    """`rooms` of the schedulable instances, by id. `may_move`: from one to another now. `turn`: the
-    number of the round, by which another order chooses first."""
+    """`snapshots` of instances where moves may begin; `rooms` of the schedulable ones, by id.
+    `may_move`: from one to another now. `turn`: the number of the round, by which another order
+    chooses first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
     snapshots = list(snapshots)
-    left = {each.instance_id: _left(each, rooms[each.instance_id], config) for each in snapshots}
+    left = {
+        each.instance_id: _left(each, rooms[each.instance_id], config)
+        for each in snapshots
+        if each.instance_id in rooms
+    }
     spare = {i: blocks for i, blocks in left.items() if blocks > 0 and i not in placement.reserved}
     for snapshot in snapshots:
         here, head = snapshot.instance_id, snapshot.queue_head
