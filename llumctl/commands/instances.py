@@ -1,4 +1,5 @@
-"""`llumctl drain`, `undrain`, `evacuate` and `restart`: orders about instances."""
+"""`llumctl drain`, `undrain`, `cordon`, `uncordon`, `evacuate` and `restart`: orders about
+instances."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from controller.api.operations.on_instances import Drain
     from controller.api.operations.order import Order
-    from controller.api.wire.operations import DrainReport
+    from controller.api.wire.operations import CordonReport, DrainReport
 
 ON_DEADLINE = ("keep", "abort")
 
@@ -177,6 +178,88 @@ def _say_undone(reports: "Sequence[DrainReport]", *, dry_run: bool) -> None:
     undone = " ".join(report.instance_id for report in reports)
     if undone and not dry_run:
         output.say(f"taken back: {undone} (llumctl drain {undone})")
+
+
+def cordon(
+    instance_ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Instances, as status shows them.",
+            autocompletion=completion.instances,
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Give instances no new requests, and no moves: they keep what they have.
+
+    It lasts until llumctl uncordon, also over a restart of the instance.
+    """
+    flags = Flags(cluster, dry_run, True, reason, if_revision, output_format, force=force)
+    _cordoning("cordon", instance_ids, flags)
+
+
+def uncordon(
+    instance_ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Instances that are cordoned.",
+            autocompletion=completion.instances,
+        ),
+    ],
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Take cordons back: the instances get new requests again, unless they drain."""
+    flags = Flags(cluster, dry_run, True, reason, if_revision, output_format)
+    _cordoning("uncordon", instance_ids, flags)
+
+
+def _cordoning(kind: str, instance_ids: list[str], flags: Flags) -> None:
+    """Sends the orders one after the other, each on the revision that the one before left."""
+    wanted_ids = ids_once(instance_ids)
+    one_line(flags.reason)
+    not_negative(flags.if_revision, "--if-revision")
+    name = connect.attached(flags.cluster)
+    from controller.api.operations.on_instances import cordoned
+    from controller.api.operations.table import ORDERS
+    from controller.api.wire.operations import CordonList
+
+    wanted: dict[str, Any] = {"force": True} if flags.force else {}
+    wanted |= {"dry_run": flags.dry_run, "reason": flags.reason, "if_revision": flags.if_revision}
+    row, changed, reports = ORDERS[kind], list["CordonReport"](), list["CordonReport"]()
+    try:
+        with connect.client(name) as client:
+            for each in row.of_each(wanted_ids, row.body(**wanted)):
+                is_next = bool(reports) and each.revision is not None
+                report = client.send(each.at(reports[-1].revision) if is_next else each)
+                reports.append(report)
+                changed += [report] if report.changes else []
+    except LlumctlError:
+        if changed and not flags.dry_run:
+            output.say("\n".join(cordoned(report) for report in changed))
+        raise
+    if flags.output_format is Format.NAME:
+        output.emit("\n".join(report.instance_id for report in reports))
+    elif flags.output_format in (Format.JSON, Format.YAML):
+        output.emit(output.encode(flags.output_format, CordonList(cordons=tuple(reports)), reports))
+    elif changed:
+        output.emit("\n".join(cordoned(report) for report in changed))
+    if not changed:
+        output.say("nothing to change")
+    elif flags.dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
 def evacuate(
@@ -439,6 +522,8 @@ def follow(
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "drain": drain,
     "undrain": undrain,
+    "cordon": cordon,
+    "uncordon": uncordon,
     "evacuate": evacuate,
     "restart": restart,
 }

@@ -5,6 +5,7 @@ however often, may lose, double or change one.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
 from controller.api.operations.on_requests import SetPriority
 from controller.api.wire.models import Event
 from controller.api.wire.operations import PriorityRequest
@@ -96,6 +98,42 @@ def test_an_overloaded_instance_is_relieved_before_it_evicts(
     assert moves, "nothing moved"
     assert story.events("evicted", "failed") == []
     _explains(cluster, moves[0])
+
+
+def test_a_cordoned_instance_keeps_what_it_has_and_gets_nothing(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """Also from the next controller."""
+    first, *others = ids_of(client)
+    drain(client, *others)
+    kept = answers(cluster, 1, 128, 600)
+    undrain(client, *others)
+    done(cluster, "cordon", first, "-m", "to be looked at")
+    story = Story(client)
+    table = done(cluster, "status", "-o", "table").stdout.splitlines()
+    assert any(line.split()[:2] == [first, "cordoned"] for line in table)
+    elsewhere = answers(cluster, len(others), 128, 60)
+    assert first not in {each.status(client).instance_id for each in elsewhere}
+    os.kill(cluster.controller_pid, signal.SIGKILL)
+    wait_for(lambda: _is_back(client, len(others) + 1), "the next controller")
+    assert instance(client, first).closed_by == ("cordoned",)
+    elsewhere += answers(cluster, len(others), 128, 60)
+    assert first not in {each.status(client).instance_id for each in elsewhere}
+    check([*kept, *elsewhere])
+    assert [event for event in story.events("migrated") if event.instance_id == first] == []
+    assert done(cluster, "undo", "-y").stdout.count(f"uncordon {first}") == 1
+    drain(client, *others)
+    back = answers(cluster, 1, 128, 60)
+    assert {each.status(client).instance_id for each in back} == {first}
+    check(back)
+
+
+def _is_back(client: ControlClient, num_instances: int) -> bool:
+    try:
+        found = client.status().instances
+    except LlumctlError:
+        return False
+    return sum(each.num_running_reqs is not None for each in found) == num_instances
 
 
 def _explains(cluster: Cluster, move: Event) -> None:

@@ -1,5 +1,6 @@
-"""The controller's half of drain, undrain, restart, evacuate and scale."""
+"""The controller's half of drain, undrain, cordon, uncordon, restart, evacuate and scale."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -16,19 +17,32 @@ from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
 from controller.api.operations.on_cluster import Scale
-from controller.api.operations.on_instances import Drain, Evacuate, Restart, Undrain, until
+from controller.api.operations.on_instances import (
+    Cordon,
+    Drain,
+    Evacuate,
+    Restart,
+    Uncordon,
+    Undrain,
+    until,
+)
 from controller.api.operations.order import CLUSTER, Order, Report, Wanted
 from controller.api.wire.operations import (
+    CordonReport,
+    CordonRequest,
     DrainReport,
     DrainRequest,
     EvacuateRequest,
     RestartRequest,
     ScaleReport,
     ScaleRequest,
+    UncordonRequest,
     Undo,
     UndrainRequest,
 )
 from controller.core.emptying.claims import Claim, Claims
+from controller.core.load.closed import Closed
+from controller.core.operations import cluster_spec
 from controller.runtime.controller.queries import Found
 
 
@@ -210,6 +224,93 @@ class UndrainHandler(_Emptying[UndrainRequest]):
         return "" if same else f"{undo.target} is not being drained by it any more"
 
 
+class _Cordoning(_OnInstance[Wanted, CordonReport]):
+    """`cordons`: what the order comes to."""
+
+    cordons: bool
+
+    @property
+    def cordon(self) -> cluster_spec.Cordon | None:
+        return self.controller.keeper.spec.cordons.get(self.instance_id)
+
+    async def look(self) -> None:
+        await super().look()
+        self.changes = (self.cordon is None) == self.cordons
+
+    async def plan(self) -> CordonReport:
+        return self._reported(cordoned=self.cordons, dry_run=True)
+
+    async def report(self) -> CordonReport:
+        return self._reported(cordoned=self.cordon is not None)
+
+    def change(self, spec: cluster_spec.ClusterSpec, operation: Operation) -> None:
+        operation.undo = self.undone_by()
+        self.controller.keeper.change(spec)
+        self.revision = spec.revision
+
+    def _reported(self, *, cordoned: bool, dry_run: bool = False) -> CordonReport:
+        controller, cordon = self.controller, self.cordon
+        record = controller.scheduler.instances.get(self.instance_id)
+        has, num_requests = None if record is None else record.snapshot, 0
+        if record is not None and has is not None:
+            num_requests = has.num_running + has.num_queued + record.unreported.num_requests
+        now = controller.openness.closed_by(self.instance_id, controller.now_s())
+        others = {each for each in now if each.stops_requests and each is not Closed.CORDONED}
+        reasons = others | {Closed.CORDONED} if cordoned else others
+        return CordonReport(
+            instance_id=self.instance_id,
+            cordoned=cordoned,
+            closed_by=tuple(each for each in Closed if each in reasons),
+            num_requests=num_requests,
+            dry_run=dry_run,
+            revision=self.revision,
+            reason="" if cordon is None else cordon.reason,
+            actor="" if cordon is None else cordon.actor,
+            changes=self.changes,
+        )
+
+
+class CordonHandler(_Cordoning[CordonRequest]):
+    row = Cordon
+    cordons = True
+
+    def check(self) -> None:
+        self.check_instance(self.wanted.if_revision)
+        if not (self.wanted.force or self.cordon is not None):
+            with as_api_errors():
+                self.controller.drains.check([self.instance_id], "cordon {} --force")
+
+    async def carry_out(self, operation: Operation) -> None:
+        made = (operation.cause_id, time.time(), operation.actor, self.wanted.reason)
+        cordon = cluster_spec.Cordon(*made)
+        self.change(self.controller.keeper.spec.with_cordon(self.instance_id, cordon), operation)
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        spec = operated.controller.keeper.spec
+        if undo.target not in spec.instance_ids:
+            return f"{undo.target} is gone"
+        return f"{undo.target} is cordoned" if undo.target in spec.cordons else ""
+
+
+class UncordonHandler(_Cordoning[UncordonRequest]):
+    row = Uncordon
+    cordons = False
+
+    def check(self) -> None:
+        self.check_instance(self.wanted.if_revision)
+
+    async def carry_out(self, operation: Operation) -> None:
+        self.change(self.controller.keeper.spec.without_cordon(self.instance_id), operation)
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        """Another cordon may have taken the place of the operation's."""
+        cordon = operated.controller.keeper.spec.cordons.get(undo.target)
+        same = cordon is not None and cordon.cause_id == entry_id
+        return "" if same else f"{undo.target} is not cordoned by it any more"
+
+
 class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
     row = Scale
 
@@ -282,7 +383,10 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         return "" if same else f"{planned} instances are planned by now"
 
 
-HANDLERS = (DrainHandler, UndrainHandler, RestartHandler, EvacuateHandler, ScaleHandler)
+HANDLERS = (
+    *(DrainHandler, UndrainHandler, CordonHandler, UncordonHandler),
+    *(RestartHandler, EvacuateHandler, ScaleHandler),
+)
 
 
 AnyClaim = TypeVar("AnyClaim", bound=Claim)

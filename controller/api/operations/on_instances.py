@@ -1,4 +1,4 @@
-"""Orders about an instance: drain, undrain, restart, evacuate."""
+"""Orders about an instance: drain, undrain, cordon, uncordon, restart, evacuate."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -10,12 +10,15 @@ from controller.api.text import drain_words as words
 from controller.api.text.quantities import duration
 from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import (
+    CordonReport,
+    CordonRequest,
     DrainReport,
     DrainRequest,
     EvacuateRequest,
     OnDeadline,
     PlannedDeparture,
     RestartRequest,
+    UncordonRequest,
     UndrainRequest,
 )
 
@@ -99,6 +102,59 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
         return Outcome("it gets requests again", can_undo=True)
 
 
+class Cordon(OnInstance[CordonRequest, CordonReport]):
+    kind, word = "cordon", "Cordon"
+    key = "c"
+    does = "Give an instance no new requests"
+    meaning = "no new requests for the instance of this row; it keeps what it has"
+    typed, usage = "cordon ID...", "llumctl cordon ID"
+    path = "/v1/instances/{instance_id}/cordon"
+    body = CordonRequest
+    report = CordonReport
+    undone_by = "uncordon"
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        """The last instance is cordoned only by its name."""
+        name, asked = "", self.dry()
+        try:
+            report = client.send(asked)
+        except LastInstanceError:
+            name = self.instance_id
+            report = client.send(asked.but(force=True))
+        if not report.changes:
+            return Plan((f"{self.instance_id} is cordoned already",), None)
+        order = (self.but(force=True) if name else self).at(report.revision)
+        lines = (cordoned(report), words.capacity(client.status(), (self.instance_id,)))
+        return Plan(lines, order, name)
+
+    def outcome(self, report: CordonReport) -> Outcome:
+        text = cordoned(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes)
+
+
+class Uncordon(OnInstance[UncordonRequest, CordonReport]):
+    kind, word = "uncordon", "Uncordon"
+    key = "C"
+    does = "Take a cordon back"
+    meaning = "new requests for the instance of this row again"
+    typed, usage = "uncordon ID...", "llumctl uncordon ID"
+    danger = Danger.NONE
+    path = "/v1/instances/{instance_id}/uncordon"
+    body = UncordonRequest
+    report = CordonReport
+    undone_by = "cordon"
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        report = client.send(self.dry())
+        if not report.changes:
+            return Plan((f"{self.instance_id} is not cordoned",), None)
+        return Plan((cordoned(report),), self.at(report.revision))
+
+    def outcome(self, report: CordonReport) -> Outcome:
+        text = cordoned(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes)
+
+
 class Restart(_Emptying[RestartRequest]):
     kind, word = "restart", "Restart"
     key = "r"
@@ -153,7 +209,9 @@ class Evacuate(_Emptying[EvacuateRequest]):
         return (summary, goes, *rest)
 
 
-ORDERS: tuple[type[Order[Any, Any]], ...] = (Drain, Undrain, Restart, Evacuate)
+ORDERS: tuple[type[Order[Any, Any]], ...] = (
+    *(Drain, Undrain, Cordon, Uncordon, Restart, Evacuate),
+)
 
 
 def emptying(
@@ -165,6 +223,19 @@ def emptying(
         words.capacity(status, (report.instance_id, *others)),
         *(departure(each) for each in report.plan),
     )
+
+
+def cordoned(report: CordonReport) -> str:
+    """`i-7: cordoned, keeps its 12 requests`, or what is against new requests after all."""
+    name = report.instance_id
+    if report.cordoned:
+        keeps = "would keep" if report.dry_run else "keeps"
+        what = "would be cordoned" if report.dry_run else "cordoned"
+        one = report.num_requests == 1
+        return f"{name}: {what}, {keeps} its {report.num_requests} request{'' if one else 's'}"
+    if report.closed_by:
+        return f"{name}: not cordoned any more; it is {report.closed_by[0].replace('_', ' ')}"
+    return f"{name}: {'would get' if report.dry_run else 'gets'} new requests again"
 
 
 def departure(item: PlannedDeparture) -> str:

@@ -1,4 +1,4 @@
-"""Wire models of operators' changes to a running cluster: drain, undrain, scale, priority, abort;
+"""Wire models of operators' changes to a running cluster: drain, cordon, scale, priority, abort;
 of what was done lately, and of what takes it back.
 
 The compatibility rules are those of `base`. `deadline_s` in reports is in seconds since the
@@ -80,6 +80,46 @@ class UndrainRequest(OrderModel):
     reason: Reason = ""
     if_revision: Revision = None
     dry_run: bool = False
+
+
+class CordonRequest(OrderModel):
+    """No new requests for an instance, and no moves to it; what it has goes on there, and may leave
+    by moves as any other does. A controller that starts again, and a restart of the instance, leave
+    that as it is."""
+
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves: new requests are held meanwhile."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class UncordonRequest(OrderModel):
+    reason: Reason = ""
+    if_revision: Revision = None
+    dry_run: bool = False
+
+
+class CordonReport(AnswerModel):
+    """`closed_by`: why the instance gets no new requests now, or would get none after a dry run's
+    order; empty if it gets them."""
+
+    instance_id: str
+    cordoned: bool
+    closed_by: tuple[str, ...] = ()
+    num_requests: int = 0
+    """That it has, by its last status, with those that were dispatched since."""
+    dry_run: bool = False
+    revision: int = 0
+    reason: str = ""
+    actor: str = ""
+    """Of the cordon."""
+    changes: bool = False
+    """The call changed something, or would in a dry run."""
+
+
+class CordonList(AnswerModel):
+    cordons: tuple[CordonReport, ...] = ()
 
 
 class CannotMove(WireModel):
@@ -251,7 +291,17 @@ class Undo(WireModel):
     """The order that takes an operation back, and the state that the operation made: if there is
     another by now, somebody else changed it since."""
 
-    kind: Literal["undrain", "drain", "scale", "priority", "migrate", "set", "stop_rolling"]
+    kind: Literal[
+        "undrain",
+        "drain",
+        "uncordon",
+        "cordon",
+        "scale",
+        "priority",
+        "migrate",
+        "set",
+        "stop_rolling",
+    ]
     target: str = ""
     """An instance, or a request."""
     previous: dict[str, SettingValue]

@@ -6,11 +6,12 @@ state, which is the set of reasons against it. Without any the instance is open.
     no_status    none           none          none               until that process reports
     stalled      none           none          none               until it reports again
     draining     none           none          begin              while claimed, or it says so
+    cordoned     none           none          begin              until an operator takes it back
     reserved     go there       none          begin              while a held request waits for it
     cooling      go there       none          begin              a while after moves there failed
 
-The instance's record has the first four (`dispatch.instance_record`), of which the spec decides the
-fourth (`operations.cluster_spec`). A new reason is a row: a member here, and whoever says that it
+The instance's record has the first five (`dispatch.instance_record`), of which the spec decides the
+last two (`operations.cluster_spec`). A new reason is a row: a member here, and whoever says that it
 holds. The scheduler, rounds, moves by hand, forecasts, statuses and refusals read the rows.
 """
 
@@ -24,6 +25,7 @@ class Closed(StrEnum):
     NO_STATUS = "no_status"
     STALLED = "stalled"
     DRAINING = "draining"
+    CORDONED = "cordoned"
     RESERVED = "reserved"
     COOLING = "cooling"
 
@@ -48,6 +50,7 @@ _WORDS = {
     Closed.NO_STATUS: "it has not reported yet",
     Closed.STALLED: "it is stalled",
     Closed.DRAINING: "it is draining",
+    Closed.CORDONED: "it is cordoned",
     Closed.RESERVED: "it is kept for a request that waits for room",
     Closed.COOLING: "it failed lately and cools",
 }

@@ -25,6 +25,17 @@ class ScaleHold:
 
 
 @dataclass(frozen=True, slots=True)
+class Cordon:
+    """The instance gets no new requests, nor moves, and keeps what it has. `made_s`: seconds since
+    the epoch; `cause_id`: of the order."""
+
+    cause_id: str
+    made_s: float
+    actor: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """`next_instance`: the number of the next new instance. A number is used once, so that records
     of `i-3` are about one instance. `settings`: the changed ones, by key. `autoscale_hold`: set
@@ -42,6 +53,8 @@ class ClusterSpec:
     engine: EngineChange = AS_STARTED
     engines: Mapping[str, EngineChange] = field(default_factory=dict)
     """By instance: arguments that are not those of `engine`."""
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)
+    """By instance id. A drain, and its end, leave the instance's cordon as it is."""
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -64,6 +77,8 @@ class ClusterSpec:
             raise ValueError("the revision is negative")
         if self.rolling is not None:
             self.rolling.check()
+        if set(self.cordons) - set(self.instance_ids):
+            raise ValueError("a cordon of an instance that there is not")
         if set(self.engines) - set(self.instance_ids):
             raise ValueError("engine arguments of an instance that there is not")
         if self.engine in self.engines.values():
@@ -76,7 +91,11 @@ class ClusterSpec:
     @property
     def closed(self) -> Mapping[str, Reasons]:
         """By instance: what the spec has against new requests there. Others are not named."""
-        return dict.fromkeys(self.drains, frozenset({Closed.DRAINING}))
+        by_reason = ((Closed.DRAINING, self.drains), (Closed.CORDONED, self.cordons))
+        return {
+            each: frozenset(reason for reason, there in by_reason if each in there)
+            for each in (*self.drains, *self.cordons)
+        }
 
     @property
     def next_generation(self) -> int:
@@ -92,11 +111,11 @@ class ClusterSpec:
         return self._next(instance_ids=self.instance_ids + added, next_instance=last)
 
     def without_instance(self, instance_id: str) -> "ClusterSpec":
-        """The instance's drain ends with it."""
+        """The instance's drain and cordon end with it."""
         ids = tuple(each for each in self.instance_ids if each != instance_id)
         engines = {key: each for key, each in self.engines.items() if key != instance_id}
-        drains = self._drains_but(instance_id)
-        return self._next(instance_ids=ids, drains=drains, engines=engines)
+        drains, cordons = self._drains_but(instance_id), self._cordons_but(instance_id)
+        return self._next(instance_ids=ids, drains=drains, engines=engines, cordons=cordons)
 
     def with_settings(
         self, changes: Mapping[str, SettingValue], *, releases: bool = False
@@ -148,6 +167,15 @@ class ClusterSpec:
         grown = self.with_instances_added(num_added)
         drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
+
+    def with_cordon(self, instance_id: str, cordon: Cordon) -> "ClusterSpec":
+        return self._next(cordons={**self.cordons, instance_id: cordon})
+
+    def without_cordon(self, instance_id: str) -> "ClusterSpec":
+        return self._next(cordons=self._cordons_but(instance_id))
+
+    def _cordons_but(self, instance_id: str) -> dict[str, Cordon]:
+        return {key: each for key, each in self.cordons.items() if key != instance_id}
 
     def _drains_but(self, instance_id: str) -> dict[str, Claims]:
         return {key: claims for key, claims in self.drains.items() if key != instance_id}

@@ -17,6 +17,7 @@ from controller.core.scheduler_events import DispatchRequested, StatusReported
 
 DRAINS = frozenset({Closed.DRAINING})
 """What the spec has against an instance that drains."""
+CORDONED = frozenset({Closed.CORDONED})
 
 BLOCK_SIZE = 16
 THREE_LEVELS = (

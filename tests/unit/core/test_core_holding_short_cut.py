@@ -19,7 +19,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import DRAINS, request, running, status
+from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
 
 IDS = ("a", "b", "c", "d")
 HOLDING = HoldingConfig(
@@ -54,7 +54,7 @@ def event(dice: random.Random, number: int, sent: dict[str, int]) -> Event:
         case "cancel":
             return DispatchCancelled(f"r{number - dice.randint(1, 20)}", "f")
         case "drain":
-            return ClosedBy(instance_id, DRAINS)
+            return ClosedBy(instance_id, dice.choice((DRAINS, CORDONED)))
         case "end":
             return ClosedBy(instance_id)
         case "died":

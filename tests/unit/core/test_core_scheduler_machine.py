@@ -25,7 +25,7 @@ from controller.core.scheduler_events import (
     Instruction,
     Ticked,
 )
-from tests.unit.core.core_builders import DRAINS, queued, request, running, status
+from tests.unit.core.core_builders import CORDONED, DRAINS, queued, request, running, status
 
 MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
 IDS = st.sampled_from(["a", "b", "c"])
@@ -51,6 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.instances: dict[str, ModelInstance] = {}
         self.held: dict[tuple[str, str], tuple[DispatchRequested, float]] = {}
         self.draining: set[str] = set()
+        self.cordoned: set[str] = set()
         self.num_requests = 0
 
     @initialize(policy=st.sampled_from(list(POLICIES)), serving=st.sets(IDS))
@@ -74,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             and x.last_report_s is not None
             and self.now_s - x.last_report_s <= self.config.stall_timeout_s
             and not x.draining
+            and instance_id not in self.cordoned
         }
 
     def feed(self, event: Event) -> None:
@@ -213,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = self.instances.get(instance_id)
         incarnation = 1 if known is None else known.incarnation + 1
         self.instance_starts(instance_id, incarnation)
+        self.cordoned.discard(instance_id)
         self.drain_ends(instance_id)
         self.instances[instance_id].draining = False
         self.instances[instance_id].last_report_s = self.now_s
@@ -229,6 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def instance_is_removed(self, instance_id: str) -> None:
         self.instances.pop(instance_id, None)
         self.draining.discard(instance_id)
+        self.cordoned.discard(instance_id)
         self.feed(InstanceRemoved(instance_id))
 
     @rule(instance_id=IDS)
@@ -236,13 +240,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.draining.add(instance_id)
         if instance_id in self.instances:
             self.instances[instance_id].draining = True
-        self.feed(ClosedBy(instance_id, DRAINS))
+        self._spec_changes(instance_id)
 
     @rule(instance_id=IDS)
     def drain_ends(self, instance_id: str) -> None:
         """Its next status decides."""
         self.draining.discard(instance_id)
-        self.feed(ClosedBy(instance_id))
+        self._spec_changes(instance_id)
+
+    @rule(instance_id=IDS)
+    def cordon_changes(self, instance_id: str) -> None:
+        self.cordoned ^= {instance_id}
+        self._spec_changes(instance_id)
+
+    def _spec_changes(self, instance_id: str) -> None:
+        drains = DRAINS if instance_id in self.draining else frozenset()
+        cordoned = CORDONED if instance_id in self.cordoned else frozenset()
+        self.feed(ClosedBy(instance_id, drains | cordoned))
 
     @precondition(lambda self: self.instances)
     @rule(

@@ -27,7 +27,15 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
-from tests.unit.core.core_builders import DRAINS, THREE_LEVELS, queued, request, running, status
+from tests.unit.core.core_builders import (
+    CORDONED,
+    DRAINS,
+    THREE_LEVELS,
+    queued,
+    request,
+    running,
+    status,
+)
 from tests.unit.core.dispatch_oracle import Candidate, choose_for
 
 STALL_S = 5.0
@@ -108,6 +116,7 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
         InstanceDied(name, 1),
         InstanceRemoved(name),
         ClosedBy(name, DRAINS),
+        ClosedBy(name, CORDONED),
         ClosedBy(name),
         DispatchCancelled(asked.request_id, "f"),
         Ticked(),

@@ -3,8 +3,9 @@
 import pytest
 
 from controller.core.emptying.claims import Drain
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.operations.cluster_spec import ClusterSpec, Cordon
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError, SpecKeeper
+from controller.runtime.messages.members import Directory
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
 
@@ -63,6 +64,27 @@ def test_who_looked_at_an_older_revision_is_told() -> None:
     for looked_at in (0, 2):
         with pytest.raises(RevisionConflictError, match="1 is the present one"):
             keeper.check_revision(looked_at)
+
+
+@virtual_time
+async def test_a_cordon_outlives_the_controller_and_frontends_alone_know_it(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.keeper.change(bed.keeper.spec.with_cordon("i-0", Cordon("op-1", 1.0, "ana")))
+    assert {(await bed.dispatched(f"r{n}")).instance_id for n in range(4)} == {"i-1"}
+    bed.restart_controller()
+    for each in ("f-0", "i-0", "i-1"):
+        await bed.joins(each, incarnation=1)
+    for each in ("i-0", "i-1"):
+        await bed.reports(each)
+    assert {(await bed.dispatched(f"s{n}")).instance_id for n in range(4)} == {"i-1"}
+    bed.f0.inbox.clear()
+    told = (await bed.f0.receive(Directory)).instances
+    assert {each.instance_id: each.takes_requests for each in told} == {"i-0": False, "i-1": True}
+    bed.keeper.change(bed.keeper.spec.without_cordon("i-0"))
+    assert (await bed.dispatched("t")).instance_id == "i-0"
 
 
 @virtual_time

@@ -9,9 +9,11 @@ from controller.api.errors import AnswerLostError, ConflictError, NotFoundError,
 from controller.api.operations.on_instances import Undrain
 from controller.api.settings.console import ConsoleTable
 from controller.api.wire.operations import (
+    CordonRequest,
     DrainRequest,
     PriorityRequest,
     ScaleRequest,
+    UncordonRequest,
     UndrainRequest,
 )
 from tests.unit.tui import tui_synthetic as synthetic
@@ -132,6 +134,32 @@ async def test_undrain(key: str) -> None:
         await bed.press(key)
         assert bed.control.calls == [("undrain", wanted, UndrainRequest(if_revision=7))]
         assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
+
+
+@presses("cordon")
+async def test_cordon(key: str) -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press(key)
+        text = await drawn(bed.pilot)
+        assert f"Cordon {wanted}?" in text
+        assert f"{wanted}: would be cordoned, would keep its 2 requests" in text
+        assert bed.control.calls == []
+        await bed.press("y")
+        assert bed.control.calls == [("cordon", wanted, CordonRequest(if_revision=7))]
+        told = f"cordon {wanted}: cordoned, keeps its 2 requests  (U takes it back)"
+        assert told in await bed.bottom()
+        await bed.tick(**{wanted.replace("-", "_"): {"closed_by": ("cordoned",)}})
+        assert "cordoned" in await drawn(bed.pilot)
+
+
+@presses("uncordon")
+async def test_uncordon(key: str) -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press(key)
+        assert bed.control.calls == [("uncordon", wanted, UncordonRequest(if_revision=7))]
+        assert f"uncordon {wanted}: gets new requests again" in await bed.bottom()
 
 
 async def test_a_queue_heads_row_is_about_its_instance_too() -> None:

@@ -19,6 +19,8 @@ from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlann
 from controller.api.wire.operations import (
     AbortReport,
     AbortRequest,
+    CordonReport,
+    CordonRequest,
     DrainReport,
     DrainRequest,
     EvacuateRequest,
@@ -30,6 +32,7 @@ from controller.api.wire.operations import (
     RestartRequest,
     ScaleReport,
     ScaleRequest,
+    UncordonRequest,
     Undo,
     UndrainRequest,
 )
@@ -105,6 +108,8 @@ class FakeControl:
             "restart": Undo(kind="undrain", target=id_, previous={}, made={}),
             "rolling": Undo(kind="stop_rolling", previous={}, made={}),
             "undrain": Undo(kind="drain", target=id_, previous={}, made={}),
+            "cordon": Undo(kind="uncordon", target=id_, previous={}, made={}),
+            "uncordon": Undo(kind="cordon", target=id_, previous={}, made={}),
             "scale": Undo(kind="scale", previous={"instances": 12}, made={}),
             "priority": Undo(kind="priority", target=id_, previous={"level": "normal"}, made={}),
             "migrate": Undo(kind="migrate", target=id_, previous={"instance": "i-3"}, made={}),
@@ -149,6 +154,8 @@ class FakeControl:
         does: dict[str, Callable[..., Any]] = {
             "drain": self.drain,
             "undrain": self.undrain,
+            "cordon": self.cordon,
+            "uncordon": self.uncordon,
             "restart": self.restart,
             "evacuate": self.evacuate,
             "rolling": self.begin_rolling,
@@ -194,6 +201,35 @@ class FakeControl:
                 changes=True,
             ),
         )
+
+    def cordon(self, instance_id: str, wanted: CordonRequest, *, key: str = "") -> CordonReport:
+        self._note("cordon", instance_id, wanted, key)
+        if instance_id in self.last and not wanted.force:
+            raise LastInstanceError(f"{instance_id} is the last one")
+        return self._cordoned(instance_id, wanted, key, cordoned=True)
+
+    def uncordon(self, instance_id: str, wanted: UncordonRequest, *, key: str = "") -> CordonReport:
+        self._note("uncordon", instance_id, wanted, key)
+        return self._cordoned(instance_id, wanted, key, cordoned=False)
+
+    def _cordoned(
+        self,
+        instance_id: str,
+        wanted: CordonRequest | UncordonRequest,
+        key: str,
+        *,
+        cordoned: bool,
+    ) -> CordonReport:
+        self.revision += not wanted.dry_run
+        report = CordonReport(
+            instance_id=instance_id,
+            cordoned=cordoned,
+            num_requests=self.departures,
+            dry_run=wanted.dry_run,
+            revision=self.revision,
+            changes=True,
+        )
+        return report if wanted.dry_run else self._done(key, report)
 
     def restart(self, instance_id: str, wanted: RestartRequest, *, key: str = "") -> DrainReport:
         self._note("restart", instance_id, wanted, key)

@@ -1,0 +1,146 @@
+"""One state of an instance: dispatch, rounds, moves by hand and statuses cannot differ about it."""
+
+import random
+
+import pytest
+
+from controller.core.emptying.by_hand import MovesByHand
+from controller.core.emptying.openness import Openness
+from controller.core.emptying.orders import ReliefOrder
+from controller.core.emptying.rounds import OrderRelief, ReliefRounds, RoundDue, RoundRules
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.closed import OPEN
+from controller.core.load.snapshot import DEFAULT_LEVELS
+from controller.core.rescheduling.avoided import Cooling
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_config import SchedulerConfig
+from controller.core.scheduler_events import (
+    ClosedBy,
+    Dispatch,
+    InstanceDied,
+    InstanceStarted,
+    Ticked,
+)
+from controller.core.settings import HoldingConfig, ReschedulingConfig
+from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
+
+IDS = ("a", "b", "c", "d", "e")
+STALL_S = 3.0
+
+
+class Cluster:
+    """A `ClusterView` and the `Instances` of moves by hand, on one scheduler."""
+
+    def __init__(self, dice: random.Random) -> None:
+        holding = HoldingConfig(room_to_grow_tokens=32, reserved_share=0.5)
+        config = SchedulerConfig(
+            policy="llumnix",
+            stall_timeout_s=STALL_S,
+            holding=holding if dice.random() < 0.7 else None,
+        )
+        self.scheduler = GlobalScheduler(config)
+        self.cooling = Cooling()
+        self.openness = Openness(self.scheduler, self.cooling)
+        self.closed_to_moves = self.openness.closed_to_moves
+        self.destinations = self.openness.destinations
+        rules = RoundRules(ReschedulingConfig(), DEFAULT_LEVELS)
+        self.rounds = ReliefRounds(self, self.cooling, rules, "x")
+        self.by_hand = MovesByHand(self, self.cooling, DEFAULT_LEVELS, 4, "x")
+
+    def statuses(self, now_s, _closed):
+        return self.openness.sources(now_s)
+
+    def status_age_s(self, _instance_id, _now_s):
+        return 0.0
+
+    def help_blocked(self, now_s, may_move):
+        return self.scheduler.help_blocked(now_s, may_move)
+
+    def has_moves_left(self, _instance_id):
+        return True
+
+    def ref(self, instance_id):
+        return InstanceRef(instance_id, self.scheduler.instances[instance_id].incarnation, "")
+
+    def frontend_of(self, _order):
+        return "f"
+
+    def serves(self, _instance_id):
+        return True
+
+    def num_moves(self, _instance_id):
+        return 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whoever_asks_hears_the_same(seed: int) -> None:
+    dice, now_s = random.Random(seed), 0.0
+    cluster = Cluster(dice)
+    scheduler, openness = cluster.scheduler, cluster.openness
+    for number in range(400):
+        now_s += dice.uniform(0.0, 0.4)
+        one, other = dice.sample(IDS, 2)
+        record = scheduler.instances.get(one)
+        incarnation = 1 if record is None else record.incarnation
+        sent = []
+        match dice.randrange(14):
+            case 0:
+                scheduler.handle(InstanceStarted(one, incarnation + dice.randrange(2)), now_s)
+            case 1:
+                scheduler.handle(InstanceDied(one, incarnation), now_s)
+            case 2:
+                by = dice.choice((OPEN, OPEN, DRAINS, CORDONED, CORDONED, DRAINS | CORDONED))
+                sent = scheduler.handle(ClosedBy(one, by), now_s)
+            case 3:
+                cluster.cooling.failed(one, other, now_s)
+            case 4 | 5 | 6:
+                asked = request(f"r{number}", tokens=dice.randint(1, 1500), arrival=now_s)
+                sent = scheduler.handle(asked, now_s)
+            case 7:
+                sent = scheduler.handle(Ticked(), now_s)
+            case _:
+                held = [running("x", dice.choice((0, 20, 60, 95, 100)))]
+                seq = 0 if record is None else record.last_dispatch_seq
+                told = status(one, incarnation=incarnation, seen=seq, requests=held)
+                sent = scheduler.handle(told, now_s)
+        scheduler.check(now_s)
+        against = {each: openness.closed_by(each, now_s) for each in IDS}
+        for dispatch in sent:
+            if isinstance(dispatch, Dispatch):
+                assert not any(r.stops_requests for r in against[dispatch.instance_id])
+
+        get_requests = {s.instance_id for s in scheduler.schedulable_snapshots(now_s)}
+        send = {s.instance_id for s in openness.sources(now_s)}
+        for each in scheduler.instances:
+            assert (each in get_requests) is not any(r.stops_requests for r in against[each])
+            assert (each in send) is not any(r.stops_sending for r in against[each])
+        takes = {s.instance_id for s in openness.destinations(now_s, one)}
+        assert takes == {each for each in IDS if not openness.closed_by(each, now_s, one)}
+        chosen = cluster.by_hand.choose(one, 1, now_s)
+        assert chosen is None or not openness.closed_by(chosen, now_s, one)
+
+        for order in cluster.rounds.handle(RoundDue(), now_s):
+            if isinstance(order, OrderRelief):
+                assert isinstance(order.order, ReliefOrder)
+                assert not against[order.order.destination.instance_id]
+                assert not any(r.stops_sending for r in against[order.source_id])
+        cluster.rounds.check()
+
+
+def test_a_cordoned_instance_keeps_what_it_has_and_is_a_source_like_any_other() -> None:
+    cluster = Cluster(random.Random(0))
+    for name, held in (("a", 99), ("b", 10), ("c", 0)):
+        cluster.scheduler.handle(InstanceStarted(name, 1), 0.0)
+        told = status(name, requests=[running("x", held), running("y", 0)])
+        cluster.scheduler.handle(told, 0.0)
+    for name in ("a", "c"):
+        cluster.scheduler.handle(ClosedBy(name, CORDONED), 0.0)
+    (relief,) = (o for o in cluster.rounds.handle(RoundDue(), 0.1) if isinstance(o, OrderRelief))
+    assert relief.source_id == "a"
+    assert relief.order.destination.instance_id == "b", "c is freer, and cordoned"
+    (dispatch,) = cluster.scheduler.handle(request("r"), 0.2)
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.instance_id == "b"
+    cluster.scheduler.handle(ClosedBy("c"), 0.3)
+    assert cluster.openness.closed_by("c", 0.3) == ()
+    assert [cluster.scheduler.handle(request("s"), 0.3)[0].instance_id] == ["c"]

@@ -1,0 +1,143 @@
+"""Cordon and uncordon on the control API and the command line: planned, begun, refused, undone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from controller.api.text.closed import MOVES_ONLY, state_word
+from controller.api.wire.models import ClusterStatus, InstanceStatus
+from controller.api.wire.operations import CordonReport, OperationList
+from controller.core.load.closed import Closed
+from llumctl.app import run
+from tests.unit.cli_support import remember
+from tests.unit.control_support import AUTHORIZED, TOKEN, Listener, listening
+from tests.unit.move_support import serve_running_request
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Bed:
+    """r-1 runs on i-0; i-1 and i-2 are idle."""
+
+    def __init__(self, listener: Listener, client: httpx.AsyncClient) -> None:
+        self.client, self.controller = client, listener.cluster.controller
+        serve_running_request(listener)
+        listener.cluster.report("i-0", num_running=1, num_free_blocks=90)
+
+    async def posts(self, path: str, **body: Any) -> httpx.Response:
+        return await self.client.post(f"/v1/instances/{path}", headers=AUTHORIZED, json=body)
+
+    async def reported(self, path: str, **body: Any) -> CordonReport:
+        answer = await self.posts(path, **body)
+        assert answer.status_code == 200, answer.text
+        return CordonReport.model_validate_json(answer.content)
+
+    async def instance(self, instance_id: str) -> InstanceStatus:
+        answer = await self.client.get("/v1/status", headers=AUTHORIZED)
+        found = ClusterStatus.model_validate_json(answer.content).instances
+        return next(each for each in found if each.id == instance_id)
+
+    async def done(self) -> OperationList:
+        answer = await self.client.get("/v1/operations", headers=AUTHORIZED)
+        return OperationList.model_validate_json(answer.content)
+
+    @property
+    def revision(self) -> int:
+        return self.controller.keeper.spec.revision
+
+
+@pytest.fixture
+async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
+    async with listening(3) as (listener, client):
+        remember(listener.url, token=TOKEN)
+        yield Bed(listener, client)
+
+
+async def llumctl(*arguments: str) -> int:
+    return await asyncio.to_thread(run, list(arguments))
+
+
+async def test_a_cordon_is_planned_made_once_and_taken_back(bed: Bed) -> None:
+    plan = await bed.reported("i-0/cordon", dry_run=True)
+    assert (plan.cordoned, plan.closed_by, plan.changes) == (True, ("cordoned",), True)
+    assert (plan.num_requests, bed.revision) == (1, 0)
+    made = await bed.reported("i-0/cordon", reason="its fan", if_revision=0)
+    assert (made.cordoned, made.changes, made.reason, made.revision) == (True, True, "its fan", 1)
+    assert not bed.controller.scheduler.instances["i-0"].schedulable(bed.controller.now_s())
+    shown = await bed.instance("i-0")
+    assert (shown.state, shown.closed_by, state_word(shown)) == (
+        "active",
+        ("cordoned",),
+        "cordoned",
+    )
+    assert shown.freeness_steps is not None, "it is no draining instance"
+    again = await bed.reported("i-0/cordon")
+    assert (again.changes, bed.revision) == (False, 1)
+    (entry,) = (await bed.done()).operations
+    assert (entry.actions, entry.reason, entry.why_not) == (("cordon i-0",), "its fan", "")
+    answer = await bed.posts("i-1/drain", dry_run=True)
+    assert answer.status_code == 200, "i-2 would serve"
+    back = await bed.reported("i-0/uncordon")
+    assert (back.cordoned, back.closed_by, back.changes) == (False, (), True)
+    assert (await bed.reported("i-0/uncordon")).changes is False
+    assert state_word(await bed.instance("i-0")) == "active"
+
+
+async def test_a_drain_and_its_end_leave_the_cordon(bed: Bed) -> None:
+    await bed.reported("i-2/cordon")
+    assert (await bed.posts("i-2/drain")).status_code == 200
+    assert (await bed.instance("i-2")).closed_by == ("draining", "cordoned")
+    back = await bed.reported("i-2/uncordon", dry_run=True)
+    assert back.closed_by == ("draining",)
+    assert (await bed.posts("i-2/undrain")).status_code == 200
+    assert bed.controller.keeper.spec.closed == {"i-2": {Closed.CORDONED}}
+
+
+async def test_the_last_one_and_an_unknown_one_are_refused(bed: Bed) -> None:
+    for each in ("i-0", "i-1"):
+        await bed.reported(f"{each}/cordon")
+    answer = await bed.posts("i-2/cordon")
+    assert (answer.status_code, answer.json()["code"]) == (409, "last_instance")
+    assert "llumctl cordon i-2 --force" in answer.json()["hint"]
+    assert (await bed.reported("i-2/cordon", force=True)).cordoned
+    assert (await bed.posts("i-9/cordon")).status_code == 404
+    assert (await bed.posts("i-1/uncordon", if_revision=1)).status_code == 409
+
+
+async def test_no_request_is_moved_there_by_hand(bed: Bed) -> None:
+    await bed.reported("i-1/cordon")
+    answer = await bed.client.post(
+        "/v1/requests/r-1/migrate", headers=AUTHORIZED, json={"to": "i-1", "dry_run": True}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (409, "unschedulable")
+    assert "it is cordoned" in answer.json()["message"]
+    assert bed.controller.operator_moves.choose("i-0", 1) == "i-2"
+
+
+async def test_the_commands(bed: Bed, capsys: Captured) -> None:
+    assert await llumctl("cordon", "i-0", "i-1", "--dry-run") == 10
+    assert capsys.readouterr().out.splitlines() == [
+        "i-0: would be cordoned, would keep its 1 request",
+        "i-1: would be cordoned, would keep its 0 requests",
+    ]
+    assert await llumctl("cordon", "i-0", "i-1", "-m", "a fan") == 0
+    assert set(bed.controller.keeper.spec.cordons) == {"i-0", "i-1"}
+    capsys.readouterr()
+    assert await llumctl("status") == 0
+    assert capsys.readouterr().out.count(" cordoned ") == 2
+    assert await llumctl("cordon", "i-0") == 0
+    assert "nothing to change" in capsys.readouterr().err
+    assert await llumctl("undo", "-y") == 0
+    assert set(bed.controller.keeper.spec.cordons) == {"i-0"}
+    assert await llumctl("uncordon", "i-0", "-o", "json") == 0
+    assert '"cordoned": false' in capsys.readouterr().out
+    assert await llumctl("undo", "-y") == 0
+    assert set(bed.controller.keeper.spec.cordons) == {"i-0"}
+
+
+def test_clients_know_which_reasons_are_about_moves_alone() -> None:
+    assert {str(each) for each in Closed if not each.stops_requests} == MOVES_ONLY
