@@ -17,6 +17,7 @@ Each begins with the rank, so that a lower priority makes room for a higher one,
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from types import MappingProxyType
 
 from controller.core.load.freeness import freeness, num_in_batch
@@ -118,11 +119,11 @@ def balanced_pairs(
     snapshots = {load.instance_id: snapshot for load, snapshot in loads}
     sources = sorted(
         (load for load, _ in loads if load.may_send),
-        key=lambda load: (not load.draining, load.freeness, load.instance_id),
+        key=attrgetter("lowest_first"),
     )
     free = sorted(
         (load for load, _ in loads if load.is_open),
-        key=lambda load: (-load.freeness, load.instance_id),
+        key=attrgetter("freest_first"),
     )
     pairs = list[Pair]()
     used = set[str]()

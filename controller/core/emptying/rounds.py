@@ -19,6 +19,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Protocol
 
 from controller.core.emptying.orders import HeadOrder, Opening, ReliefOrder, RoomOrder
@@ -251,10 +252,9 @@ class ReliefRounds:
     def _freest(self, loads: Iterable[InstanceLoad]) -> tuple[tuple[str, float], ...]:
         if not self._names_candidates:
             return ()
-        freest = heapq.nsmallest(  # ties as in pairing
-            MAX_CANDIDATES, ((-load.freeness, load.instance_id) for load in loads if load.is_open)
-        )
-        return tuple((instance_id, -steps) for steps, instance_id in freest)
+        open_ = (load for load in loads if load.is_open)
+        freest = heapq.nsmallest(MAX_CANDIDATES, open_, key=attrgetter("freest_first"))
+        return tuple((load.instance_id, load.freeness) for load in freest)
 
     def _relief(
         self, pair: Pair, candidates: tuple[tuple[str, float], ...], now_s: float

@@ -33,6 +33,11 @@ def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
     return snapshot.block_size * free_blocks / batch_size(snapshot)
 
 
+def freest_first(steps: float, instance_id: str) -> tuple[float, str]:
+    """A key by which destinations are chosen everywhere: ties by id."""
+    return -steps, instance_id
+
+
 def with_another_rank(snapshot: InstanceSnapshot, before: int, after: int) -> InstanceSnapshot:
     """The same instance once a request that runs there has the rank `after` instead of `before`."""
     running = dict(snapshot.num_running_by_rank)

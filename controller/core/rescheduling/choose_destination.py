@@ -1,11 +1,11 @@
 """Which instance a request should move to: the freest that has room for it.
 
-The measure is `freeness`, ties by id. The caller leaves dead and silent instances out.
+The measure is `freeness`. The caller leaves dead and silent instances out.
 """
 
 from collections.abc import Iterable, Sequence
 
-from controller.core.load.freeness import freeness
+from controller.core.load.freeness import freeness, freest_first
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.refusals import MoveRefusal
 
@@ -34,7 +34,4 @@ def choose_destination(
         for snapshot in candidates
         if not snapshot.draining and lacks(snapshot, num_blocks) is None
     }
-    if not scores:
-        return None
-    best = max(scores.values())
-    return min(instance_id for instance_id, score in scores.items() if score == best)
+    return min(scores, key=lambda each: freest_first(scores[each], each), default=None)

@@ -10,9 +10,10 @@ pairs left out.
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Self
 
-from controller.core.load.freeness import freeness
+from controller.core.load.freeness import freeness, freest_first
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
@@ -52,6 +53,14 @@ class InstanceLoad:
             may_receive,
             must_go,
         )
+
+    @property
+    def freest_first(self) -> tuple[float, str]:
+        return freest_first(self.freeness, self.instance_id)
+
+    @property
+    def lowest_first(self) -> tuple[float, str]:
+        return -math.inf if self.draining else self.freeness, self.instance_id
 
     @property
     def is_open(self) -> bool:
@@ -112,10 +121,10 @@ def _matched(
     """The lowest source takes the freest destination that is not left out for it, then the next
     source takes one of the rest. Where nothing is left out, the i-th source gets the i-th
     destination."""
-    lowest_first = sorted(sources, key=_lowest_first)
+    lowest_first = sorted(sources, key=attrgetter("lowest_first"))
     if not lowest_first:
         return []
-    free = sorted(destinations, key=lambda load: (-load.freeness, load.instance_id))
+    free = sorted(destinations, key=attrgetter("freest_first"))
     pairs = []
     for source in lowest_first:
         place = _first_for(source, free, left_out)
@@ -130,7 +139,3 @@ def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: Lef
         if (source.instance_id, destination.instance_id) not in left_out:
             return place
     return None
-
-
-def _lowest_first(load: InstanceLoad) -> tuple[float, str]:
-    return (-math.inf if load.draining else load.freeness, load.instance_id)
