@@ -21,8 +21,8 @@ from types import FrameType
 
 import msgspec
 
-from controller.adapters.emulated.engine import EmulatedEngine
-from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
+from controller.adapters.emulated.emulated_engine import EmulatedEngine
+from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
 from controller.adapters.emulated.vllm_wire import Outputs
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.operator_log import Operation

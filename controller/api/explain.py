@@ -8,7 +8,7 @@ own.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from controller.api.text import held as held_words
+from controller.api.text import held_words
 from controller.api.wire.explain import (
     Considered,
     DispatchStep,

@@ -15,7 +15,7 @@ from controller.adapters.ray.head_watch import (
     RECONNECT_VARIABLE,
     HeadWatch,
 )
-from controller.adapters.ray.starts import noted_processes
+from controller.adapters.ray.ray_starts import noted_processes
 from controller.api.client import ControlClient
 from controller.api.connection import actor
 from controller.api.errors import LlumctlError

@@ -23,7 +23,7 @@ from typing import Any
 from controller.adapters.listener.keeper import Keeper
 from controller.adapters.listener.shared_listener import HEAD, keeper_path
 from controller.adapters.ray import log_rotation
-from controller.adapters.ray.launcher import launch_actor
+from controller.adapters.ray.ray_launcher import launch_actor
 from controller.main.machine import controller_ports, temp_folder
 from controller.main.plan import ClusterPlan
 from controller.main.roles import bind_host

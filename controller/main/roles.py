@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.adapters.ray.head_watch import HeadWatch
-from controller.adapters.ray.starts import Start
+from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.cluster_key import ClusterKey
-from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.api.hosts import url_host
 from controller.api.settings.endpoint_options import frontend_options
 from controller.api.settings.live_settings import changed
@@ -48,9 +48,9 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.files.spec_file import SpecFile
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_config import live_config
-    from controller.adapters.http.views.cluster import ClusterLabels
-    from controller.adapters.prometheus import cluster as metrics
-    from controller.adapters.ray.launcher import ActorPlan, RayLauncher
+    from controller.adapters.http.views.cluster_view import ClusterLabels
+    from controller.adapters.prometheus import cluster_metrics as metrics
+    from controller.adapters.ray.ray_launcher import ActorPlan, RayLauncher
     from controller.api.settings.key_file import own_limits
     from controller.main.machine.memory import available_bytes
     from controller.runtime.controller.controller import Controller
@@ -125,7 +125,7 @@ async def controller(plan_json: str, start: Start) -> None:
 def _check_engine(
     plan: ClusterPlan, given: EngineArgs, before: EngineArgs, after: EngineArgs
 ) -> None:
-    from controller.main.checks.engine_change import check_engine_change
+    from controller.main.checks.engine_change_checks import check_engine_change
 
     check_engine_change(plan, given, before, after)
 
@@ -190,7 +190,7 @@ def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> No
 
 def _engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
     if plan.profile is not None:
-        from controller.adapters.emulated.engine import EmulatedEngine
+        from controller.adapters.emulated.emulated_engine import EmulatedEngine
         from controller.main.start.emulation import model_config, with_changes
 
         profile, table = with_changes(plan.profile, plan.settings.emulated, change.args)
@@ -205,7 +205,7 @@ def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvT
         return InstanceRef(member.member_id, member.incarnation, address)
 
     if plan.profile is not None:
-        from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
+        from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
 
         return EmulatedKvTransfer(plan.profile, plan.settings.emulated.speed)
     from controller.adapters.tcp.transfer import TcpKvTransfer
@@ -222,7 +222,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
 
         share(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
     from controller.adapters.listener.shared_listener import SharedListener
-    from controller.adapters.prometheus.requests import RequestMetrics
+    from controller.adapters.prometheus.request_metrics import RequestMetrics
     from controller.adapters.vllm.endpoint.frontend import FrontendConfig, OpenAIFrontend
     from controller.adapters.vllm.endpoint.gate import GateLimits
 

@@ -125,7 +125,7 @@ def _say(found: "SettingChanges") -> None:
 
 def _shown(status: "ClusterStatus", output_format: Format) -> str:
     from controller.api.wire.autoscale import AutoscaleReport
-    from llumctl.text import autoscale as autoscale_text
+    from llumctl.text import autoscale_text
 
     found = status.autoscale
     if output_format is Format.NAME:

@@ -11,7 +11,7 @@ from controller.api.text.quantities import setting_value
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, ClusterConfig, OutputFormat
 from llumctl.config import config_file
-from llumctl.text import output, settings
+from llumctl.text import output, settings_text
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _emit_toml(
     differing = saving.differing(values, file)
     against = f"{path}" if file is not None else "the defaults (there is no configuration file)"
     if differing:
-        output.emit(settings.toml(differing, levels))
+        output.emit(settings_text.toml(differing, levels))
         output.say(f"these differ from {against}")
     else:
         output.say(f"nothing differs from {against}")

@@ -108,7 +108,7 @@ def _listed(found: "RequestList", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import requests as requests_table
+        from llumctl.text import requests_text as requests_table
 
         colours = output.use_colours(sys.stdout)
         return requests_table.render(rows, wide=output_format is Format.WIDE, colours=colours)
@@ -119,7 +119,7 @@ def _detail(found: "RequestDetail", output_format: Format) -> str:
     if output_format is Format.NAME:
         return found.id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import requests as requests_table
+        from llumctl.text import requests_text as requests_table
 
         return requests_table.render_detail(found, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, (found,))

@@ -8,7 +8,7 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
 from controller.api.text.quantities import setting_value
-from controller.api.text.settings import preview
+from controller.api.text.setting_words import preview
 from llumctl import connect
 from llumctl.commands.options import (
     Cluster,
@@ -22,7 +22,7 @@ from llumctl.commands.options import (
 )
 from llumctl.config import config_file
 from llumctl.text import output
-from llumctl.text import settings as setting_text
+from llumctl.text import settings_text as setting_text
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from controller.api.settings.console import ConsoleTable
-from controller.api.text import autoscale as autoscale_words
-from controller.api.text import held as words
-from controller.api.text import replays as replay_words
-from controller.api.text import rolling_words
+from controller.api.text import autoscale_words, replay_words, rolling_words
+from controller.api.text import held_words as words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.closed import state_word
 from controller.api.text.levels import ranked

@@ -3,7 +3,7 @@ holds, queue heads, moves, replays."""
 
 from collections.abc import Iterator, Sequence
 
-from controller.api.text import replays as words
+from controller.api.text import replay_words as words
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency
 from controller.api.text.queue_heads import free_blocks, head_wait_s

@@ -16,7 +16,7 @@ import msgspec
 
 from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.adapters.zmq.cluster_key import ClusterKey
-from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
 from controller.ports.kv_transfer import StageCopy, TransferError
 from tests.unit.tcp.instances import ByteBlocks

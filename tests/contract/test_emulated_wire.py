@@ -15,7 +15,7 @@ from vllm.v1.metrics import stats as vllm_stats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.engine import EmulatedEngine
+from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api import token_sequence
 from controller.model.config import ModelConfig
 from controller.model.profile import load_profile

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 from prometheus_client import Counter
 from vllm.entrypoints.serve.instrumentator.metrics import attach_router
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
-from controller.adapters.prometheus.requests import RequestMetrics
+from controller.adapters.prometheus.request_metrics import RequestMetrics
 
 metrics = RequestMetrics(("normal", "high"))
 unregister_vllm_metrics()  # as vLLM's logger does before it registers its own

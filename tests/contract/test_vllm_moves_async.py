@@ -12,9 +12,9 @@ import pytest
 from controller.adapters.vllm.engine.batch_slots import BatchSlots
 from controller.adapters.vllm.engine.parts import EngineParts
 from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
-from controller.adapters.vllm.moves.destination import DestinationMoves
 from controller.adapters.vllm.moves.request_state import decode
-from controller.adapters.vllm.moves.source import SourceMoves
+from controller.adapters.vllm.moves.vllm_destination import DestinationMoves
+from controller.adapters.vllm.moves.vllm_source import SourceMoves
 from controller.ports.engine_moves import ReservedBlocks
 
 BLOCK_SIZE = 16

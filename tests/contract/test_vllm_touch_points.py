@@ -9,7 +9,7 @@ from tests.contract import touch_points
 from tests.contract.touch_points import OURS, TouchPoint, behind, by_touch_point
 
 USERS = by_touch_point()
-SOURCE = OURS / "adapters/vllm/moves/source.py"
+SOURCE = OURS / "adapters/vllm/moves/vllm_source.py"
 HOLDING = TouchPoint("v1/core/sched/scheduler.py", "kv_holding_waiting")
 
 
@@ -20,7 +20,7 @@ def test_vllm_has(point: TouchPoint) -> None:
 
 
 def test_what_is_stated_and_what_is_imported_is_found() -> None:
-    assert "controller/adapters/vllm/moves/source.py" in USERS[HOLDING]
+    assert "controller/adapters/vllm/moves/vllm_source.py" in USERS[HOLDING]
     status = TouchPoint("v1/request.py", "RequestStatus")
     assert "controller/adapters/vllm/engine/batch_slots.py" in USERS[status]
 

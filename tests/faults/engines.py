@@ -42,7 +42,7 @@ VLLM_NUM_BLOCKS = 80
 
 def engine_factory(kind: str, model: str) -> EngineFactory:
     if kind == "emulated":
-        from controller.adapters.emulated.engine import EmulatedEngine
+        from controller.adapters.emulated.emulated_engine import EmulatedEngine
 
         return partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
     from controller.adapters.vllm.engine.engine import VllmEngine
@@ -67,7 +67,7 @@ def vllm_args(model: str) -> dict[str, Any]:
 
 def kv_transfer(kind: str, me: Callable[[], InstanceRef]) -> KvTransfer:
     if kind == "emulated":
-        from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
+        from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
 
         return EmulatedKvTransfer(PROFILE, 1.0)
     from controller.adapters.tcp.transfer import TcpKvTransfer

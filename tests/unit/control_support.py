@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from controller.adapters.http.control_server import Access, ControlServer
-from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
+from controller.adapters.http.views.cluster_view import ClusterLabels, cluster_status
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.models import ClusterStatus

@@ -18,7 +18,7 @@ from controller.api.state.run_state import RunState
 from controller.api.text.quantities import setting_value
 from controller.main import down
 from llumctl.app import run
-from llumctl.text import settings as setting_text
+from llumctl.text import settings_text as setting_text
 from tests.unit.cli_support import remember
 from tests.unit.control_support import TOKEN, Listener, listening
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.http.views.cluster import cluster_status
+from controller.adapters.http.views.cluster_view import cluster_status
 from controller.api.frames import parse_frame
 from controller.api.state.audit import AuditLog
 from controller.api.wire.models import ClusterStatus, EventPage, RequestDetail, RequestList

@@ -10,7 +10,7 @@ import pytest
 
 from controller.adapters.listener.keeper import Keeper
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
-from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import ControlTable, Settings
 from controller.main.checks import preflight

@@ -10,7 +10,7 @@ from controller.api.errors import UsageError
 from controller.api.settings.engine_changes import CHANGEABLE, EMULATED, WHY_NOT
 from controller.api.settings.refused_options import why_refused
 from controller.api.settings.settings import EmulatedTable, Settings
-from controller.main.checks.engine_change import check_engine_change
+from controller.main.checks.engine_change_checks import check_engine_change
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.plan import ClusterPlan
 from controller.main.start import emulation

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.http.views.records import event_model
+from controller.adapters.http.views.record_view import event_model
 from controller.api.explain import explain
 from controller.api.wire.explain import (
     Considered,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.ray import head_watch, starts
+from controller.adapters.ray import head_watch, ray_starts
 from controller.adapters.ray.head_watch import HeadWatch
 from controller.api.errors import LlumctlError
 from controller.api.state.run_state import RunState
@@ -85,7 +85,7 @@ def test_the_last_seconds(ends_after_s: float, for_s: float, soon: bool) -> None
 def member(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A member's process, which has noted its start."""
     note = (
-        "import sys; from pathlib import Path; from controller.adapters.ray import starts;"
+        "import sys; from pathlib import Path; from controller.adapters.ray import ray_starts;"
         "starts.begin(Path(sys.argv[1]), 'run'); print('noted', flush=True); input()"
     )
     with subprocess.Popen(
@@ -151,8 +151,8 @@ def test_with_a_head_that_cannot_be_used_the_members_here_are_ended_too(
 
 def test_a_note_without_a_process_names_none(tmp_path: Path) -> None:
     (tmp_path / "controller.starts").write_text('{"run": "run", "num_failed": 0, "reason": ""}')
-    assert starts.noted_processes(tmp_path, "run") == []
-    starts.begin(tmp_path / "i-0.log", "run")
-    ((pid, started_s),) = starts.noted_processes(tmp_path, "run")
+    assert ray_starts.noted_processes(tmp_path, "run") == []
+    ray_starts.begin(tmp_path / "i-0.log", "run")
+    ((pid, started_s),) = ray_starts.noted_processes(tmp_path, "run")
     assert same_process(pid, started_s) is not None
-    assert starts.noted_processes(tmp_path, "another") == []
+    assert ray_starts.noted_processes(tmp_path, "another") == []

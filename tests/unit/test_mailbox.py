@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
-from controller.adapters.zmq.mailbox import HIGH_WATER_MARK, MAX_PER_TURN, ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import HIGH_WATER_MARK, MAX_PER_TURN, ZmqMailbox
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
@@ -195,7 +195,7 @@ async def test_a_malformed_message_is_logged_and_the_next_one_is_heard(
 PEER = """
 import asyncio, os, sys
 from controller.adapters.zmq.cluster_key import ClusterKey
-from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 
 async def main():
     secret = os.environ["SECRET"]

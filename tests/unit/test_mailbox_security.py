@@ -14,9 +14,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from controller.adapters.zmq import cluster_key, doorkeeper, mailbox, parts
+from controller.adapters.zmq import cluster_key, doorkeeper, mailbox_parts, zmq_mailbox
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
-from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
@@ -225,7 +225,7 @@ async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None
     """libzmq sets aside what a frame claims, and kept what came of it for 30 s."""
     inbox, friend = inboxes(), inboxes()
     await still_serves(inbox, friend)
-    for claimed in (parts.MAX_WIRE_BYTES + 1, 8 << 30):
+    for claimed in (mailbox_parts.MAX_WIRE_BYTES + 1, 8 << 30):
         reader, stream = await open_door(inbox)
         stream.write(CURVE_GREETING + b"\x06" + struct.pack(">Q", claimed) + b"\x05HELLO")
         assert await is_cut(reader)
@@ -237,7 +237,7 @@ async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None
 async def test_a_stranger_who_says_nothing_is_cut(
     inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(zmq_mailbox, "HANDSHAKE_TIMEOUT_S", 0.05)
     inbox = inboxes()
     monkeypatch.undo()
     silent = [await open_door(inbox) for _ in range(3)]

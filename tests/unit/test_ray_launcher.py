@@ -14,9 +14,9 @@ NoRoom = Callable[..., str]
 @pytest.fixture
 def module() -> ModuleType:
     """Imported here, as it imports Ray: at the top, each worker of the tests would take 0.4 s."""
-    from controller.adapters.ray import launcher
+    from controller.adapters.ray import ray_launcher
 
-    return launcher
+    return ray_launcher
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from controller.api.settings.from_text import value_of
 from controller.api.settings.live_settings import changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
-from controller.api.text.settings import assignments, preview
+from controller.api.text.setting_words import assignments, preview
 from controller.api.wire.settings import InstanceRole, Role, SettingChanges, SettingValue
 
 ROLES: tuple[tuple[str, float | None, Role, Role], ...] = (

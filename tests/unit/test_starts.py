@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.ray import starts
+from controller.adapters.ray import ray_starts
 from controller.core.restarts import (
     FIRST_DELAY_S,
     MAX_DELAY_S,
@@ -121,15 +121,15 @@ def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
     assert run(role) == MAX_FAILED_STARTS
     told = (tmp_path / "told").read_text()
     assert told == f"{reason} ({MAX_FAILED_STARTS} starts in a row failed)"
-    assert starts.failure_of(tmp_path, "i-0", "r1") == (reason, True)
-    assert starts.failure_of(tmp_path, "i-0", "r2") == ("", False), "of another run"
+    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (reason, True)
+    assert ray_starts.failure_of(tmp_path, "i-0", "r2") == ("", False), "of another run"
 
 
 @pytest.mark.parametrize(
     ("role", "reason"),
     [
-        ("dying_roles:exits", starts.SILENT),
-        ("dying_roles:is_killed", starts.SILENT),
+        ("dying_roles:exits", ray_starts.SILENT),
+        ("dying_roles:is_killed", ray_starts.SILENT),
         ("dying_roles:says_then_dies", "vllm.errors.OddError: it is odd"),
     ],
 )
@@ -138,13 +138,13 @@ def test_what_ended_without_a_note_is_found_by_the_next_one(
     run: Run, tmp_path: Path, role: str, reason: str
 ) -> None:
     run(role, most=2)
-    assert starts.failure_of(tmp_path, "i-0", "r1") == (reason, False)
+    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (reason, False)
 
 
 @pytest.mark.process
 def test_a_role_that_cannot_be_imported_is_noted(run: Run, tmp_path: Path) -> None:
     assert run("no_such_module:f", most=2) == 2
-    reason, given_up = starts.failure_of(tmp_path, "i-0", "r1")
+    reason, given_up = ray_starts.failure_of(tmp_path, "i-0", "r1")
     assert reason == "ModuleNotFoundError: No module named 'no_such_module'"
     assert not given_up
 
@@ -153,7 +153,7 @@ def test_a_role_that_cannot_be_imported_is_noted(run: Run, tmp_path: Path) -> No
 def test_a_member_that_served_each_time_is_started_for_ever(run: Run, tmp_path: Path) -> None:
     most = MAX_FAILED_STARTS + 1
     assert run("dying_roles:serves_then_dies", most=most) == most
-    assert starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
+    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
 
 
 @pytest.mark.process
@@ -161,7 +161,7 @@ def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path:
     run("dying_roles:serves_then_dies", most=1)
     most = MAX_FAILED_STARTS + 1
     assert run("dying_roles:exits", most=most) == most
-    assert starts.failure_of(tmp_path, "i-0", "r1") == (starts.SILENT, False)
+    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (ray_starts.SILENT, False)
 
 
 # -- the file -----------------------------------------------------------------------------
@@ -170,12 +170,12 @@ def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path:
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"run": "r1", "odd": 1}', "[" * 100_000])
 def test_a_file_that_is_no_record_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "i-0.starts").write_text(text)
-    assert starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
-    assert starts.begin(tmp_path / "i-0.log", "r1").failure == ""
+    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
+    assert ray_starts.begin(tmp_path / "i-0.log", "r1").failure == ""
 
 
 def test_a_record_that_cannot_be_written_keeps_nobody_from_starting(tmp_path: Path) -> None:
-    start = starts.begin(tmp_path / "none" / "i-0.log", "r1")
+    start = ray_starts.begin(tmp_path / "none" / "i-0.log", "r1")
     start.succeeded()
     assert start.delay_s == 0
     assert start.failure == ""
@@ -184,11 +184,11 @@ def test_a_record_that_cannot_be_written_keeps_nobody_from_starting(tmp_path: Pa
 def test_the_reason_is_that_of_the_last_start_alone(tmp_path: Path) -> None:
     log = tmp_path / "i-0.log"
     log.write_text("ValueError: of an earlier one\n")
-    starts.begin(log, "r1")
+    ray_starts.begin(log, "r1")
     with log.open("a") as file:
         file.write("2026-01-01 INFO no error in sight\n")
-    starts.begin(log, "r1")
-    assert starts.failure_of(tmp_path, "i-0", "r1") == (starts.SILENT, False)
+    ray_starts.begin(log, "r1")
+    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (ray_starts.SILENT, False)
 
 
 IN_USE = "zmq.error.ZMQError: Address already in use"
@@ -206,4 +206,4 @@ SIGNAL = "*** SIGSEGV received at time=1 on cpu 0 ***"
     ],
 )
 def test_last_words(text: str, words: str) -> None:
-    assert starts.last_words(text) == words
+    assert ray_starts.last_words(text) == words

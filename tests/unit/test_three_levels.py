@@ -5,8 +5,8 @@ import tomllib
 
 from controller.adapters.http.live_config import live_config
 from controller.adapters.http.requests import RequestsQuery, list_requests
-from controller.adapters.http.views.cluster import cluster_status
-from controller.adapters.prometheus.cluster import render
+from controller.adapters.http.views.cluster_view import cluster_status
+from controller.adapters.prometheus.cluster_metrics import render
 from controller.api.settings.settings import Settings
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.migration.move_log import MoveLog

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.ray.starts import Starts
+from controller.adapters.ray.ray_starts import Starts
 from controller.api.errors import LlumctlError, TimedOutError
 from controller.api.state.run_state import RunState
 from controller.api.wire.models import ClusterStatus, InstanceState

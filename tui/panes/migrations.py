@@ -4,7 +4,7 @@ last."""
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.api.text import replays as replay_words
+from controller.api.text import replay_words
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import (
     ClusterStatus,

@@ -1,6 +1,6 @@
 """The line under the header of the main screen while auto-scaling is on, or in a dry run."""
 
-from controller.api.text import autoscale as words
+from controller.api.text import autoscale_words as words
 from controller.api.text.quantities import printable
 from controller.api.wire.models import ClusterStatus
 from tui.drawing.format import Glyphs, Line, Span, Tone, fitted

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from controller.adapters.emulated import vllm_wire as wire
+from controller.adapters.emulated.emulated_request import LiveRequest
 from controller.adapters.emulated.kv_blocks import NOTHING, BlockHashes, EmulatedBlocks
-from controller.adapters.emulated.live_request import LiveRequest
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.rescheduling.candidate import Candidate

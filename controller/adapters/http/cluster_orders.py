@@ -9,7 +9,7 @@ from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import PlannedChanges
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
-from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
+from controller.adapters.http.views.launcher_view import CANNOT_RESTART, refuse_without_launcher
 from controller.adapters.http.views.rolling_view import rolling_report
 from controller.api.errors import UsageError
 from controller.api.operations.on_cluster import (

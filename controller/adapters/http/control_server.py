@@ -47,9 +47,9 @@ from controller.adapters.http.requests import (
     list_requests,
     name_request,
 )
-from controller.adapters.http.traffic import TrafficStream, wanted_traffic
-from controller.adapters.http.views.cluster import ClusterLabels, cluster_status
-from controller.adapters.http.views.records import event_model
+from controller.adapters.http.traffic_stream import TrafficStream, wanted_traffic
+from controller.adapters.http.views.cluster_view import ClusterLabels, cluster_status
+from controller.adapters.http.views.record_view import event_model
 from controller.adapters.http.views.rolling_view import rolling_report
 from controller.adapters.http.watch import EventsQuery, LatestStatus, WatchQuery, frames
 from controller.api.errors import LlumctlError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from controller.adapters.http.request_orders import held_blocks
 from controller.adapters.http.requests import find_record, place_of, refusals_of
-from controller.adapters.http.views.records import event_model, request_model
+from controller.adapters.http.views.record_view import event_model, request_model
 from controller.api.explain import explain, held_back
 from controller.api.wire.explain import Explanation, Waiting
 from controller.core.load.queue_reason import QueueReason, queue_reason

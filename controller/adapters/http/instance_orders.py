@@ -15,7 +15,7 @@ from controller.adapters.http.drain_reports import (
 from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
-from controller.adapters.http.views.launcher import CANNOT_RESTART, refuse_without_launcher
+from controller.adapters.http.views.launcher_view import CANNOT_RESTART, refuse_without_launcher
 from controller.api.operations.on_cluster import Scale
 from controller.api.operations.on_instances import (
     Cordon,

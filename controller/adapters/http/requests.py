@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.views.held import place_status
-from controller.adapters.http.views.records import request_detail, request_model
+from controller.adapters.http.views.held_view import place_status
+from controller.adapters.http.views.record_view import request_detail, request_model
 from controller.api.wire.holding import HeldPlaceStatus
 from controller.api.wire.models import (
     LIVE_STATES,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller.adapters.http.views.records import event_model
+from controller.adapters.http.views.record_view import event_model
 from controller.api.wire.base import WireModel
 from controller.api.wire.models import ClusterStatus
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame

@@ -19,9 +19,9 @@ from typing import Any
 
 import ray
 
-from controller.adapters.ray import log_rotation, starts
+from controller.adapters.ray import log_rotation, ray_starts
 from controller.adapters.ray.end_notice import EndNotice
-from controller.adapters.ray.starts import Start
+from controller.adapters.ray.ray_starts import Start
 from controller.runtime import log_records
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class RayMember:
         log_file = Path(log_dir) / f"{member_id}.log"
         _log_to(log_file)
         log_rotation.keep_small(log_file)
-        start = starts.begin(log_file, run, EndNotice())
+        start = ray_starts.begin(log_file, run, EndNotice())
         if ray.is_initialized():  # a test makes members without Ray
             start.on_success = ray.get_runtime_context().current_actor.rest.remote
         threading.current_thread().name = member_id

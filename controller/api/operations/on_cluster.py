@@ -10,9 +10,8 @@ from controller.api.operations.on_instances import departure
 from controller.api.operations.order import Danger, OnCluster, Order, Outcome, Plan
 from controller.api.operations.progress import Awaited, End, awaited_of_scale
 from controller.api.settings.from_text import value_of
-from controller.api.text import drain_words, rolling_words
-from controller.api.text import settings as setting_words
-from controller.api.text.autoscale import RELEASE
+from controller.api.text import drain_words, rolling_words, setting_words
+from controller.api.text.autoscale_words import RELEASE
 from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration, setting_value
 from controller.api.wire.operations import ScaleReport, ScaleRequest

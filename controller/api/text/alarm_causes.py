@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from controller.api.text.held import blocks, why
+from controller.api.text.held_words import blocks, why
 from controller.api.text.quantities import duration
 from controller.api.text.queue_heads import free_blocks, is_reserved
 

@@ -6,7 +6,7 @@ import sys
 def main(address: str, namespace: str) -> None:
     import ray
 
-    from controller.adapters.ray.launcher import kill_actors
+    from controller.adapters.ray.ray_launcher import kill_actors
 
     ray.init(address=address, namespace=namespace, log_to_driver=False)
     kill_actors(namespace)

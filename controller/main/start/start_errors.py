@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from controller.adapters.ray.starts import failure_of
+from controller.adapters.ray.ray_starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.core.restarts import MAX_FAILED_STARTS

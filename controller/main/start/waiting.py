@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from controller.adapters.ray.starts import failure_of
+from controller.adapters.ray.ray_starts import failure_of
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.main.machine.ray_logs import session_logs
 

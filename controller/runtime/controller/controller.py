@@ -75,7 +75,7 @@ from controller.runtime.messages.requests import (
     Refused,
     RequestsAnswered,
 )
-from controller.runtime.messages.traffic import TrafficTold
+from controller.runtime.messages.traffic_messages import TrafficTold
 from controller.runtime.repeating import GuardedTurns
 
 log = logging.getLogger(__name__)

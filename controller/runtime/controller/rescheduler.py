@@ -31,7 +31,7 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
-from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from controller.core.admission.asking import (
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.frontend.key_limits import FrontendKeys
+from controller.runtime.frontend.frontend_keys import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import Directory, InstanceEntry

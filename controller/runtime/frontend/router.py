@@ -19,7 +19,7 @@ from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
-from controller.runtime.frontend.key_limits import FrontendKeys
+from controller.runtime.frontend.frontend_keys import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
 from controller.runtime.frontend.rank_runner import RankRunner
@@ -51,7 +51,7 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
-from controller.runtime.messages.traffic import TrafficAsked
+from controller.runtime.messages.traffic_messages import TrafficAsked
 
 # The operator's reason is for the record, and not for the client.
 TOLD_TO_THE_CLIENT = "an operator ended this request"

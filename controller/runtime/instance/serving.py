@@ -54,7 +54,7 @@ from controller.runtime.messages.requests import (
     RequestEvents,
     RequestRefused,
 )
-from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 
 log = logging.getLogger(__name__)
 

@@ -68,8 +68,8 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
-from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
-from controller.runtime.messages.traffic import TrafficAsked, TrafficTold
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.traffic_messages import TrafficAsked, TrafficTold
 
 AnyMessage = (
     Hello

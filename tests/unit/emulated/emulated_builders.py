@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from controller.adapters.emulated.engine import EmulatedEngine
+from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.adapters.emulated.vllm_wire import Outputs
 from controller.model.config import ModelConfig
 from controller.model.profile import load_profile

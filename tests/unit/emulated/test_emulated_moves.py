@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.engine import EmulatedEngine
+from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.adapters.emulated.kv_blocks import DIGEST_BYTES
 from controller.api.token_sequence import start, token
 from controller.core.load.freeness import freeness

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.adapters.emulated.engine import MAX_CATCH_UP_S, Pace
+from controller.adapters.emulated.emulated_engine import MAX_CATCH_UP_S, Pace
 from tests.unit.emulated.emulated_builders import Clock
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.adapters.embedded_model.architecture import MAX_TOKENS
-from controller.adapters.emulated.engine import EmulatedEngine
+from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.wire.doctor import CheckResult

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.emulated.engine import EmulatedEngine
+from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.main.profile.driver import DrivenEngine, UnexpectedError
 from controller.main.profile.fit import fit
 from controller.main.profile.grid import grid_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.adapters.prometheus import cluster
+from controller.adapters.prometheus import cluster_metrics
 from controller.api.wire.autoscale import AutoscaleHoldStatus, AutoscaleStatus
 from controller.api.wire.models import (
     ClusterState,
@@ -119,7 +119,7 @@ def rendered(
     counts: Mapping[EventKind, int] | None = None,
     moves: MoveLog | None = None,
 ) -> str:
-    return cluster.render(status, counts or {}, moves or MoveLog()).decode()
+    return cluster_metrics.render(status, counts or {}, moves or MoveLog()).decode()
 
 
 def samples(text: str) -> Samples:

@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.adapters.prometheus import member_metrics as figures
-from controller.adapters.prometheus.requests import RequestMetrics
+from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from tests.unit.prometheus.prometheus_support import (

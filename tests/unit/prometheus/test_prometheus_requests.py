@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from controller.adapters.prometheus import requests, shared
-from controller.adapters.prometheus.requests import RequestMetrics
+from controller.adapters.prometheus import request_metrics, shared
+from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.core.record.request_record import RequestState
 from tests.unit.prometheus.prometheus_support import labels_of, record, samples, value
 
@@ -131,10 +131,10 @@ def test_a_registry_takes_them_once(registry: CollectorRegistry, metrics: Reques
 @pytest.mark.parametrize(
     ("buckets", "first_s", "last_s"),
     [
-        (requests.DISPATCH_BUCKETS_S, 0.0005, 30),
-        (requests.TTFT_BUCKETS_S, 0.01, 150),
-        (requests.TPOT_BUCKETS_S, 0.001, 2),
-        (requests.E2E_BUCKETS_S, 0.1, 1500),
+        (request_metrics.DISPATCH_BUCKETS_S, 0.0005, 30),
+        (request_metrics.TTFT_BUCKETS_S, 0.01, 150),
+        (request_metrics.TPOT_BUCKETS_S, 0.001, 2),
+        (request_metrics.E2E_BUCKETS_S, 0.1, 1500),
     ],
 )
 def test_bucket_bounds(buckets: tuple[float, ...], first_s: float, last_s: float) -> None:
@@ -149,7 +149,7 @@ import sys
 from pathlib import Path
 from controller.adapters.prometheus.shared import share
 share(Path(sys.argv[1]))
-from controller.adapters.prometheus.requests import RequestMetrics
+from controller.adapters.prometheus.request_metrics import RequestMetrics
 RequestMetrics(("normal",)).first_token("normal", float(sys.argv[2]))
 """
 

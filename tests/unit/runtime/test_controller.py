@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from controller.adapters.http.views.members import instance_status
+from controller.adapters.http.views.member_view import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
 from controller.core.operations.leaving import LeaveReason

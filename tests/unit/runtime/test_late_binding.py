@@ -12,7 +12,7 @@ from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.operations import ReliefOrdered
 from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn, Refused
-from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 from tests.unit.runtime.controller_bed import CONFIG, Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle
 

@@ -13,7 +13,7 @@ from controller.ports.engine import Engine
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
 from controller.runtime.messages.operations import DrainSet
-from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 from tests.unit.runtime.moving_cluster import MovingCluster
 
 CONFIG = ReschedulingConfig()

@@ -11,7 +11,7 @@ from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend import traffic_recorder
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
-from controller.runtime.messages.traffic import RequestTraffic, TrafficAsked, TrafficTold
+from controller.runtime.messages.traffic_messages import RequestTraffic, TrafficAsked, TrafficTold
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.router_bed import Bed
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from controller.adapters.vllm.engine.parts import EngineParts, in_any_order
-from controller.adapters.vllm.moves.source import SourceMoves
+from controller.adapters.vllm.moves.vllm_source import SourceMoves
 from controller.core.migration.refusals import MOVABLE
 from controller.core.rescheduling.candidate import Candidate
 

@@ -1,6 +1,6 @@
 """Live moves of a vLLM engine's requests (EngineMoves): stock vLLM, without a patch.
 
-The halves are in source.py and destination.py; each file names its touch points with vLLM.
+The halves are vllm_source.py and vllm_destination.py; each file names its touch points with vLLM.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from controller.adapters.vllm.engine.fingerprint import fingerprint
 from controller.adapters.vllm.engine.parts import EngineParts, parts_of
 from controller.adapters.vllm.moves.candidates import candidates
 from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
-from controller.adapters.vllm.moves.destination import DestinationMoves
 from controller.adapters.vllm.moves.kv_blocks import HostBlocks
-from controller.adapters.vllm.moves.source import SourceMoves
+from controller.adapters.vllm.moves.vllm_destination import DestinationMoves
+from controller.adapters.vllm.moves.vllm_source import SourceMoves
 from controller.core.rescheduling.candidate import Candidate
 
 

@@ -46,7 +46,7 @@ from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
 from controller.runtime.messages.move_messages import MoveAnswered
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
-from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 
 # A destination's snapshot is so much older than the controller's note of its arrival: one way on
 # the network and a turn of both loops. Without this, requests that were just sent there would be

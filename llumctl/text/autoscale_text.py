@@ -1,6 +1,6 @@
 """Auto-scaling as facts, one to a line."""
 
-from controller.api.text import autoscale as words
+from controller.api.text import autoscale_words as words
 from controller.api.text.quantities import duration
 from controller.api.wire.autoscale import AutoscaleStatus
 from llumctl import meant

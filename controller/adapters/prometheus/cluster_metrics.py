@@ -12,8 +12,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controller.adapters.prometheus.autoscale import autoscale_metrics
-from controller.adapters.prometheus.held import held_metrics
+from controller.adapters.prometheus.autoscale_metrics import autoscale_metrics
+from controller.adapters.prometheus.held_metrics import held_metrics
 from controller.adapters.prometheus.member_metrics import (
     FRONTEND_COUNTERS,
     FRONTEND_GAUGES,
@@ -23,8 +23,8 @@ from controller.adapters.prometheus.member_metrics import (
     Figure,
 )
 from controller.adapters.prometheus.move_metrics import move_metrics
-from controller.adapters.prometheus.overload import overload_metrics
-from controller.adapters.prometheus.replays import replay_metrics
+from controller.adapters.prometheus.overload_metrics import overload_metrics
+from controller.adapters.prometheus.replay_metrics import replay_metrics
 from controller.api.version import own_version
 from controller.api.wire.models import (
     ClusterState,

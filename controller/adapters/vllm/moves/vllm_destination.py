@@ -29,7 +29,7 @@ from controller.adapters.vllm.engine.parts import EngineParts
 from controller.adapters.vllm.moves import request_state, worker_state
 from controller.adapters.vllm.moves.grammar_replay import GrammarReplay
 from controller.adapters.vllm.moves.request_state import RequestState
-from controller.adapters.vllm.moves.source import cannot_move
+from controller.adapters.vllm.moves.vllm_source import cannot_move
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.ports.engine_moves import ReservedBlocks

@@ -4,13 +4,17 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from controller.adapters.http.views import overload
-from controller.adapters.http.views.autoscale import autoscale_status
-from controller.adapters.http.views.held import held_now
-from controller.adapters.http.views.launcher import while_stopping, without_launcher
-from controller.adapters.http.views.members import frontend_status, instance_status, not_launched
+from controller.adapters.http.views import overload_view
+from controller.adapters.http.views.autoscale_view import autoscale_status
+from controller.adapters.http.views.held_view import held_now
+from controller.adapters.http.views.launcher_view import while_stopping, without_launcher
+from controller.adapters.http.views.member_view import (
+    frontend_status,
+    instance_status,
+    not_launched,
+)
 from controller.adapters.http.views.move_view import ended_moves, moves_under_way, queued_moves
-from controller.adapters.http.views.replays import replays_now, with_replays
+from controller.adapters.http.views.replay_view import replays_now, with_replays
 from controller.adapters.http.views.rolling_view import engine_changes, rolling_report
 from controller.api.wire.models import (
     ClusterState,
@@ -67,8 +71,8 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         num_held_reqs=controller.scheduler.num_held,
         held=held.held,
         autoscale=autoscale_status(controller),
-        refused=overload.refused(controller),
-        keys=overload.keys(controller),
+        refused=overload_view.refused(controller),
+        keys=overload_view.keys(controller),
         levels=tuple(
             _level(level, instances, frontends) for level in controller.live.scheduler.levels
         ),

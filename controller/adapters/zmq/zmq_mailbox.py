@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.doorkeeper import Doorkeeper
-from controller.adapters.zmq.parts import MAX_WIRE_BYTES, cut, joined
+from controller.adapters.zmq.mailbox_parts import MAX_WIRE_BYTES, cut, joined
 from controller.api.hosts import url_host
 from controller.ports.mailbox import OnLost, OnMessage
 
