@@ -38,7 +38,7 @@ KNOWN: Mapping[str, str] = {
     "controller/adapters/http/guard.py: Guard._count": PACE,
     "controller/adapters/http/watch.py: LatestStatus.now": MEASURED,
     "controller/runtime/controller/directories.py: Directories._tell": PACE,
-    "controller/runtime/controller/operations/departures.py: Departures.lately": MEASURED,
+    "controller/runtime/controller/operations/drain_forecasts.py: DrainForecasts.lately": MEASURED,
     "controller/runtime/controller/traffic.py: Traffic.tick": PACE,
     "controller/runtime/instance/emission.py: Emission.ttft_p99": MEASURED,
     "controller/runtime/instance/engine_thread.py: EngineThread._step_for_ever": PACE,

@@ -16,7 +16,7 @@ from controller.core.fleet.autoscaler import (
     Instruction,
     Keep,
     Launch,
-    Leaving,
+    LeavingInstance,
     LoadSeen,
     LookAtLoad,
     ScaleDone,
@@ -122,7 +122,7 @@ class SimFleet:
             self._new_capacity_blocks,
             num_held=len(held),
             held_demand_blocks=sum(held),
-            leaving=() if leaving is None else (Leaving(leaving.instance_id, ACTOR),),
+            leaving=() if leaving is None else (LeavingInstance(leaving.instance_id, ACTOR),),
         )
 
     def _staying(self) -> list[SimInstance]:

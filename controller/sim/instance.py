@@ -27,7 +27,7 @@ from controller.sim.token_times import TokenTimes
 INCARNATION = 1
 
 
-class Leaving(MoveAway, Protocol):
+class MovingAway(MoveAway, Protocol):
     def handle(self, event: object) -> None: ...
 
 
@@ -57,7 +57,7 @@ class SimInstance:
         """Requests whose engine state is here, by id."""
         self.coming: dict[str, RequestRun] = {}
         """Dispatched here, and not here before the step is over, by id."""
-        self.moves: MoveTable[Leaving, Arriving] = MoveTable(self.runs, max_moves)
+        self.moves: MoveTable[MovingAway, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
         self.busy_s = 0.0
         """What these steps took together."""

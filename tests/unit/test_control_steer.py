@@ -310,13 +310,13 @@ async def test_several_of_one_command_are_checked_and_planned_together(bed: Bed)
 
 async def test_the_revision_of_a_report_is_the_one_that_was_left(bed: Bed) -> None:
     """What others change while the frontends are asked is told to who goes on from there."""
-    ask = bed.controller.departures.of
+    ask = bed.controller.drain_forecasts.of
 
     async def meanwhile(*args: Any) -> Any:
         bed.controller.keeper.change(bed.controller.keeper.spec.with_settings({}))
         return await ask(*args)
 
-    bed.controller.departures.of = meanwhile
+    bed.controller.drain_forecasts.of = meanwhile
     assert ((await bed.drain(dry_run=True)).revision, bed.revision) == (0, 1)
     assert ((await bed.drain()).revision, bed.revision) == (2, 3)
     assert (await bed.scale(change=-1, dry_run=True)).revision == 3
@@ -326,7 +326,7 @@ async def test_the_revision_of_a_report_is_the_one_that_was_left(bed: Bed) -> No
 async def test_frontends_that_say_nothing_are_waited_for_once(bed: Bed) -> None:
     """Else steering many instances takes longer than a client waits."""
     at_once, most = 0, 0
-    ask = bed.controller.departures.of
+    ask = bed.controller.drain_forecasts.of
 
     async def counted(*args: Any) -> Any:
         nonlocal at_once, most
@@ -338,7 +338,7 @@ async def test_frontends_that_say_nothing_are_waited_for_once(bed: Bed) -> None:
             at_once -= 1
 
     del bed.cluster.mailbox.engine_state["mem://f-0"]
-    bed.controller.departures.of = counted
+    bed.controller.drain_forecasts.of = counted
     assert len((await bed.scale(change=-2, dry_run=True)).draining) == 2
     assert most == 2
     most = 0
@@ -373,14 +373,14 @@ async def test_undrain_takes_it_back(bed: Bed) -> None:
 async def test_a_dry_run_of_undrain_does_not_keep_others_waiting(bed: Bed) -> None:
     """Though the frontends, which it asks, say nothing for a while."""
     await bed.drain()
-    ask, asked = bed.controller.departures.of, asyncio.Event()
+    ask, asked = bed.controller.drain_forecasts.of, asyncio.Event()
 
     async def silent(*args: Any) -> Any:
         asked.set()
         await asyncio.sleep(60)
         return await ask(*args)
 
-    bed.controller.departures.of = silent
+    bed.controller.drain_forecasts.of = silent
     looking = asyncio.create_task(bed.undrain(dry_run=True))
     async with asyncio.timeout(10):
         await asked.wait()

@@ -33,7 +33,7 @@ from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.evacuation import evacuation
 from controller.core.rescheduling.worth import Link
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.departures import Leaving
+from controller.runtime.controller.operations.drain_forecasts import Forecast
 
 
 class SteerReports:
@@ -53,9 +53,9 @@ class SteerReports:
         change, so that a client that goes on from it is told of later changes by others."""
         controller = self._controller
         progress = controller.drains.progress(instance_id)
-        leaving = Leaving()
+        leaving = Forecast()
         if progress.state is DrainState.DRAINING:
-            look = controller.departures.lately if lately else controller.departures.of
+            look = controller.drain_forecasts.lately if lately else controller.drain_forecasts.of
             leaving = await look(instance_id)
             progress = controller.drains.progress(instance_id)
         report = self._so_far(progress, leaving, revision)
@@ -71,7 +71,7 @@ class SteerReports:
             }
         )
 
-    def _so_far(self, progress: DrainProgress, leaving: Leaving, revision: int) -> DrainReport:
+    def _so_far(self, progress: DrainProgress, leaving: Forecast, revision: int) -> DrainReport:
         member = self._controller.roster.members.get(progress.instance_id)
         gone = member is None
         return DrainReport(
@@ -94,7 +94,7 @@ class SteerReports:
         """What would come of this claim if it was made now. `going`: instances that are drained
         with it."""
         revision = self._controller.keeper.spec.revision
-        leaving = await self._controller.departures.of(instance_id, going)
+        leaving = await self._controller.drain_forecasts.of(instance_id, going)
         progress = self._controller.drains.progress(instance_id)
         before = progress.claims
         return self._so_far(progress, leaving, revision).model_copy(
@@ -123,7 +123,7 @@ class SteerReports:
     ) -> DrainReport:
         """What an evacuation that began now would do, by the pace of the last moves."""
         report = await self.planned(instance_id, claim)
-        leaving = await self._controller.departures.lately(instance_id)
+        leaving = await self._controller.drain_forecasts.lately(instance_id)
         pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
         link = Link(1, None if pace is None else pace.blocks_per_s)  # in blocks
         requests = (each.request for each in leaving.departures if each.destination_id)
@@ -164,7 +164,7 @@ class SteerReports:
             holds_autoscale=self._controller.live.autoscale.config.mode != "off",
         )
 
-    def _estimate_s(self, progress: DrainProgress, leaving: Leaving) -> float | None:
+    def _estimate_s(self, progress: DrainProgress, leaving: Forecast) -> float | None:
         controller = self._controller
         if leaving.silent:
             return None

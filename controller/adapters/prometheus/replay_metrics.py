@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.api.wire.replays import ReplaysStatus
-from controller.core.operations.leaving import LEAVES_BY_MOVES, LeaveReason
+from controller.core.operations.exit_reasons import LEAVES_BY_MOVES, ExitReason
 from controller.core.replay.replay_log import LOST_WAYS, Way
 
 
@@ -23,7 +23,7 @@ def replay_metrics(replays: ReplaysStatus) -> Iterator[Metric]:
         labels=["way", "reason"],
     )
     numbers = {(str(Way.MOVED), str(reason)): 0 for reason in LEAVES_BY_MOVES}
-    numbers |= {(str(way), str(reason)): 0 for way in LOST_WAYS for reason in LeaveReason}
+    numbers |= {(str(way), str(reason)): 0 for way in LOST_WAYS for reason in ExitReason}
     numbers |= {(each.way, each.reason): each.num_saved for each in replays.saved}
     for labels, number in numbers.items():
         saved.add_metric(labels, number)

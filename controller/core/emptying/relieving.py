@@ -34,7 +34,7 @@ from typing import Any, Protocol
 
 from controller.core.emptying.orders import HeadOrder, ReliefOrder, RoomOrder
 from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_plan, head_to_leave
+from controller.core.holding.room_moves import PLAN_FAILED, ends_plan, head_to_leave, room_plan_for
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.move_table import MoveTable
@@ -525,7 +525,7 @@ class RelievingSource:
         openings = {each.destination.instance_id: each for each in order.openings}
         spare_blocks = {i: opening.spare_blocks for i, opening in openings.items()}
         here, rank = self._source.instance_id, order.rank
-        found = departures(
+        found = room_plan_for(
             MakeRoom(here, order.request_id, rank, order.lacking_blocks, spare_blocks),
             look.candidates,
             self._source.block_size,

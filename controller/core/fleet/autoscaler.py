@@ -68,7 +68,7 @@ class Ticked:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class LeavingInstance:
     """A drain after which its instance goes. `cannot_start`: it is one that failed."""
 
     instance_id: str
@@ -89,7 +89,7 @@ class LoadSeen:
     held_demand_blocks: int = 0
     recent: RecentLatencies | None = None
     """What clients saw lately, where that is known; whether it is settled is decided here."""
-    leaving: Sequence[Leaving] = ()
+    leaving: Sequence[LeavingInstance] = ()
     restarting: Collection[str] = ()
     """Instances that an operator restarts: they are back soon, and no reason to launch others."""
     fenced: Collection[str] = ()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_plan import Leaving, plan_leaving, plan_room
+from controller.core.holding.room_plan import RoomMove, plan_leaving, plan_room
 from controller.core.migration.refusals import ReliefRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.relief import MINUTE_S
@@ -33,32 +33,32 @@ class NoRoom(StrEnum):
 
 
 @value
-class Departures:
+class RoomPlan:
     """`let_go` wait behind the blocked head. `plan` frees `lacking_blocks`, those that nothing on
     its way frees, or is empty: then `refusal` says why, and None that nothing is lacking or that
     too many moves are under way. `num_movable`: running requests that may leave."""
 
-    let_go: tuple[Leaving, ...] = ()
-    plan: tuple[Leaving, ...] = ()
+    let_go: tuple[RoomMove, ...] = ()
+    plan: tuple[RoomMove, ...] = ()
     lacking_blocks: int = 0
     refusal: NoRoom | None = None
     num_movable: int = 0
 
 
-def departures(
+def room_plan_for(
     order: MakeRoom,
     candidates: Iterable[Candidate],
     block_size: int,
     num_may_begin: int,
     max_moves: int,
     config: ReschedulingConfig,
-) -> Departures:
+) -> RoomPlan:
     """`num_may_begin` of the `max_moves` that the instance may have at a time."""
     rested = [_guarded(each, config) for each in candidates]
     on_their_way = sum(c.num_freed_blocks for c in rested if c.outgoing and not c.queued)
     lacking_blocks = order.lacking_blocks - on_their_way
     if lacking_blocks <= 0 or num_may_begin <= 0:
-        return Departures()
+        return RoomPlan()
     spare = dict(order.spare_blocks)
     behind = plan_leaving(rested, order.request_id, spare, block_size)
     let_go = tuple(behind[:num_may_begin])
@@ -67,12 +67,12 @@ def departures(
     plan = tuple(plan_room(rested, lacking_blocks, spare, block_size, order.rank))
     num_movable = sum(_may_leave(each) and not each.queued for each in rested)
     if not plan:
-        return Departures(let_go, (), lacking_blocks, NoRoom.NO_PLAN, num_movable)
+        return RoomPlan(let_go, (), lacking_blocks, NoRoom.NO_PLAN, num_movable)
     if len(plan) > max_moves:
-        return Departures(let_go, (), lacking_blocks, NoRoom.PLAN_TOO_LARGE, num_movable)
+        return RoomPlan(let_go, (), lacking_blocks, NoRoom.PLAN_TOO_LARGE, num_movable)
     if len(plan) > num_may_begin - len(let_go):
         plan = ()
-    return Departures(let_go, plan, lacking_blocks, None, num_movable)
+    return RoomPlan(let_go, plan, lacking_blocks, None, num_movable)
 
 
 def head_to_leave(

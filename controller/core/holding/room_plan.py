@@ -8,7 +8,7 @@ from controller.core.value import value
 
 
 @value
-class Leaving:
+class RoomMove:
     candidate: Candidate
     destination_id: str
 
@@ -19,7 +19,7 @@ def plan_room(
     spare_blocks: Mapping[str, int],
     block_size: int,
     highest_rank: int,
-) -> list[Leaving]:
+) -> list[RoomMove]:
     """Moves that free at least `lacking_blocks` with the fewest blocks copied, as far as a greedy
     search finds them; [] if no set of them would do: half a plan makes no room.
 
@@ -38,7 +38,7 @@ def plan_room(
         and c.rank <= highest_rank
     ]
     movable.sort(key=lambda c: (-c.num_freed_blocks, c.request_id))
-    best: list[Leaving] = []
+    best: list[RoomMove] = []
     least = 1 << 62
     # Each try leaves the largest ones out; the first request may then be a better fit.
     for first in range(len(movable)):
@@ -56,11 +56,11 @@ def plan_leaving(
     head_id: str,
     spare_blocks: Mapping[str, int],
     block_size: int,
-) -> list[Leaving]:
+) -> list[RoomMove]:
     """Who waits behind the blocked head `head_id` goes, in order, to wait where it fits at once;
     nothing is copied. Behind an evicted request some waited for as long as the largest ones. []
     if no request of that name waits here."""
-    left, plan = dict(spare_blocks), list[Leaving]()
+    left, plan = dict(spare_blocks), list[RoomMove]()
     queued = [c for c in candidates if c.queued]
     if all(c.request_id != head_id for c in queued):
         return []
@@ -71,14 +71,14 @@ def plan_leaving(
         freest = max(left, key=lambda instance_id: (left[instance_id], instance_id), default=None)
         if freest is not None and left[freest] >= needed:
             left[freest] -= needed
-            plan.append(Leaving(candidate, freest))
+            plan.append(RoomMove(candidate, freest))
     return plan
 
 
 def _largest_first(
     movable: list[Candidate], lacking_blocks: int, spare: Mapping[str, int], block_size: int
-) -> list[Leaving] | None:
-    left, plan, num_freed = dict(spare), list[Leaving](), 0
+) -> list[RoomMove] | None:
+    left, plan, num_freed = dict(spare), list[RoomMove](), 0
     for candidate in movable:
         if num_freed >= lacking_blocks:
             break
@@ -88,5 +88,5 @@ def _largest_first(
             tightest = min(fitting, key=lambda instance_id: (left[instance_id], instance_id))
             left[tightest] -= needed
             num_freed += candidate.num_freed_blocks
-            plan.append(Leaving(candidate, tightest))
+            plan.append(RoomMove(candidate, tightest))
     return plan if num_freed >= lacking_blocks else None

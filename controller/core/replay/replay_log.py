@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.load.windows import CountWindow
-from controller.core.operations.leaving import LeaveReason
+from controller.core.operations.exit_reasons import ExitReason
 from controller.core.record.event_log import EventKind, LoggedEvent
 
 MAX_RECENT = 16
@@ -73,8 +73,8 @@ class ReplayLog:
         """The newest last."""
         self._num_by_cause: Counter[tuple[Way, str]] = Counter()
         """Of instances whose end is not known yet; by (way, cause)."""
-        self._num_by_reason: Counter[tuple[Way, LeaveReason]] = Counter()
-        self._deaths: OrderedDict[str, LeaveReason] = OrderedDict()
+        self._num_by_reason: Counter[tuple[Way, ExitReason]] = Counter()
+        self._deaths: OrderedDict[str, ExitReason] = OrderedDict()
         self._went_on, self._failed_lately = CountWindow(), CountWindow()
         """Those of the last minute."""
         self._handlers: Mapping[EventKind, Callable[[LoggedEvent, float], None]] = {
@@ -97,7 +97,7 @@ class ReplayLog:
         if handle := self._handlers.get(event.kind):
             handle(event, now_s)
 
-    def died(self, instance_id: str, incarnation: int, reason: LeaveReason) -> None:
+    def died(self, instance_id: str, incarnation: int, reason: ExitReason) -> None:
         """Why an incarnation is gone. Frontends may have told of its requests before."""
         cause_id = f"{LOST}{instance_id}-{incarnation}"
         self._deaths.setdefault(cause_id, reason)
@@ -106,11 +106,11 @@ class ReplayLog:
         for way, cause in [key for key in self._num_by_cause if key[1] == cause_id]:
             self._num_by_reason[way, reason] += self._num_by_cause.pop((way, cause))
 
-    def reason(self, cause_id: str) -> LeaveReason:
+    def reason(self, cause_id: str) -> ExitReason:
         """Why the instance is gone; a death as long as nothing else is known."""
-        return self._deaths.get(cause_id, LeaveReason.DEATH)
+        return self._deaths.get(cause_id, ExitReason.DEATH)
 
-    def counts(self) -> Counter[tuple[Way, LeaveReason]]:
+    def counts(self) -> Counter[tuple[Way, ExitReason]]:
         """The requests that were lost, since this log began."""
         found = Counter(self._num_by_reason)
         for (way, cause_id), number in self._num_by_cause.items():

@@ -16,7 +16,7 @@ from functools import partial
 from controller.core.admission.records import AdmissionRecords, Rejected
 from controller.core.emptying.openness import Openness
 from controller.core.load.closed import OPEN, Reasons
-from controller.core.operations.leaving import move_reason
+from controller.core.operations.exit_reasons import move_reason
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
@@ -43,7 +43,7 @@ from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.member_events import MemberEvents
 from controller.runtime.controller.member_mail import MemberMail
 from controller.runtime.controller.operations.autoscaling import Autoscaling
-from controller.runtime.controller.operations.departures import Departures
+from controller.runtime.controller.operations.drain_forecasts import DrainForecasts
 from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.operations.rolling_runner import RollingRestarts
@@ -150,8 +150,8 @@ class Controller:
         )
         self.admission_records = AdmissionRecords(self.scheduler)
         self.traffic = Traffic(self.mail.send_to_frontends)
-        self.departures = Departures(self)
-        self.drains = Drains(self, self.departures)
+        self.drain_forecasts = DrainForecasts(self)
+        self.drains = Drains(self, self.drain_forecasts)
         self.fleet = FleetWatch(
             self, self.drains, lambda member, why: self.member_events.fence(member, why)
         )

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from controller.core.operations.leaving import LeaveReason, why_emptied
+from controller.core.operations.exit_reasons import ExitReason, why_emptied
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler_events import (
     FrontendDied,
@@ -93,7 +93,7 @@ class MemberEvents:
         incarnation = member.incarnation
         log.warning("%s (incarnation %d) is %s", member.member_id, incarnation, why)
         self._keep(self._cluster.roster.fence(member.member_id, why))
-        self._cluster.replays.died(member.member_id, incarnation, LeaveReason.FENCED)
+        self._cluster.replays.died(member.member_id, incarnation, ExitReason.FENCED)
         self._announce_death(member, incarnation, why)
 
     def _keep(self, member: Member) -> None:
@@ -105,7 +105,7 @@ class MemberEvents:
         """An instance was ended for good. That is no death: nothing is restarted or counted as a
         failure."""
         instance_id, incarnation = member.member_id, member.incarnation
-        reason = why_emptied(self._cluster.keeper.spec, instance_id) or LeaveReason.DEATH
+        reason = why_emptied(self._cluster.keeper.spec, instance_id) or ExitReason.DEATH
         self._cluster.replays.died(instance_id, incarnation, reason)
         self._cluster.handle(InstanceRemoved(instance_id))
         self._cluster.journal.forget(instance_id)
@@ -128,12 +128,12 @@ class MemberEvents:
             self._cluster.traffic.frontend_died(member.member_id)
             self._cluster.queries.member_died(member.member_id)
 
-    def _why_it_died(self, member: Member) -> LeaveReason:
+    def _why_it_died(self, member: Member) -> ExitReason:
         """A process that is told to end for good is an evacuation's, though it ends by itself."""
         emptied = why_emptied(self._cluster.keeper.spec, member.member_id)
         ordered = self._cluster.drains.is_replacing(member.member_id)
-        is_told = emptied is not None and (ordered or emptied is LeaveReason.EVACUATION)
-        return emptied if is_told and emptied is not None else LeaveReason.DEATH
+        is_told = emptied is not None and (ordered or emptied is ExitReason.EVACUATION)
+        return emptied if is_told and emptied is not None else ExitReason.DEATH
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
         """The instance died, or was removed."""

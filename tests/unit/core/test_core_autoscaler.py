@@ -17,7 +17,7 @@ from controller.core.fleet.autoscaler import (
     Instruction,
     Keep,
     Launch,
-    Leaving,
+    LeavingInstance,
     LoadSeen,
     LookAtLoad,
     NoRoom,
@@ -214,7 +214,7 @@ class World:
             num_held=0 if self.schedulable else self.num_requests,
             held_demand_blocks=0 if self.schedulable else BLOCKS_PER_REQUEST * self.num_requests,
             leaving=[
-                Leaving(key, actor, cannot_start=key in self.failed)
+                LeavingInstance(key, actor, cannot_start=key in self.failed)
                 for key, (actor, _) in self.leaving.items()
             ],
             hold=self.hold,

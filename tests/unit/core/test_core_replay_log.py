@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from controller.core.operations.leaving import LeaveReason
+from controller.core.operations.exit_reasons import ExitReason
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.replay.replay_log import MAX_RECENT, ReplayLog, Way
 
@@ -55,7 +55,7 @@ def test_a_replay_from_the_loss_to_its_first_token() -> None:
     (ended,) = log.recent
     assert (ended.way, ended.source_id, ended.destination_id) == (Way.REPLAYED, "i-0", "i-1")
     assert (ended.pause_s, ended.ended_s) == (2.0, 11.0)
-    assert log.counts() == {(Way.REPLAYED, LeaveReason.DEATH): 1}
+    assert log.counts() == {(Way.REPLAYED, ExitReason.DEATH): 1}
     assert log.last_minute(70.9) == (1, 0)
     assert log.last_minute(72.0) == (0, 0)
 
@@ -90,12 +90,12 @@ def test_why_the_instance_is_gone_may_be_known_before_or_after() -> None:
     log = ReplayLog()
     log.noted(lost("a"), 0.0)
     log.noted(replayed("a"), 0.1)
-    assert log.reason(CAUSE) is LeaveReason.DEATH, "until anything else is known"
-    log.died("i-0", 1, LeaveReason.FENCED)
-    log.died("i-0", 1, LeaveReason.DEATH)
+    assert log.reason(CAUSE) is ExitReason.DEATH, "until anything else is known"
+    log.died("i-0", 1, ExitReason.FENCED)
+    log.died("i-0", 1, ExitReason.DEATH)
     log.noted(lost("b"), 0.2)
     log.noted(replayed("b"), 0.3)
-    assert log.counts() == {(Way.REPLAYED, LeaveReason.FENCED): 2}
+    assert log.counts() == {(Way.REPLAYED, ExitReason.FENCED): 2}
 
 
 def test_one_that_is_lost_twice_is_silent_since_the_first_time() -> None:

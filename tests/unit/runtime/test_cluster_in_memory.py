@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.core.operations.leaving import LeaveReason
+from controller.core.operations.exit_reasons import ExitReason
 from controller.core.settings import ReplayConfig, ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of
@@ -82,7 +82,7 @@ async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
     assert {r.num_replays for r in found.requests} == {0, 1}
     replays = cluster.controller.replays
     await cluster.until(lambda: replays.last_minute(cluster.controller.now_s())[0] == len(lost))
-    assert {reason for _, reason in replays.counts()} == {LeaveReason.DEATH}
+    assert {reason for _, reason in replays.counts()} == {ExitReason.DEATH}
     assert {each.destination_id for each in replays.recent} <= {"i-0", "i-1"}
     assert all(each.source_id == "i-0" for each in replays.recent)
     assert not replays.under_way

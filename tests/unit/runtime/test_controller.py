@@ -10,7 +10,7 @@ import pytest
 from controller.adapters.http.views.member_view import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
-from controller.core.operations.leaving import LeaveReason
+from controller.core.operations.exit_reasons import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
@@ -397,7 +397,7 @@ async def test_one_that_is_silent_for_too_long_is_fenced_and_comes_back_as_anoth
     assert "fenced: no progress" in next(
         e.reason for _, e in told if e.kind is EventKind.INSTANCE_DIED
     )
-    assert bed.controller.replays.reason("lost-i-0-1") is LeaveReason.FENCED
+    assert bed.controller.replays.reason("lost-i-0-1") is ExitReason.FENCED
     await bed.reports("i-0")  # it was under way when it was fenced
     await bed.joins("i-0", incarnation=1)
     assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 2, fenced=True)

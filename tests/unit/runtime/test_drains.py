@@ -9,7 +9,7 @@ from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.emptying.claims import Drain, Remove
 from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
 from controller.core.record.event_log import EventKind
-from controller.runtime.controller.operations.departures import LATELY_S
+from controller.runtime.controller.operations.drain_forecasts import LATELY_S
 from controller.runtime.controller.operations.drain_runner import OperationRefusedError
 from controller.runtime.messages.members import Directory, InstanceLost
 from controller.runtime.messages.operations import DrainSet
@@ -465,12 +465,12 @@ async def test_who_watches_a_drain_has_it_looked_at_once_a_second(network: FakeN
     await bed.reports("i-0", num_running=1)
     asked = bed.controller.queries._query_ids
     first = next(asked)
-    seen = await asyncio.gather(*(bed.controller.departures.lately("i-0") for _ in range(5)))
+    seen = await asyncio.gather(*(bed.controller.drain_forecasts.lately("i-0") for _ in range(5)))
     assert [each.request.request_id for each in seen[0].departures] == ["r-1"]
     assert next(asked) == first + 3, "one question to the frontend and one to i-0, for five"
     bed.runs("i-0")
     await asyncio.sleep(LATELY_S)
-    assert (await bed.controller.departures.lately("i-0")).departures == ()
+    assert (await bed.controller.drain_forecasts.lately("i-0")).departures == ()
 
 
 @virtual_time
@@ -480,7 +480,7 @@ async def test_a_plan_is_tried_in_the_order_in_which_requests_leave(network: Fak
     bed.runs("i-0", "long", tokens=160)
     bed.requests.append(replace(bed.requests[0], request_id="short", num_prompt_tokens=16))
     await bed.reports("i-0", num_running=2)
-    leaving = await bed.controller.departures.of("i-0")
+    leaving = await bed.controller.drain_forecasts.of("i-0")
     assert [each.request.request_id for each in leaving.departures] == ["short", "long"]
 
 
@@ -489,7 +489,7 @@ async def test_a_plan_names_the_frontend_that_did_not_answer(network: FakeNetwor
     bed = SteeringBed(network)
     await bed.serve()
     bed.silent.add("f-0")
-    assert (await bed.controller.departures.of("i-0")).silent == ("f-0",)
+    assert (await bed.controller.drain_forecasts.of("i-0")).silent == ("f-0",)
 
 
 # -- another controller -------------------------------------------------------------------

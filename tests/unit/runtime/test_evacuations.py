@@ -7,7 +7,7 @@ import msgspec
 from controller.core.emptying.claims import Claims, Evacuate, Remove
 from controller.core.emptying.drains import DrainState
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.leaving import LeaveReason
+from controller.core.operations.exit_reasons import ExitReason
 from controller.core.operations.scaling import plan_scale
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.members import InstanceLost
@@ -78,7 +78,7 @@ async def test_at_its_moment_it_goes_with_what_is_left(network: FakeNetwork) -> 
     assert ended.reason == "it had to go with what was left"
     assert (ended.numbers["num_requests_left"], ended.numbers["num_moved"]) == (2, 0)
     assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)]
-    assert bed.controller.replays.reason("lost-i-0-1") is LeaveReason.EVACUATION
+    assert bed.controller.replays.reason("lost-i-0-1") is ExitReason.EVACUATION
     await asyncio.sleep(5)
     assert "i-0" not in bed.launcher.launched[4:], "it is not started again"
 

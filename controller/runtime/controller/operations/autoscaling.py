@@ -19,7 +19,7 @@ from controller.core.fleet.autoscaler import (
     Instruction,
     Keep,
     Launch,
-    Leaving,
+    LeavingInstance,
     LoadSeen,
     LookAtLoad,
     NoRoom,
@@ -141,12 +141,12 @@ class Autoscaling:
             rolling=spec.rolling is not None and spec.rolling.goes,
         )
 
-    def _leaving(self, instance_id: str, claims: Claims) -> Leaving:
+    def _leaving(self, instance_id: str, claims: Claims) -> LeavingInstance:
         member = self._cluster.roster.members.get(instance_id)
         failed = member is not None and member.alive and member.phase == "failed"
         # With another claim beside it the instance would not serve if this one were taken back.
         actor = claims.strongest.actor if claims.without(Remove) is None else ""
-        return Leaving(instance_id, actor, cannot_start=failed)
+        return LeavingInstance(instance_id, actor, cannot_start=failed)
 
     def _recent(
         self, schedulable: Sequence[InstanceSnapshot], held: Iterable[Held], wall_s: float

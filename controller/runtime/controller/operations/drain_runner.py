@@ -47,7 +47,7 @@ from controller.core.emptying.drains import Drains as Machine
 from controller.core.migration.record import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.launcher import LauncherLostError
-from controller.runtime.controller.operations.departures import Departures
+from controller.runtime.controller.operations.drain_forecasts import DrainForecasts
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.operations import DrainSet
@@ -67,11 +67,11 @@ class Drains:
     def __init__(
         self,
         cluster: OperatedCluster,
-        departures: Departures,
+        forecasts: DrainForecasts,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
-        self._departures = departures
+        self._forecasts = forecasts
         self._wall_clock = wall_clock
         self.machine = Machine()
         self._questions: set[asyncio.Task[None]] = set()
@@ -243,7 +243,7 @@ class Drains:
         self._handle(FrontendsAnswered(instance_id, drain_id, empty, seen, epoch_s))
 
     async def _find_stayers(self, instance_id: str, drain_id: str) -> None:
-        left = (await self._departures.of(instance_id)).departures
+        left = (await self._forecasts.of(instance_id)).departures
         stays = tuple(
             f"{each.request.request_id} {each.code}" for each in left if each.destination_id is None
         )

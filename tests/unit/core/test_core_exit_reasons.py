@@ -13,10 +13,10 @@ from controller.core.emptying.claims import (
     SlowDrain,
 )
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.leaving import (
+from controller.core.operations.exit_reasons import (
     BY_HAND,
     MOVE_REASONS,
-    LeaveReason,
+    ExitReason,
     move_reason,
     why_emptied,
 )
@@ -29,15 +29,15 @@ ROLLING = RollingOrder("op-2", 1.0, (), under_way=(Turn("i-0", "n-1", 1.0),))
 @pytest.mark.parametrize(
     ("claim", "reason"),
     [
-        (Drain("op-1", 1.0), LeaveReason.DRAIN),
-        (SlowDrain("slow-1", 1.0), LeaveReason.SLOW),
-        (Remove("op-1", 1.0), LeaveReason.SCALE_IN),
-        (Evacuate("op-1", 1.0, 9.0), LeaveReason.EVACUATION),
-        (Restart("op-1", 1.0, nonce="n-9"), LeaveReason.RESTART),
-        (Restart("op-1", 1.0, nonce="n-1"), LeaveReason.ROLLING_RESTART),
+        (Drain("op-1", 1.0), ExitReason.DRAIN),
+        (SlowDrain("slow-1", 1.0), ExitReason.SLOW),
+        (Remove("op-1", 1.0), ExitReason.SCALE_IN),
+        (Evacuate("op-1", 1.0, 9.0), ExitReason.EVACUATION),
+        (Restart("op-1", 1.0, nonce="n-9"), ExitReason.RESTART),
+        (Restart("op-1", 1.0, nonce="n-1"), ExitReason.ROLLING_RESTART),
     ],
 )
-def test_why_it_is_emptied(claim: Claim, reason: LeaveReason) -> None:
+def test_why_it_is_emptied(claim: Claim, reason: ExitReason) -> None:
     spec = replace(ClusterSpec.first(2).with_claims({"i-0": claim}), rolling=ROLLING)
     assert why_emptied(spec, "i-0") is reason
     assert why_emptied(spec, "i-1") is None

@@ -9,7 +9,7 @@ from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 BY_HAND = "by_hand"
 
 
-class LeaveReason(StrEnum):
+class ExitReason(StrEnum):
     """Requests leave all but the last two by moves, as far as they can."""
 
     DRAIN = "drain"
@@ -23,7 +23,7 @@ class LeaveReason(StrEnum):
 
 
 LEAVES_BY_MOVES = tuple(
-    reason for reason in LeaveReason if reason not in (LeaveReason.DEATH, LeaveReason.FENCED)
+    reason for reason in ExitReason if reason not in (ExitReason.DEATH, ExitReason.FENCED)
 )
 _OTHER_MOVES: tuple[StrEnum, ...] = (
     *(reason for reason in MoveReason if reason not in (MoveReason.DRAIN, MoveReason.EVACUATE)),
@@ -37,31 +37,31 @@ MOVE_REASONS = (
 """Why requests move: a small set, whatever operators write."""
 
 
-def why_emptied(spec: ClusterSpec, instance_id: str) -> LeaveReason | None:
+def why_emptied(spec: ClusterSpec, instance_id: str) -> ExitReason | None:
     """Why the instance is to be empty; None if it is not."""
     claims = spec.drains.get(instance_id)
     if claims is None:
         return None
     match claims.strongest:
         case Evacuate():
-            return LeaveReason.EVACUATION
+            return ExitReason.EVACUATION
         case Remove():
-            return LeaveReason.SCALE_IN
+            return ExitReason.SCALE_IN
         case Restart(nonce=nonce):
             turns = spec.rolling.under_way if spec.rolling is not None else ()
             rolling = any(turn.nonce == nonce for turn in turns)
-            return LeaveReason.ROLLING_RESTART if rolling else LeaveReason.RESTART
+            return ExitReason.ROLLING_RESTART if rolling else ExitReason.RESTART
         case SlowDrain():
-            return LeaveReason.SLOW
+            return ExitReason.SLOW
         case _:
-            return LeaveReason.DRAIN
+            return ExitReason.DRAIN
 
 
 def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
     """One of MOVE_REASONS for a move from `source_id` that has this reason in words."""
     if reason == MoveReason.DRAIN:
-        return why_emptied(spec, source_id) or LeaveReason.DRAIN
+        return why_emptied(spec, source_id) or ExitReason.DRAIN
     if reason == MoveReason.EVACUATE:
-        return LeaveReason.EVACUATION
+        return ExitReason.EVACUATION
     known = reason.replace(" ", "_")
     return known if known in MOVE_REASONS and reason in _OTHER_MOVES else BY_HAND

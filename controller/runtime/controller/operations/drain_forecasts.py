@@ -21,21 +21,21 @@ LATELY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """Departures in the order in which they are tried. `silent`: frontends that did not answer,
+class Forecast:
+    """`departures` in the order in which they are tried. `silent`: frontends that did not answer,
     whose requests are missing."""
 
     departures: tuple[Departure, ...] = ()
     silent: tuple[str, ...] = ()
 
 
-class Departures:
+class DrainForecasts:
     def __init__(self, cluster: OperatedCluster) -> None:
         self._cluster = cluster
-        self._looks: dict[str, tuple[float, asyncio.Task[Leaving]]] = {}
+        self._looks: dict[str, tuple[float, asyncio.Task[Forecast]]] = {}
         """The looks of `lately`, and when each began."""
 
-    async def lately(self, instance_id: str) -> Leaving:
+    async def lately(self, instance_id: str) -> Forecast:
         """What `of` would have found at most a second ago."""
         now_s = self._cluster.now_s()
         self._looks = {key: look for key, look in self._looks.items() if now_s < look[0] + LATELY_S}
@@ -45,7 +45,7 @@ class Departures:
         # A caller that is cancelled must not cancel the look for the others.
         return await asyncio.shield(self._looks[instance_id][1])
 
-    async def of(self, instance_id: str, going: Collection[str] = ()) -> Leaving:
+    async def of(self, instance_id: str, going: Collection[str] = ()) -> Forecast:
         """Places the instance's requests by the last statuses. `going`: other instances that are no
         destination either."""
         cluster = self._cluster
@@ -85,7 +85,7 @@ class Departures:
             num_rounds += 1
             if num_rounds % _ROUNDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return Leaving(forecast.departures(client_ids), found.silent)
+        return Forecast(forecast.departures(client_ids), found.silent)
 
     def _source(self, instance_id: str) -> InstanceSnapshot:
         """An instance that has not reported has no request that could be placed."""
