@@ -1,6 +1,6 @@
 """What the global scheduler is told (past tense) and what it asks for (imperative)."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from controller.core.load.closed import OPEN, Reasons
@@ -8,7 +8,7 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceStarted:
     """A new incarnation of an instance exists. Incarnations of one id only go up."""
 
@@ -28,7 +28,7 @@ class StatusReported:
     last_dispatch_seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceDied:
     """This incarnation will never run anything again."""
 
@@ -36,14 +36,14 @@ class InstanceDied:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceRemoved:
     """The instance was terminated on purpose; its id may be forgotten."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClosedBy:
     """What the spec has against the instance from now on, whichever incarnation; the instance need
     not be known yet. One that drained gets requests again once its own status says so too."""
@@ -81,7 +81,7 @@ class DispatchRequested:
         return (-self.rank, self.arrival_time_s, self.request_id, self.frontend_id)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DispatchCancelled:
     """The client went away before an answer came."""
 
@@ -89,7 +89,7 @@ class DispatchCancelled:
     frontend_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FrontendDied:
     """Nobody waits for the answers to this frontend's requests any more."""
 
@@ -119,7 +119,7 @@ class KeysTold:
     keys: tuple[KeyUsed, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ticked:
     """Time passed. The scheduler needs this every second or so while it holds requests."""
 
@@ -165,7 +165,7 @@ class RejectCode(StrEnum):
     """Its API key used its tokens of this minute."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reject:
     """Answer the request with an error. It may have been held until now."""
 

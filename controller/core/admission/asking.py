@@ -49,6 +49,7 @@ from controller.core.scheduler_events import (
     Reject,
     RejectCode,
 )
+from controller.core.value import value
 
 # A live controller answers in well under 10 ms, or holds the request on purpose and keeps sending
 # directories; it is bypassed when neither answers nor directories come for this long.
@@ -74,26 +75,26 @@ class AskState(StrEnum):
 # -- events --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """A request that is new, or was lost. It is not asked for already."""
 
     request: DispatchRequested
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     answer: Dispatch | Reject
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resumed:
     """Whoever waits for the answer looks at it now."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Woken:
     """The time of this WakeAt has come."""
 
@@ -101,20 +102,20 @@ class Woken:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Aborted:
     """The request is over, or its client left."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RankChanged:
     request_id: str
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ControllerHeard:
     """The controller told which instances it lists; `Known` has them by now. `controller`: which
     process it is. `room_to_grow_tokens`: with late binding, of its settings; else None.
@@ -127,14 +128,14 @@ class ControllerHeard:
     hold_timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unused:
     """This dispatch came too late for what it was asked for."""
 
     dispatch: Dispatch
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BypassDue:
     """The time of BypassAt has come."""
 
@@ -155,19 +156,19 @@ Event = (
 # -- instructions --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskController:
     request: DispatchRequested
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Withdraw:
     """Tell the controller that the request needs no instance any more."""
 
     cancelled: DispatchCancelled
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellUnused:
     """Tell the instance that no request comes with this dispatch."""
 
@@ -175,37 +176,37 @@ class TellUnused:
     dispatch: Dispatch
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellKeysAgain:
     """To another controller, which knows nothing of what API keys use."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WakeAt:
     request_id: str
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BypassAt:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resume:
     """Let whoever waits for this request's answer go on, with Resumed."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Use:
     """Send the request by this dispatch, to an instance that is listed."""
 
     dispatch: Dispatch
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refuse:
     """The cluster does not take the request."""
 

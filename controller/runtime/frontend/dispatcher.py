@@ -1,7 +1,6 @@
 """Finds an instance for each new request: carries out what `core/admission/asking.py` decides."""
 
 import asyncio
-from functools import partial
 
 from controller.core.admission.asking import (
     Aborted,
@@ -163,6 +162,15 @@ class Dispatcher:
         match instruction:
             case AskController(request):
                 self._send(DispatchAsked(request))
+            case WakeAt(request_id, time_s):
+                if timer := self._timers.pop(request_id, None):
+                    timer.cancel()
+                woken = Woken(request_id, time_s)
+                self._timers[request_id] = loop.call_at(time_s, self._take, woken)
+            case Resume(request_id):
+                waiting = self._waiting.get(request_id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
             case Withdraw(cancelled):
                 self._send(DispatchWithdrawn(cancelled))
             case TellUnused(instance, dispatch):
@@ -170,17 +178,8 @@ class Dispatcher:
                 self._mailbox.send(instance.address, encode(unused))
             case TellKeysAgain():
                 self._keys.use.tell_all_again()
-            case WakeAt(request_id, time_s):
-                woken = partial(self._take, Woken(request_id, time_s))
-                if timer := self._timers.pop(request_id, None):
-                    timer.cancel()
-                self._timers[request_id] = loop.call_at(time_s, woken)
             case BypassAt(time_s):
                 self._bypass = loop.call_at(time_s, self._take, BypassDue())
-            case Resume(request_id):
-                waiting = self._waiting.get(request_id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(None)
 
     def _send(self, message: DispatchAsked | DispatchWithdrawn) -> None:
         self._mailbox.send(self._member.controller_address, encode(message), droppable=True)
