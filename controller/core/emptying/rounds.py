@@ -234,6 +234,8 @@ class ReliefRounds:
         statuses = self._cluster.statuses(now_s, closed)
         loads = [_seen(self.load_of(status), closed) for status in statuses]
         pairs = self._pairs(loads, now_s) if loads else ()
+        if not pairs and not self._ordered:
+            return out  # as in most rounds
         if pairs:
             candidates = self._freest(loads)
             for each in pairs:

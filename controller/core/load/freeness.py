@@ -17,12 +17,12 @@ NOTHING_UNREPORTED = Unreported()
 
 def num_in_batch(snapshot: InstanceSnapshot) -> int:
     """Running requests, and one more if anything is queued: the head joins next."""
-    return snapshot.num_running + (1 if snapshot.num_queued > 0 else 0)
+    return snapshot.num_running + 1 if snapshot.num_queued else snapshot.num_running
 
 
 def batch_size(snapshot: InstanceSnapshot) -> int:
     """B: `num_in_batch`, at least 1."""
-    return max(1, num_in_batch(snapshot))
+    return num_in_batch(snapshot) or 1
 
 
 def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
