@@ -26,7 +26,8 @@ from controller.core.emptying.claims import (
     claimed,
 )
 from controller.core.emptying.drains import DrainProgress, DrainState
-from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s, measured_pace
+from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s
+from controller.core.migration.copy_rates import measured_pace
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
 from controller.core.operations.scaling import ScalePlan
 from controller.core.rescheduling.choose_destination import NO_DESTINATION

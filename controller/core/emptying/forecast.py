@@ -12,10 +12,9 @@ find other instances the freest.
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.migration.record import MoveRecord
+from controller.core.migration.copy_rates import MovePace
 from controller.core.migration.refusals import MoveRefusal, reason_of
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
@@ -154,25 +153,6 @@ class DrainForecast:
 
 
 # -- how long ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MovePace:
-    """How fast moves went lately. `overhead_s`: the time of one move beside its copies."""
-
-    blocks_per_s: float | None
-    overhead_s: float
-
-
-def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
-    """None if none of the moves moved anything."""
-    moved = [record for record in records if record.outcome == "migrated"]
-    if not moved:
-        return None
-    num_blocks = sum(record.num_blocks for record in moved)
-    copy_time_s = sum(record.copy_time_s for record in moved)
-    overhead_s = median(max(0.0, record.duration_s - record.copy_time_s) for record in moved)
-    return MovePace(num_blocks / copy_time_s if copy_time_s > 0 else None, overhead_s)
 
 
 def estimate_s(

@@ -14,6 +14,7 @@ import msgspec
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import QueueHead
+from controller.core.migration.copy_rates import CopyRates
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.ports.engine import Engine, EngineEvent, StepOutputs
@@ -25,7 +26,6 @@ from controller.runtime.instance.emission import Emission
 from controller.runtime.instance.engine_thread import EngineThread
 from controller.runtime.instance.moves.chosen_moves import ChosenMoves
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
-from controller.runtime.instance.moves.links import Links
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.reentries import Reentries
@@ -88,10 +88,10 @@ class Serving:
         self.push_status = thread.push_status
         self.instance_moves = InstanceMoves(self, engine.block_size)
         self.set_rank = self.instance_moves.set_rank
-        links, controller = Links(), member.controller_address
-        self._orders = OrderedMoves(self, self.instance_moves, links, controller)
+        rates, controller = CopyRates(), member.controller_address
+        self._orders = OrderedMoves(self, self.instance_moves, rates, controller)
         self.chosen_moves = ChosenMoves(
-            self, self.instance_moves, links, engine.block_size, controller
+            self, self.instance_moves, rates, engine.block_size, controller
         )
         self.emission = Emission(
             member,

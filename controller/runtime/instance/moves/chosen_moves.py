@@ -35,6 +35,7 @@ from controller.core.emptying.relieving import (
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.copy_rates import CopyRates
 from controller.core.migration.record import MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.migration.source import MoveCancelled, SourceState
@@ -43,7 +44,6 @@ from controller.core.rescheduling.candidate import Candidate, PastMoves
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
-from controller.runtime.instance.moves.links import Links
 from controller.runtime.messages.move_messages import MoveAnswered
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
 from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
@@ -62,16 +62,16 @@ class ChosenMoves:
         self,
         host: MoveHost,
         instance_moves: InstanceMoves,
-        links: Links,
+        rates: CopyRates,
         block_size: int,
         controller_address: str,
     ) -> None:
         self._host = host
         self._moves = instance_moves
-        self._links = links
+        self._rates = rates
         self._controller_address = controller_address
         self.step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
-        here = _Here(host, instance_moves, links, block_size, self.step_times_s)
+        here = _Here(host, instance_moves, rates, block_size, self.step_times_s)
         self.machine = RelievingSource(here, secrets.token_hex(3))
 
     # -- what happens --------------------------------------------------------------------
@@ -99,8 +99,7 @@ class ChosenMoves:
     def _on_closed(self, record: MoveRecord) -> None:
         self._host.send(self._controller_address, MoveAnswered("", record.code, record=record))
         moved = record.outcome == SourceState.MIGRATED
-        if moved:
-            self._links.measured(record)
+        self._rates.measured(record)
         self._handle(MoveEnded(record.migration_id, moved, record.code))
 
     # -- what is to be done --------------------------------------------------------------
@@ -167,7 +166,7 @@ class _Here:
         self,
         host: MoveHost,
         moves: InstanceMoves,
-        links: Links,
+        rates: CopyRates,
         block_size: int,
         step_times_s: Collection[float],
     ) -> None:
@@ -175,7 +174,7 @@ class _Here:
         self._moves = moves
         self._step_times_s = step_times_s
         self.block_size = block_size
-        self.bytes_per_s = links.bytes_per_s
+        self.bytes_per_s = rates.bytes_per_s
 
     @property
     def instance_id(self) -> str:

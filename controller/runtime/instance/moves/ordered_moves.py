@@ -4,13 +4,12 @@ requests cannot move."""
 from functools import partial
 
 from controller.core.load.snapshot import blocks_for
+from controller.core.migration.copy_rates import CopyRates
 from controller.core.migration.record import MovePlan, MoveRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal, refusal_of
-from controller.core.migration.source import SourceState
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
-from controller.runtime.instance.moves.links import Links
 from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveAsked,
@@ -23,11 +22,15 @@ class OrderedMoves:
     """Copy times are estimated by the last moves of this source."""
 
     def __init__(
-        self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
+        self,
+        host: MoveHost,
+        instance_moves: InstanceMoves,
+        rates: CopyRates,
+        controller_address: str,
     ) -> None:
         self._host = host
         self._moves = instance_moves
-        self._links = links
+        self._rates = rates
         self._controller_address = controller_address
 
     def asked(self, asked: MoveAsked) -> None:
@@ -73,14 +76,13 @@ class OrderedMoves:
             self._answer(MoveAnswered(asked.query_id, refusal))
             return
         num_bytes = num_blocks * self._host.blocks.block_bytes
-        bytes_per_s = self._links.bytes_per_s(asked.order.destination.instance_id)
+        bytes_per_s = self._rates.bytes_per_s(asked.order.destination.instance_id)
         copy_time_s = num_bytes / bytes_per_s if bytes_per_s else None
         plan = MovePlan(num_tokens, num_blocks, num_bytes, copy_time_s)
         self._answer(MoveAnswered(asked.query_id, "", plan))
 
     def _on_closed(self, query_id: str, record: MoveRecord) -> None:
-        if record.outcome == SourceState.MIGRATED:
-            self._links.measured(record)
+        self._rates.measured(record)
         self._answer(MoveAnswered(query_id, record.code, record=record))
 
     def _answer(self, answered: MoveAnswered) -> None:
