@@ -10,6 +10,7 @@ It is pure: Hellos and losses go in, changes come out. Rules:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from controller.api.text.starts import LAUNCHING
 from controller.core.instance_ref import InstanceRef
@@ -21,34 +22,44 @@ NO_INCARNATION = LastIncarnation(0, alive=False)
 
 @dataclass(slots=True)
 class Member:
+    """`said`: its last Hello, in which the figures of its process are. What stands here beside it
+    is the controller's."""
+
     kind: MemberKind
     member_id: str
+    said: Hello
     incarnation: int = 0
     nonce: str = ""
     alive: bool = False
-    address: str = ""
-    node: str = ""
-    pid: int | None = None
     phase: Phase = "starting"
     detail: str = LAUNCHING
-    info: EngineInfo | None = None
     num_live_reqs: int = 0
-    ttft_p99_s: float | None = None
-    ttft_p99_by_level_s: Mapping[str, float] = field(default_factory=dict)
-    tpot_p99_s: float | None = None
-    num_first_tokens: int = 0
-    """In the last minute."""
     num_restarts: int = 0
-    up_s: float = 0.0
-    """How long the member's process had run at its last Hello."""
     heard_s: float | None = None
-    generation: int | None = None
-    """Of its engine's arguments; None: its process has not been told which they are."""
-    fingerprint: str = ""
-    """Its engine's, once that is built."""
     fenced: bool = False
     """Its process was taken for dead while it may live, and its engine has not reported since. Its
     loop may say Hello all the while."""
+
+    @classmethod
+    def expected(cls, kind: MemberKind, member_id: str) -> Self:
+        """One that has said nothing yet."""
+        return cls(kind, member_id, Hello(kind, member_id, "", 0, "", "", 0, "starting"))
+
+    @property
+    def address(self) -> str:
+        return self.said.address
+
+    @property
+    def node(self) -> str:
+        return self.said.node
+
+    @property
+    def pid(self) -> int | None:
+        return self.said.pid or None
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self.said.info
 
     @property
     def ref(self) -> InstanceRef:
@@ -80,7 +91,7 @@ class Roster:
 
     def expect(self, kind: MemberKind, member_id: str) -> None:
         """A process of this id is being launched."""
-        self.members.setdefault(member_id, Member(kind, member_id))
+        self.members.setdefault(member_id, Member.expected(kind, member_id))
 
     def forget(self, member_id: str) -> Member | None:
         """The member was ended for good: it is not expected any more, and its Hellos are a
@@ -114,15 +125,9 @@ class Roster:
         elif member.incarnation != hello.incarnation or hello.asks:  # or it is still under way
             welcome = Welcome(hello.nonce, member.incarnation)
         member.nonce, member.alive, member.heard_s = hello.nonce, True, now_s
-        member.address, member.node, member.pid = hello.address, hello.node, hello.pid
-        member.phase = hello.phase
+        member.said, member.phase, member.num_live_reqs = hello, hello.phase, hello.num_live_reqs
         if not member.fenced:
             member.detail = hello.detail
-        member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
-        member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
-        member.ttft_p99_by_level_s = hello.ttft_p99_by_level_s
-        member.tpot_p99_s, member.num_first_tokens = hello.tpot_p99_s, hello.num_first_tokens
-        member.generation, member.fingerprint = hello.generation, hello.fingerprint
         began = member.serving and was_serving != (member.incarnation, True)
         failed = member.phase == "failed" and not had_failed
         return RosterChange(member, welcome, died, began, failed)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.controller.roster import Member, Roster
@@ -257,9 +258,7 @@ def test_a_node_is_lost_with_its_last_instance() -> None:
     members = Roster()
     for instance_id, node in (("i-0", "a"), ("i-1", "a"), ("i-2", "b")):
         members.expect("instance", instance_id)
-        change = members.hello(hello(instance_id), 0.0)
-        assert change is not None
-        change.member.node = node
+        assert members.hello(replace(hello(instance_id), node=node), 0.0) is not None
     first = members.lost(hello("i-0").address)
     assert first is not None
     assert members.lost_with(first) == []

@@ -42,11 +42,11 @@ def frontend_status(member: Member, now_s: float, *, stopping: bool) -> Frontend
         pid=member.pid if member.alive else None,
         up_s=_up_s(member, now_s),
         num_live_reqs=member.num_live_reqs,
-        ttft_p99_s=_rounded(member.ttft_p99_s),
+        ttft_p99_s=_rounded(member.said.ttft_p99_s),
         ttft_p99_by_level_s={
-            name: round(ttft_s, 4) for name, ttft_s in member.ttft_p99_by_level_s.items()
+            name: round(ttft_s, 4) for name, ttft_s in member.said.ttft_p99_by_level_s.items()
         },
-        tpot_p99_s=_rounded(member.tpot_p99_s),
+        tpot_p99_s=_rounded(member.said.tpot_p99_s),
         age_s=None if member.heard_s is None else round(now_s - member.heard_s, 3),
     )
 
@@ -68,7 +68,7 @@ def instance_status(
         node=member.node,
         pid=member.pid if member.alive else None,
         up_s=_up_s(member, now_s),
-        generation=member.generation,
+        generation=member.said.generation,
         drain=_drain(controller, member.member_id),
         kept_for=kept_for,
         closed_by=controller.openness.closed_by(member.member_id, now_s),
@@ -178,7 +178,7 @@ def _detail(controller: Controller, member: Member) -> str:
 def _up_s(member: Member, now_s: float) -> float | None:
     if not member.alive or member.heard_s is None:
         return None
-    return round(member.up_s + now_s - member.heard_s, 1)
+    return round(member.said.up_s + now_s - member.heard_s, 1)
 
 
 def _rounded(seconds: float | None) -> float | None:

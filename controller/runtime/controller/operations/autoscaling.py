@@ -114,7 +114,7 @@ class Autoscaling:
                 gave_up.append(instance_id)
             has_status = record is not None and record.alive and record.snapshot is not None
             if member.serving and has_status:
-                serving[instance_id] = member.up_s
+                serving[instance_id] = member.said.up_s
         num_schedulable = len(cluster.scheduler.schedulable_snapshots(now_s))
         self._tell(Ticked(planned, serving, gave_up, num_schedulable))
 
@@ -152,8 +152,8 @@ class Autoscaling:
         self, schedulable: Sequence[InstanceSnapshot], held: Iterable[Held], wall_s: float
     ) -> RecentLatencies:
         frontends = [each for each in self._cluster.roster.frontends() if each.serving]
-        ttfts_s = [each.ttft_p99_s for each in frontends if each.ttft_p99_s is not None]
-        tpots_s = [each.tpot_p99_s for each in frontends if each.tpot_p99_s is not None]
+        ttfts_s = [each.said.ttft_p99_s for each in frontends if each.said.ttft_p99_s is not None]
+        tpots_s = [each.said.tpot_p99_s for each in frontends if each.said.tpot_p99_s is not None]
         heads = [each.queue_head for each in schedulable if each.queue_head is not None]
         # One that was evicted has its first token.
         arrivals_s = [each.arrival_time_s for each in heads if not each.evicted]
@@ -161,7 +161,7 @@ class Autoscaling:
         return RecentLatencies(
             max(ttfts_s, default=None),
             max(tpots_s, default=None),
-            sum(each.num_first_tokens for each in frontends),
+            sum(each.said.num_first_tokens for each in frontends),
             max(0.0, wall_s - min(arrivals_s, default=wall_s)),
         )
 

@@ -152,6 +152,6 @@ class RollingRestarts:
             takes_requests=record is not None and record.schedulable(cluster.now_s()),
             load=None if record is None else record.snapshot,
             engine=cluster.keeper.spec.engine_of(instance_id),
-            fingerprint=member.fingerprint,
+            fingerprint=member.said.fingerprint,
             max_model_len=0 if member.info is None else member.info.max_model_len,
         )
