@@ -20,10 +20,6 @@ from controller.ports.kv_transfer import Peer
 
 log = logging.getLogger(__name__)
 
-OPEN_TIMEOUT_S = 5.0
-# A slice that does not move for so long breaks the link, and its stages fail. Cancelled stages end
-# long before that, as the slice that hangs is a copy of their blocks.
-STALL_TIMEOUT_S = 10.0
 # Slices on their way at once: while one is scattered the next comes in and another is gathered.
 DEPTH = 2
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from controller.adapters.tcp.connection import Connection
 from controller.adapters.tcp.expected import ExpectedStages
-from controller.adapters.tcp.link import OPEN_TIMEOUT_S, STALL_TIMEOUT_S, Answer, Link
+from controller.adapters.tcp.link import Answer, Link
 from controller.adapters.tcp.proof import LinkKey, link_id
 from controller.adapters.tcp.wire import HEADER_BYTES, TAKEN, NotALinkError, SliceHeader, decode
+from controller.core.migration.protocol import OPEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 
 class ReceivingLink(Link):

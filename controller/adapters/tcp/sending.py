@@ -10,9 +10,10 @@ from typing import Any
 
 from controller.adapters.tcp.connection import Connection
 from controller.adapters.tcp.copy_job import CopyJob
-from controller.adapters.tcp.link import DEPTH, OPEN_TIMEOUT_S, STALL_TIMEOUT_S, Answer, Link
+from controller.adapters.tcp.link import DEPTH, Answer, Link
 from controller.adapters.tcp.proof import PROOF_BYTES, LinkKey, link_id
 from controller.adapters.tcp.wire import Kind, NotALinkError, SliceHeader
+from controller.core.migration.protocol import OPEN_TIMEOUT_S, STALL_TIMEOUT_S
 from controller.core.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)

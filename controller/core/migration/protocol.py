@@ -68,23 +68,53 @@ class MoveMessage:
     """Of PRIORITY and its answer: the change's number, from 1. An older change is ignored."""
 
 
+# -- Time limits -------------------------------------------------------------------------
+
+# All that end something of a move, also below the machines and after them; `check` has their order.
+OPEN_TIMEOUT_S = 5.0
+"""A link between two instances waits so long for an answer, for a connection and for a proof."""
+STALL_TIMEOUT_S = 10.0
+"""A slice that does not move for so long breaks its link, and all stages on it fail. Cancelled
+stages end long before that, as the slice that hangs is a copy of their blocks."""
+UNCLEAR_S = 5.0
+"""A frontend asks for so long where a request is whose owner died during a move; then it is lost.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class MoveTiming:
-    """Seconds. `lease_s`: a destination that hears nothing for so long frees what it holds; the
-    source says something every quarter of it. The source gives up a stage that takes longer
-    than `stage_timeout_s` beyond what the bandwidth limit makes it take, and a destination that
-    does not answer for `answer_timeout_s`; once the request is out of the batch
-    `suspended_timeout_s` is all that the last copy has. A destination refuses a stage for which it
-    is not ready within `reserve_timeout_s`, before its source gives up."""
+    """What the two machines wait for, in seconds."""
 
     retry_s: float = 0.2
+    """A question is repeated if so much has passed without an answer."""
     answer_timeout_s: float = 2.0
-    stage_timeout_s: float = 30.0
-    reserve_timeout_s: float = 20.0
+    """The source gives up a destination that does not answer for so long. A copy does not flow if
+    the destination has taken nothing of it for half as long."""
     suspended_timeout_s: float = 2.0
+    """All that the last copy has, as the request is out of the batch."""
     lease_s: float = 10.0
+    """A destination that hears nothing for so long frees what it holds; the source says something
+    every quarter of it."""
+    reserve_timeout_s: float = 20.0
+    """A destination refuses a stage for which it is not ready within this time."""
+    stage_timeout_s: float = 30.0
+    """The source gives up a stage that takes longer than this beyond what the bandwidth limit makes
+    it take. For so long it believes a destination that its engine is in a long step."""
     memory_s: float = 60.0
     """How long a move that is over is remembered, for what comes late."""
+
+    def check(self) -> None:
+        """Raises AssertionError if a limit ends something that another one is to end before."""
+        assert 4 * self.retry_s <= self.answer_timeout_s, "a few lost messages end a move"
+        assert 4 * self.retry_s <= self.lease_s / 4, "the lease outlasts no lost word of the source"
+        assert self.answer_timeout_s / 2 < self.suspended_timeout_s, "a stalled copy looks slow"
+        assert self.answer_timeout_s < UNCLEAR_S, "the frontend gives up before the source asks it"
+        assert self.suspended_timeout_s < STALL_TIMEOUT_S, "a link breaks for one last copy"
+        assert self.suspended_timeout_s < self.lease_s, "what a stopped request needs is freed"
+        assert self.stage_timeout_s > STALL_TIMEOUT_S, "a stage ends before its link is known to"
+        assert self.stage_timeout_s > 3 * OPEN_TIMEOUT_S, "a stage ends before its link opens"
+        assert self.reserve_timeout_s < self.stage_timeout_s, "the source gives up first"
+        assert self.stage_timeout_s < self.memory_s, "an answer comes when the move is forgotten"
 
 
 DEFAULT_TIMING = MoveTiming()

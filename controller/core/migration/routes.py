@@ -42,6 +42,7 @@ from typing import Any, NamedTuple, Protocol
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.ownership import Loss, Ownership
+from controller.core.migration.protocol import UNCLEAR_S
 from controller.core.migration.record import MoveRecord
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import Replay
@@ -50,7 +51,6 @@ from controller.core.token_order import FIRST_EPOCH, Delivery, Epoch
 MISSING_S = 0.05
 """Tokens that are missing for so long are asked for, and so is a missing owner, again each time so
 much has passed. As often an instance hears which of its requests are not read."""
-UNCLEAR_S = 5.0
 RECEIVED_EVERY = 32
 """A frontend confirms a request's tokens about every so many, so an instance keeps about that many
 outputs of each request: 113 bytes a token with two logprobs."""

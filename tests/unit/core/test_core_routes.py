@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import routes
-from controller.core.migration.routes import MISSING_S, UNCLEAR_S, Routes, RouteState
+from controller.core.migration.protocol import UNCLEAR_S
+from controller.core.migration.routes import MISSING_S, Routes, RouteState
 from controller.core.replay import replay_machine as replays
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig

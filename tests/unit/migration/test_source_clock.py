@@ -105,3 +105,9 @@ def test_once_nothing_is_to_be_said_of_a_move_that_is_over_nothing_happens_to_it
     with mock.patch.object(pair.source, "handle", wraps=pair.source.handle) as handled:
         pair.pass_time(TIMING.lease_s + 1)
     assert not handled.mock_calls
+
+
+def test_each_time_limit_of_a_move_ends_what_no_other_one_is_to_end_before() -> None:
+    DEFAULT_TIMING.check()
+    with pytest.raises(AssertionError, match="the source gives up first"):
+        replace(DEFAULT_TIMING, reserve_timeout_s=40.0).check()
