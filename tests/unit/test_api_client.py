@@ -27,6 +27,8 @@ from controller.api.wire.operations import (
 )
 from controller.api.wire.settings import SettingsPatch
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame
+from controller.core.operations.order_checks import OrderRefusal
+from controller.core.operations.rolling import RollingRefusal
 
 STATUS = {
     "schema_version": 1,
@@ -357,7 +359,8 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch)
 
 
 def refusal_codes() -> Iterator[str]:
-    """Of all answers with 409 that the controller's sources spell out."""
+    """Of all answers with 409 that the controller's sources spell out, or the core decides."""
+    yield from (each.value for each in (*OrderRefusal, *RollingRefusal))
     for path in Path(next(iter(controller.__path__))).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -12,7 +12,7 @@ from controller.adapters.http.drain_reports import (
     remove_claim,
     restart_claim,
 )
-from controller.adapters.http.errors import ApiError, no_such_instance
+from controller.adapters.http.errors import no_such_instance
 from controller.adapters.http.operator_log import Deed, Operation
 from controller.adapters.http.perform import Handler, Operated, as_api_errors
 from controller.adapters.http.views.launcher_view import CANNOT_RESTART, refuse_without_launcher
@@ -43,6 +43,14 @@ from controller.api.wire.operations import (
 from controller.core.emptying.claims import Claim, Claims
 from controller.core.load.closed import Closed
 from controller.core.operations import cluster_spec
+from controller.core.operations.order_checks import (
+    OrderRefusal,
+    cordon_refusal,
+    emptying_refusal,
+    restart_refusal,
+    undrain_refusal,
+)
+from controller.runtime.controller.operations.order_words import refuse_instances
 from controller.runtime.controller.queries import Found
 
 
@@ -67,6 +75,16 @@ class _OnInstance(Handler[Wanted, Report]):
         member = self.controller.roster.members.get(instance_id)
         if member is None or member.kind != "instance":
             raise no_such_instance(instance_id)
+
+    def refuse(
+        self,
+        refusal: OrderRefusal | None,
+        instance_ids: Sequence[str],
+        despite: str = "drain {} --force",
+    ) -> None:
+        """Raises ApiError if there is one. `despite`: the command that does it all the same."""
+        with as_api_errors():
+            refuse_instances(refusal, instance_ids, despite)
 
     def deeds(self) -> Sequence[Deed]:
         return super().deeds() if self.changes else ()
@@ -111,10 +129,8 @@ class DrainHandler(_Emptying[DrainRequest]):
         together = list(dict.fromkeys((self.instance_id, *wanted.with_ids)))
         for each in together:
             self.check_still_there(each)
-        if wanted.force or set(together) <= set(self.controller.keeper.spec.drains):
-            return
-        with as_api_errors():
-            self.controller.drains.check(together)
+        facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
+        self.refuse(emptying_refusal(*facts, force=wanted.force), together)
 
     async def plan(self) -> DrainReport:
         claim, others = drain_claim(self.wanted), self.wanted.with_ids
@@ -146,21 +162,15 @@ class RestartHandler(_Emptying[RestartRequest]):
         self.check_instance(wanted.if_revision)
         refuse_without_launcher(self.controller.launcher_loss, CANNOT_RESTART)
         member = self.controller.roster.members[instance_id]
-        if not member.nonce:
-            raise ApiError(
-                409, "not_started", f"{instance_id} has not started yet", "llumctl status"
-            )
-        claims = self.claims
-        if claims is not None and claims.goes:
-            raise ApiError(
-                409,
-                "leaving",
-                f"{instance_id} is to be removed once it is empty",
-                f"llumctl undrain {instance_id}",
-            )
-        if member.serving and not (wanted.force or wanted.now or claims is not None):
-            with as_api_errors():
-                self.controller.drains.check([instance_id], "restart {} --now")
+        refusal = restart_refusal(
+            self.controller.keeper.spec,
+            instance_id,
+            self.controller.drains.schedulable_ids(),
+            started=bool(member.nonce),
+            serving=member.serving,
+            force=wanted.force or wanted.now,
+        )
+        self.refuse(refusal, [instance_id], "restart {} --now")
 
     async def plan(self) -> DrainReport:
         claim = restart_claim(self.wanted, self.nonce)
@@ -182,9 +192,9 @@ class EvacuateHandler(_Emptying[EvacuateRequest]):
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
-        if not (self.wanted.force or self.claims is not None):
-            with as_api_errors():
-                self.controller.drains.check([self.instance_id], "evacuate {} --force")
+        going, schedulable = [self.instance_id], self.controller.drains.schedulable_ids()
+        facts = self.controller.keeper.spec, going, schedulable
+        self.refuse(emptying_refusal(*facts, force=self.wanted.force), going, "evacuate {} --force")
 
     async def plan(self) -> DrainReport:
         claim, within_s = evacuate_claim(self.wanted), self.wanted.within_s
@@ -199,10 +209,8 @@ class UndrainHandler(_Emptying[UndrainRequest]):
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
-        if self.claims is None:
-            raise ApiError(
-                409, "not_draining", f"{self.instance_id} is not being drained", "llumctl status"
-            )
+        refusal = undrain_refusal(self.controller.keeper.spec, self.instance_id)
+        self.refuse(refusal, [self.instance_id])
 
     async def plan(self) -> DrainReport:
         return (await self.report()).model_copy(update={"dry_run": True})
@@ -276,9 +284,10 @@ class CordonHandler(_Cordoning[CordonRequest]):
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
-        if not (self.wanted.force or self.cordon is not None):
-            with as_api_errors():
-                self.controller.drains.check([self.instance_id], "cordon {} --force")
+        schedulable = self.controller.drains.schedulable_ids()
+        facts = self.controller.keeper.spec, self.instance_id, schedulable
+        refusal = cordon_refusal(*facts, force=self.wanted.force)
+        self.refuse(refusal, [self.instance_id], "cordon {} --force")
 
     async def carry_out(self, operation: Operation) -> None:
         made = (operation.cause_id, time.time(), operation.actor, self.wanted.reason)

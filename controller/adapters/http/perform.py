@@ -26,7 +26,7 @@ from controller.api.operations.order import CLUSTER, Order, Report, Wanted
 from controller.api.wire.operations import Undo
 from controller.api.wire.settings import SettingValue
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.drain_runner import OperationRefusedError
+from controller.runtime.controller.operations.order_words import OperationRefusedError
 from controller.runtime.controller.queries import Found
 
 Args = Mapping[str, Any]

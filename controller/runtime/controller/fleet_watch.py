@@ -25,7 +25,8 @@ from controller.core.fleet.liveness import (
     TellStall,
 )
 from controller.core.fleet.slowness import ACTOR, Empty, Slowness, StepsSeen
-from controller.runtime.controller.operations.drain_runner import Drains, OperationRefusedError
+from controller.core.operations.order_checks import none_would_serve
+from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import StatusPull, StatusPushed
@@ -119,9 +120,8 @@ class FleetWatch:
     def _empty(self, slow: Empty) -> None:
         cause_id = f"slow-{secrets.token_hex(4)}"
         claim = SlowDrain(cause_id, self._wall_clock(), actor=ACTOR, reason=slow.why)
-        try:
-            self._drains.check([slow.instance_id])
-        except OperationRefusedError:
+        spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
+        if none_would_serve(spec, [slow.instance_id], schedulable):
             return
         self._drains.begin({slow.instance_id: claim})
         log.warning("%s is emptied: %s", slow.instance_id, slow.why)

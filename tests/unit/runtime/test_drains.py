@@ -8,9 +8,13 @@ import pytest
 from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.emptying.claims import Drain, Remove
 from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
+from controller.core.operations.order_checks import emptying_refusal
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drain_forecasts import LATELY_S
-from controller.runtime.controller.operations.drain_runner import OperationRefusedError
+from controller.runtime.controller.operations.order_words import (
+    OperationRefusedError,
+    refuse_instances,
+)
 from controller.runtime.messages.members import Directory, InstanceLost
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
@@ -115,18 +119,23 @@ async def test_a_second_order_keeps_the_drain_and_its_new_deadline_counts(
 async def test_the_last_instance_that_serves_is_not_drained(network: FakeNetwork) -> None:
     bed = SteeringBed(network)
     await bed.serve()
-    drains = bed.controller.drains
-    drains.check(["i-0", "i-1"])
+
+    def check(*instance_ids: str) -> None:
+        spec, schedulable = bed.keeper.spec, bed.controller.drains.schedulable_ids()
+        refusal = emptying_refusal(spec, instance_ids, schedulable, force=False)
+        refuse_instances(refusal, instance_ids)
+
+    check("i-0", "i-1")
     with pytest.raises(OperationRefusedError, match="i-0, i-1, i-2") as refused:
-        drains.check(["i-0", "i-1", "i-2"])
+        check("i-0", "i-1", "i-2")
     assert refused.value.code == "last_instance"
     bed.begin("i-1")
     with pytest.raises(OperationRefusedError):
-        drains.check(["i-0", "i-2"])
+        check("i-0", "i-2")
     network.lose("mem://i-2")
     await settle()
     with pytest.raises(OperationRefusedError):
-        drains.check(["i-0"])
+        check("i-0")
 
 
 # -- over ---------------------------------------------------------------------------------

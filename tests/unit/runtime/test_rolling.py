@@ -15,7 +15,7 @@ from controller.core.operations.rolling import (
     RollingOrder,
 )
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.runtime.controller.operations.drain_runner import OperationRefusedError
+from controller.runtime.controller.operations.order_words import OperationRefusedError
 from controller.runtime.messages.members import Welcome
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time

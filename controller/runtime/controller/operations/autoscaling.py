@@ -35,8 +35,8 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.scaling import planned_instances
 from controller.ports.launcher import Launcher
-from controller.runtime.controller.operations.drain_runner import OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
+from controller.runtime.controller.operations.order_words import OperationRefusedError
 from controller.runtime.controller.operations.scaling import Scaling
 from controller.runtime.live_config import LiveAutoscale
 

@@ -7,7 +7,7 @@ ordered is done: the spec saved, members told and asked, processes ended.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from controller.api.errors import LlumctlError
@@ -55,14 +55,6 @@ from controller.runtime.messages.operations import DrainSet
 log = logging.getLogger(__name__)
 
 
-class OperationRefusedError(Exception):
-    """The operation was not done, and nothing changed."""
-
-    def __init__(self, code: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.code, self.message, self.hint = code, message, hint
-
-
 class Drains:
     def __init__(
         self,
@@ -79,20 +71,11 @@ class Drains:
 
     # -- what operators do ---------------------------------------------------------------
 
-    def check(self, instance_ids: Sequence[str], despite: str = "drain {} --force") -> None:
-        """Raises OperationRefusedError if no instance would serve beside these. `despite`: the
-        command that does it all the same."""
-        cluster, now_s = self._cluster, self._cluster.now_s()
-        drained = {*instance_ids, *cluster.keeper.spec.drains}
-        for record in cluster.scheduler.instances.values():
-            if record.instance_id not in drained and record.schedulable(now_s):
-                return
-        names = ", ".join(instance_ids)
-        raise OperationRefusedError(
-            "last_instance",
-            f"without {names} no instance would serve",
-            f"llumctl scale +1      or      llumctl {despite.format(' '.join(instance_ids))}",
-        )
+    def schedulable_ids(self) -> set[str]:
+        """The instances that may get requests now."""
+        cluster = self._cluster
+        schedulable = cluster.scheduler.schedulable_snapshots(cluster.now_s())
+        return {each.instance_id for each in schedulable}
 
     def begin(self, claims: Mapping[str, Claim]) -> None:
         """Makes a claim to each of these instances. A drain that goes on keeps its id and its

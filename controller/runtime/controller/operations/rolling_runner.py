@@ -26,8 +26,9 @@ from controller.core.operations.rolling import (
     in_turn,
     refusal,
 )
-from controller.runtime.controller.operations.drain_runner import Drains, OperationRefusedError
+from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
+from controller.runtime.controller.operations.order_words import OperationRefusedError
 from controller.runtime.controller.roster import Member
 
 log = logging.getLogger(__name__)

@@ -9,19 +9,20 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 
-from controller.api.settings.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import Remove
 from controller.core.fleet.instance_starts import Launches
 from controller.core.operations.cluster_spec import ScaleHold
+from controller.core.operations.order_checks import OrderRefusal
 from controller.core.operations.scaling import (
-    OtherPlanError,
     ScalePlan,
     plan_scale,
     planned_instances,
+    scale_refusal,
 )
 from controller.ports.launcher import Launcher
-from controller.runtime.controller.operations.drain_runner import Drains, OperationRefusedError
+from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
+from controller.runtime.controller.operations.order_words import refuse_instances, scaling_refused
 
 log = logging.getLogger(__name__)
 
@@ -41,46 +42,24 @@ class Scaling:
         """Plans a scaling. `force` allows one after which no instance serves for a while, or for
         which there seems to be no room. `agreed`: the only instances that may be removed. Raises
         OperationRefusedError."""
-        if target < 1:
-            raise OperationRefusedError(
-                "min_instances",
-                f"{target} instances are wanted; a cluster has at least one",
-                "llumctl scale 1      or      llumctl down",
-            )
-        if target > MAX_INSTANCES:
-            raise OperationRefusedError(
-                "max_instances",
-                f"{target} instances are wanted; {MAX_INSTANCES} are the most",
-                f"llumctl scale {MAX_INSTANCES}",
-            )
-        try:
-            plan = plan_scale(
-                self._cluster.keeper.spec, target, self._num_running(), agreed, self._missing()
-            )
-        except OtherPlanError as error:
-            raise _other_plan() from error
-        if plan.drained and not force:
-            self._drains.check(plan.drained)
-        if plan.num_added and not force:
-            self._check_room(plan.num_added)
+        plan = plan_scale(
+            self._cluster.keeper.spec, target, self._num_running(), agreed, self._missing()
+        )
+        if isinstance(plan, OrderRefusal):
+            raise scaling_refused(plan, target)
+        self.check_still(plan, force=force)
+        if plan.num_added and not force and (why := self._launcher.no_room(plan.num_added)):
+            raise scaling_refused(OrderRefusal.NO_ROOM, target, plan.num_added, why)
         return plan
-
-    def _check_room(self, num_added: int) -> None:
-        if why := self._launcher.no_room(num_added):
-            raise OperationRefusedError(
-                "no_room",
-                f"{num_added} more would not start: {why}",
-                f"llumctl status -o wide      or      llumctl scale +{num_added} --force",
-            )
 
     def check_still(self, plan: ScalePlan, *, force: bool) -> None:
         """Raises OperationRefusedError if an older plan cannot be carried out as it is any more."""
-        spec = self._cluster.keeper.spec
-        staying = set(planned_instances(spec))
-        if set(plan.undrained) - (set(spec.instance_ids) - staying) or set(plan.drained) - staying:
-            raise _other_plan()
-        if plan.drained and not force:
-            self._drains.check(plan.drained)
+        spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
+        refusal = scale_refusal(spec, plan, schedulable, force=force)
+        if refusal is OrderRefusal.LAST_INSTANCE:
+            refuse_instances(refusal, plan.drained)
+        elif refusal is not None:
+            raise scaling_refused(refusal, plan.target)
 
     def carry_out(
         self, plan: ScalePlan, claim: Remove, hold: ScaleHold | None = None
@@ -129,11 +108,3 @@ class Scaling:
             for record in self._cluster.scheduler.instances.values()
             if record.snapshot is not None and record.reports(now_s)
         }
-
-
-def _other_plan() -> OperationRefusedError:
-    return OperationRefusedError(
-        "plan_changed",
-        "this plan cannot be carried out any more: other instances come or go by now",
-        "llumctl status      then      the same command again",
-    )
