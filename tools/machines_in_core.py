@@ -11,8 +11,8 @@ be told exactly, so this looks for its usual trace: one function that both
   (`self._since_s = now_s`, `move.told += 1`, `self._asked.pop(request_id)`).
 
 The body of a function counts with those of the functions inside of it. `KNOWN` names those of today
-that this finds, with the reason why they may stay or what is to become of them. The list may only
-shrink: one more fails, and so does an entry that is found no more.
+that this finds, each with the reason why it is no decision of the core. The list may only shrink:
+one more fails, and so does an entry that is found no more.
 """
 
 import ast
@@ -31,26 +31,48 @@ CHANGING = frozenset(
 """Methods by which a container is changed."""
 ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
-PACE = "A runner's own pace: how often it sends, logs or tries again."
-MEASURED = "A measurement, or one that is kept for a while; nothing is decided by it."
-SHORT_CUT = "Spares a simulated run what would change nothing; outcomes with and without are equal."
+SHORT_CUT = "It spares a simulated run what would change nothing: outcomes are equal without it."
 KNOWN: Mapping[str, str] = {
-    "controller/adapters/http/guard.py: Guard._count": PACE,
-    "controller/adapters/http/watch.py: LatestStatus.now": MEASURED,
-    "controller/runtime/controller/directories.py: Directories._tell": PACE,
-    "controller/runtime/controller/operations/drain_forecasts.py: DrainForecasts.lately": MEASURED,
-    "controller/runtime/controller/traffic.py: Traffic.tick": PACE,
-    "controller/runtime/instance/emission.py: Emission.ttft_p99": MEASURED,
-    "controller/runtime/instance/engine_thread.py: EngineThread._step_for_ever": PACE,
-    "controller/runtime/instance/engine_thread.py: ProcessCpu.cores": MEASURED,
-    "controller/runtime/instance/moves/links.py: Links.measured": MEASURED,
-    "controller/runtime/repeating.py: GuardedTurns.take": PACE,
-    "controller/sim/cluster.py: SimCluster._report": SHORT_CUT,
+    "controller/adapters/http/guard.py: Guard._count": (
+        "Calls are refused by their token alone; the time decides when the log sums them up."
+    ),
+    "controller/adapters/http/watch.py: LatestStatus.now": (
+        "A status that was built is shown for 50 ms; what it shows is decided elsewhere."
+    ),
+    "controller/runtime/controller/directories.py: Directories._tell": (
+        "How often a directory is sent, and not to frontends for which it would pile up; what is"
+        " in it are the states of the scheduler and the roster."
+    ),
+    "controller/runtime/controller/operations/drain_forecasts.py: DrainForecasts.lately": (
+        "Callers within a second share one question to the frontends, which is asked anew then."
+    ),
+    "controller/runtime/controller/traffic.py: Traffic.tick": (
+        "A recording is asked for again each second, whatever came of it."
+    ),
+    "controller/runtime/instance/emission.py: Emission.ttft_p99": (
+        "A percentile is computed once a second; it is shown, and nothing is decided by it."
+    ),
+    "controller/runtime/instance/engine_thread.py: EngineThread._step_for_ever": (
+        "The loop that takes steps: after a long turn it waits for the controller, where"
+        " `core/fleet/liveness.py` has decided whether the instance was fenced."
+    ),
+    "controller/runtime/instance/engine_thread.py: ProcessCpu.cores": (
+        "A measurement over a window."
+    ),
+    "controller/runtime/repeating.py: GuardedTurns.take": (
+        "A turn that failed is not taken again for a second, so that errors do not bury the log."
+    ),
+    "controller/sim/cluster.py: SimCluster._report": (
+        "It models how old statuses are; an instance that has not changed reports nothing."
+    ),
     "controller/sim/event_queue.py: EventQueue.at": "Virtual time itself.",
     "controller/sim/instance.py: SimInstance.status": SHORT_CUT,
     "controller/sim/moments.py: Moments.come": SHORT_CUT,
-    "controller/sim/sim_moves.py: Links._beat": PACE,
+    "controller/sim/sim_moves.py: Links._beat": (
+        "The pace at which moves under way are told that time has passed; their machines decide."
+    ),
 }
+"""What this finds and is no machine, with the reason."""
 
 
 def main() -> None:
