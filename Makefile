@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths vllm-arguments wire-schema fuzz attack chaos clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths vllm-arguments wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -31,6 +31,8 @@ help:
 	@echo "make fuzz            the control API by its description (5 minutes), then changed input against a real"
 	@echo "                     engine beside a canary (an hour; exit 1: findings)"
 	@echo "make chaos           faults at random in a cluster under load, on two hosts of its own (half an hour)"
+	@echo "make fault-histories 10,000 simulated histories of a whole cluster under faults (twenty minutes;"
+	@echo "                     one again: ARGS=SEED)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server and vllm-router"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
@@ -218,6 +220,9 @@ fuzz: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+fault-histories: $(STAMP)
+	$(BIN)/python -m tests.unit.migration.simulation $(or $(ARGS),0 10000)
 
 attack: $(STAMP)
 	$(BIN)/python -m tests.attack $(ARGS)

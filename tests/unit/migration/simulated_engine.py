@@ -6,8 +6,13 @@ drew it. So two engines that both go on with a request say different things, and
 them does not hang together; nor does a copy of the wrong bytes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.migration.refusals import MoveFacts
+from controller.core.rescheduling.candidate import Candidate
 
 BLOCK_SIZE = 4
 MAX_RUNNING = 4
@@ -57,6 +62,8 @@ class HeldRequest:
     outputs: list[Token]
     place: str = "queued"
     blocks: list[int] = field(default_factory=list)
+    evicted: bool = False
+    """It lost its blocks, and waits."""
 
     @property
     def num_tokens(self) -> int:
@@ -102,6 +109,7 @@ class SimulatedEngine:
         self.pins: dict[str, list[int]] = {}
         self.reserved: dict[str, list[int]] = {}
         """By request; an empty list for one that arrives queued."""
+        self.num_evictions = 0
 
     # -- as any engine -------------------------------------------------------------------
 
@@ -153,7 +161,7 @@ class SimulatedEngine:
             needed = blocks_for(request.num_tokens)
             if needed > self.num_free or self.num_places >= MAX_RUNNING:
                 return
-            request.place = "running"
+            request.place, request.evicted = "running", False
             request.blocks = self._take(needed)
             for index in range(request.num_tokens - 1):
                 self._write(request, index)
@@ -190,7 +198,62 @@ class SimulatedEngine:
 
     def _evict(self, request: HeldRequest) -> None:
         self._give_back(request)
-        request.place = "queued"
+        request.place, request.evicted = "queued", True
+        self.num_evictions += 1
+
+    # -- what is told of it ----------------------------------------------------------------
+
+    def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
+        """A suspended request counts as if it ran, or waited, still."""
+        batch = [each for each in self.requests.values() if each.blocks]
+        queue = sorted((r for r in self.requests.values() if not r.blocks), key=lambda r: r.order)
+        head = None
+        if queue:
+            first = queue[0].asked
+            demand, evicted = blocks_for(queue[0].num_tokens), queue[0].evicted
+            head = QueueHead(first.request_id, queue[0].rank, demand, float(first.arrival), evicted)
+        return InstanceSnapshot(
+            instance_id,
+            incarnation,
+            BLOCK_SIZE,
+            self.num_blocks,
+            self.num_free,
+            max_num_running=MAX_RUNNING,
+            num_running=len(batch),
+            num_running_by_rank=Counter(each.rank for each in batch),
+            num_queued=len(queue),
+            num_queued_by_rank=Counter(each.rank for each in queue),
+            queued_demand_blocks=sum(blocks_for(each.num_tokens) for each in queue),
+            queue_head=head,
+            num_evicted_queued=sum(each.evicted for each in queue),
+            num_evictions=self.num_evictions,
+        )
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(
+                each.asked.request_id,
+                each.rank,
+                each.num_tokens,
+                len(each.blocks),
+                len(each.blocks),
+                queued=not each.blocks,
+                evicted=each.evicted,
+                arrival_time_s=float(each.asked.arrival),
+                num_tokens_left=each.asked.max_output_tokens - len(each.outputs),
+                facts=self._facts(each),
+            )
+            for each in self.requests.values()
+        ]
+
+    def facts(self, request_id: str) -> MoveFacts | None:
+        request = self.requests.get(request_id)
+        return None if request is None else self._facts(request)
+
+    def _facts(self, request: HeldRequest) -> MoveFacts:
+        return MoveFacts(
+            leaving=request.asked.request_id in self.pins or request.place == "suspended"
+        )
 
     # -- blocks --------------------------------------------------------------------------
 

@@ -1,47 +1,62 @@
 """An instance of the simulation: an engine, and a shell that does what its machines ask for.
 
 Engine work queues up and is done between two steps; what comes of it is heard of later, in
-order, and messages may come in between.
+order, and messages may come in between. The engine may hang while the loop beside it lives.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from controller.core.emptying import relieving
+from controller.core.emptying.relieving import RelievingSource
 from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
-from controller.core.migration.destination import DestinationMove, DestinationState
+from controller.core.migration.destination import DestinationState
 from controller.core.migration.move_table import MoveTable
-from controller.core.migration.protocol import (
-    FROM_SOURCE,
-    CancelCopy,
-    MoveMessage,
-    Say,
-    SetRank,
-    StageCopied,
-    StageLost,
-    Verb,
-    blocks_to_reserve,
-    is_last,
-)
+from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
+from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.source import SourceMove, SourceState
+from controller.core.migration.source import SourceState
+from controller.core.replay import reentry_machine as reentry
+from controller.core.replay.reentry_machine import ReentryMachine
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.token_order import FIRST_EPOCH, Epoch
-from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, SimulatedEngine, State, Token
+from controller.runtime.messages.members import (
+    EngineInfo,
+    Hello,
+    InstanceLost,
+    Phase,
+    StatusPull,
+    StatusPushed,
+    Welcome,
+)
+from controller.runtime.messages.move_messages import (
+    MoveAnswered,
+    MoveAsked,
+    MoveLimitsSet,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+)
+from controller.runtime.messages.operations import (
+    DrainSet,
+    ReliefFruitless,
+    ReliefOrdered,
+    StatusPushSet,
+)
+from controller.runtime.messages.requests import DispatchUnused, RequestRefused
+from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
+from tests.unit.migration.simulated_engine import BLOCK_SIZE, Output, SimulatedEngine
 from tests.unit.migration.simulated_messages import (
-    FRONTEND,
-    TIMING,
+    CONTROLLER,
     Abort,
     Add,
-    Announced,
-    Copy,
     Emitted,
-    Expected,
     FenceAnswered,
-    FenceAsked,
     LostThere,
     Missing,
     Moved,
@@ -52,292 +67,57 @@ from tests.unit.migration.simulated_messages import (
     OwnerConfirmed,
     Unread,
 )
+from tests.unit.migration.simulated_moves import Incoming, Live, Outgoing, Violation
 
-MAX_STAGES = 4
-
-
-class Violation(AssertionError):  # noqa: N818
-    """Something that must never be."""
-
-
-@dataclass(slots=True)
-class Live:
-    """A request that runs here. `tokens` are all its outputs so far that were sent."""
-
-    asked: Asked
-    epoch: Epoch
-    tokens: list[Token]
-
-
-class Outgoing:
-    """A move away."""
-
-    def __init__(self, here: "Instance", migration_id: str, live: Live, to: InstanceRef) -> None:
-        self.here, self.migration_id, self.live, self.to = here, migration_id, live, to
-        self.request_id = live.asked.request_id
-        self.attempt = live.epoch.attempt
-        self.machine = SourceMove(live.epoch.hop, here.now_s, TIMING)
-        self.queued = False
-        self.taken_out = False
-        self.pinned: list[int] = []
-        self.num_copied = 0
-        self.num_reserved = 0
-        self.state: State | None = None
-
-    @property
-    def epoch(self) -> Epoch:
-        return Epoch(self.attempt, self.machine.hop)
-
-    def begin(self) -> None:
-        self._carry_out(self.machine.start())
-
-    def handle(self, event: object) -> None:
-        self._carry_out(self.machine.handle(event, self.here.now_s))
-
-    def tick(self) -> None:
-        stalled_s = self.here.network.stalled_s(f"{self.migration_id}/{self.machine.stage}")
-        self._carry_out(self.machine.tick(self.here.now_s, stalled_s))
-
-    def _carry_out(self, instructions: src.Instructions) -> None:
-        here, request_id = self.here, self.request_id
-        for instruction in instructions:
-            match instruction:
-                case src.PlanStage(stage=stage):
-                    here.between_steps(partial(self._plan, stage), self._on_found)
-                case Say(message=message):
-                    self._send(message)
-                case src.AnnounceMove(hop=hop):
-                    here.tell_frontend(Announced(request_id, self.to, Epoch(self.attempt, hop)))
-                case src.CopyStage(stage=stage):
-                    self._copy(stage)
-                case CancelCopy():
-                    here.network.cancel(here.ref, f"{self.migration_id}/{self.machine.stage}")
-                case src.Suspend():
-                    here.between_steps(self._suspend, self._on_found)
-                case src.Resume(hop=hop):
-                    self.live.epoch = Epoch(self.attempt, hop)
-                    here.between_steps(self._resume)
-                case src.Release():
-                    if here.live.get(request_id) is self.live:
-                        del here.live[request_id]
-                    here.between_steps(lambda: here.engine.release(request_id))
-                case src.Unpin():
-                    here.between_steps(lambda: here.engine.unpin(request_id))
-                case src.AskFence(hop=hop):
-                    here.tell_frontend(FenceAsked(request_id, here.ref, Epoch(self.attempt, hop)))
-                case src.TellLost(hop=hop):
-                    here.tell_frontend(LostThere(request_id, Epoch(self.attempt, hop)))
-                case SetRank(rank=rank):
-                    here.set_rank(request_id, rank)
-                case src.Close(outcome=outcome):
-                    here.network.note("closed", self.migration_id, str(outcome))
-
-    def _plan(self, stage: int) -> object:
-        """On the engine's thread: an event."""
-        engine = self.here.engine
-        if self.request_id not in engine.requests:
-            return src.CannotMove("unknown")
-        if stage == 0 and engine.is_queued(self.request_id):
-            self.queued = True
-            return src.StagePlanned(0, last=True)
-        if (pinned := engine.pin(self.request_id, len(self.pinned))) is None:
-            return src.CannotMove("evicted")
-        blocks, num_tokens = pinned
-        self.pinned += blocks
-        last = is_last(len(self.pinned) - self.num_copied, stage)
-        last = last or stage >= MAX_STAGES - 1
-        self.num_reserved = blocks_to_reserve(num_tokens, BLOCK_SIZE, last=last)
-        return src.StagePlanned(self.num_reserved, last)
-
-    def _suspend(self) -> object:
-        engine, request_id = self.here.engine, self.request_id
-        if request_id not in engine.requests:
-            return src.RequestEnded("gone")
-        if engine.is_queued(request_id) != self.queued:
-            return src.CannotMove("admitted") if self.queued else src.RequestEvicted()
-        if not self.queued:
-            blocks, num_tokens = engine.pin(request_id, len(self.pinned)) or ([], 0)
-            if -(-num_tokens // BLOCK_SIZE) > self.num_reserved:
-                self.pinned += blocks
-                return src.RequestOutgrew()
-        self.taken_out = True
-        self.state = engine.suspend(request_id)
-        return src.RequestSuspended()
-
-    def _on_found(self, event: object) -> None:
-        self.handle(event)
-
-    def _resume(self) -> None:
-        if self.taken_out:
-            self.taken_out = False
-            self.here.engine.resume(self.request_id)
-
-    def _copy(self, stage: int) -> None:
-        engine = self.here.engine
-        held = self.pinned
-        if self.state is not None:
-            request = engine.requests.get(self.request_id)
-            held = [] if request is None else request.blocks
-        blocks = held[self.num_copied : self.num_reserved]
-
-        def sent(number: int | None) -> None:
-            if number is None:
-                self.handle(StageLost(stage, "transfer"))
-            else:
-                self.num_copied += number
-                self.handle(StageCopied(stage))
-
-        self.here.network.copy(
-            Copy(
-                f"{self.migration_id}/{stage}",
-                self.here.ref,
-                self.to,
-                len(blocks),
-                lambda: [engine.read(block) for block in blocks],
-                sent,
-            )
-        )
-
-    def _send(self, message: MoveMessage) -> None:
-        first = message.verb is Verb.PRE_ALLOC and message.stage == 0
-        arriving = (self.live.asked, self.live.epoch) if first else None
-        state = self.state if message.verb is Verb.COMMIT else None
-        envelope = MoveEnvelope(
-            self.migration_id, self.request_id, self.here.ref, self.to, message, arriving, state
-        )
-        self.here.network.send(self.here.ref, self.to, envelope)
-
-
-class Incoming:
-    """A move to here."""
-
-    def __init__(self, here: "Instance", first: MoveEnvelope) -> None:
-        assert first.arriving is not None
-        self.here, self.migration_id = here, first.migration_id
-        self.request_id, self.source = first.request_id, first.source
-        self.asked, (self.attempt, from_hop) = first.arriving
-        self.epoch = Epoch(self.attempt, from_hop + 1)
-        self.machine = DestinationMove(here.now_s, TIMING)
-        self.holds_something = False
-        self.num_received = 0
-        self.receiving = ""
-        self.state: State | None = None
-
-    def begin(self, message: MoveMessage, refusal: MoveRefusal | None) -> None:
-        instructions = self.machine.start(message)
-        if refusal is not None:
-            self.handle(dst.NotReserved(refusal))
-        else:
-            self._carry_out(instructions)
-
-    def handle(self, event: object) -> None:
-        self._carry_out(self.machine.handle(event, self.here.now_s))
-
-    def tick(self) -> None:
-        self._carry_out(self.machine.tick(self.here.now_s))
-
-    def receive(self, envelope: MoveEnvelope) -> None:
-        self.state = self.state or envelope.state
-        self.handle(envelope.message)
-
-    def _carry_out(self, instructions: dst.Instructions) -> None:
-        here, request_id = self.here, self.request_id
-        for instruction in instructions:
-            match instruction:
-                case dst.Reserve(stage=stage, num_blocks=number):
-                    here.between_steps(partial(self._reserve, stage, number), self.handle)
-                case dst.Receive(stage=stage):
-                    self._receive(stage)
-                case CancelCopy():
-                    here.network.cancel(here.ref, self.receiving)
-                case dst.Free():
-                    here.between_steps(self._free)
-                case dst.Apply(rank=rank):
-                    here.between_steps(partial(self._commit, rank), self._on_committed)
-                case dst.Drop(hop=hop):
-                    here.drop(request_id, Epoch(self.attempt, hop))
-                case dst.EndRequest():
-                    here.end(request_id, Epoch(self.attempt, self.machine.hop))
-                case SetRank(rank=rank):
-                    here.set_rank(request_id, rank)
-                case Say(message=message):
-                    self._answer(message)
-                case dst.TellFrontend(moved=True, hop=hop):
-                    began = len(self.state.outputs) if self.state else 0
-                    here.tell_frontend(Moved(request_id, here.ref, Epoch(self.attempt, hop), began))
-                case dst.TellFrontend(moved=False):
-                    here.tell_frontend(NotMoved(request_id, self.epoch))
-
-    def _reserve(self, stage: int, num_blocks: int) -> object:
-        engine = self.here.engine
-        if stage == 0:
-            self.holds_something = engine.reserve(self.request_id, num_blocks)
-            return dst.Reserved() if self.holds_something else dst.NotReserved("no_blocks")
-        if engine.extend(self.request_id, num_blocks):
-            return dst.Reserved()
-        return dst.NotReserved("no_blocks")
-
-    def _free(self) -> None:
-        if self.holds_something:
-            self.holds_something = False
-            self.here.engine.cancel(self.request_id)
-
-    def _receive(self, stage: int) -> None:
-        engine = self.here.engine
-        self.receiving = f"{self.migration_id}/{stage}"
-        places = engine.reserved[self.request_id][self.num_received :]
-
-        def write(contents: list[Any]) -> None:
-            if engine.reserved.get(self.request_id, [])[self.num_received :] != places:
-                raise Violation("bytes are written where nothing is reserved for them")
-            for place, message in zip(places, contents, strict=False):
-                engine.write(place, message)
-
-        def received(number: int | None) -> None:
-            if number is None:
-                self.handle(StageLost(stage, "transfer"))
-            else:
-                self.num_received += number
-                self.handle(StageCopied(stage))
-
-        self.here.network.expect(self.here.ref, Expected(self.receiving, write, received))
-
-    def _commit(self, rank: int | None) -> None:
-        assert self.state is not None
-        self.here.engine.commit(self.asked, self.state)
-        self.holds_something = False
-        if rank is not None:
-            self.here.engine.set_rank(self.request_id, rank)
-
-    def _on_committed(self, _none: object) -> None:
-        assert self.state is not None
-        epoch = Epoch(self.attempt, self.machine.hop)
-        newer = self.here.live.get(self.request_id)
-        if newer is None or newer.epoch < epoch:
-            self.here.live[self.request_id] = Live(self.asked, epoch, list(self.state.outputs))
-        self.handle(dst.CommitApplied())
-
-    def _answer(self, message: MoveMessage) -> None:
-        envelope = MoveEnvelope(
-            self.migration_id, self.request_id, self.source, self.here.ref, message
-        )
-        self.here.network.send(self.here.ref, self.source, envelope)
+STATUS_LAG_S = 0.02
+STEP_S = 0.25
+LONG_TURN_S = 2.0
+"""After so long away the engine makes no step until the controller has said who it is by now."""
+ANSWER_S = 1.0
 
 
 class Instance(MoveTable[Outgoing, Incoming]):
-    """What may begin or arrive, and who is asked about what, the real table of moves decides."""
+    """One process. What may begin or arrive, and who is asked about what, the real table of moves
+    decides; what leaves by the controller's orders the real machine at a source."""
+
+    leaves_at_s: float | None = None
+    """When it will be ended, as the controller says."""
+    max_bytes_per_s = None
+    block_size = BLOCK_SIZE
+    block_bytes = 1
+    step_time_s = STEP_S
 
     def __init__(
-        self, ref: InstanceRef, engine: SimulatedEngine, network: Network, max_moves: int
+        self,
+        instance_id: str,
+        nonce: str,
+        engine: SimulatedEngine,
+        network: Network,
+        max_moves: int,
     ) -> None:
         self.live: dict[str, Live] = {}
         super().__init__(self.live, max_moves)
-        self.ref, self.engine, self.network = ref, engine, network
+        self.instance_id, self.nonce, self.address = instance_id, nonce, f"{instance_id}#{nonce}"
+        self.incarnation = 0
+        self.engine, self.network = engine, network
+        self.phase: Phase = "starting"
+        self.ends_at_s: float | None = None
+        """When the process will be ended, whatever anybody says."""
+        self.hangs_until_s = 0.0
+        """The engine; the loop goes on."""
         self.finished: dict[str, Live] = {}
-        self.entering: dict[str, Add] = {}
-        """Replays, until nothing of an earlier attempt is left here."""
-        self.entered: dict[str, Add] = {}
-        """Replays that the engine takes between two steps."""
+        self.relieving = RelievingSource(self, nonce)
+        self.reentry = ReentryMachine()
+        self.entering: dict[int, Add] = {}
+        """By the numbers of the machine's entries."""
+        self._num_entries = 0
+        self._stepped_s = network.now_s
+        self._waits_until_s: float | None = None
+        """After a long turn: for the controller's word."""
+        self._last_dispatch_seq = 0
+        self._num_steps = 0
+        self._status_wanted = True
+        self._reported_s = network.now_s
         self._work: deque[tuple[Callable[[], Any], Callable[[Any], None] | None]] = deque()
         self._done: deque[Callable[[], None]] = deque()
 
@@ -346,22 +126,19 @@ class Instance(MoveTable[Outgoing, Incoming]):
         return self.network.now_s
 
     @property
+    def ref(self) -> InstanceRef:
+        return InstanceRef(self.instance_id, self.incarnation, self.address)
+
+    @property
+    def is_serving(self) -> bool:
+        return self.phase == "active"
+
+    @property
     def is_empty(self) -> bool:
         """Nothing is here, and nothing is remembered."""
         engine = self.engine
-        held = (
-            engine.requests
-            or engine.pins
-            or engine.reserved
-            or self.live
-            or self.entering
-            or self.entered
-        )
+        held = engine.requests or engine.pins or engine.reserved or self.live or self.entering
         return self.quiet and not (held or self._work or self._done)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._work or self._done or self.engine.requests)
 
     # -- the engine's thread -------------------------------------------------------------
 
@@ -372,58 +149,78 @@ class Instance(MoveTable[Outgoing, Incoming]):
 
     def engine_turn(self) -> None:
         """All that was asked for, and a step; nobody hears of it yet."""
+        if not self.is_serving or self.now_s < self.hangs_until_s:
+            return
         while self._work:
             work, then = self._work.popleft()
             result = work()
             if then is not None:
                 self._done.append(partial(then, result))
+        if self._is_unclear():
+            return
         outputs, evicted = self.engine.step()
+        self._num_steps += bool(outputs)
         for output in outputs:
             self._done.append(partial(self._on_output, output))
         for request_id in evicted:
             self._done.append(partial(self._on_evicted, request_id))
+        since_s = self.now_s - self._reported_s
+        if self._status_wanted or evicted or since_s >= (0.5 if self.engine.requests else 1.0):
+            self._status_wanted, self._reported_s = False, self.now_s
+            snapshot = self.engine.snapshot(self.instance_id, self.incarnation)
+            self._done.append(partial(self._report, snapshot, self._last_dispatch_seq))
+
+    def _is_unclear(self) -> bool:
+        """The engine was away for long: another may have taken its place meanwhile."""
+        stepped_s, self._stepped_s = self._stepped_s, self.now_s
+        if self._waits_until_s is not None:
+            if self.now_s < self._waits_until_s:
+                return True
+            self._waits_until_s = None
+        elif self.now_s - stepped_s >= LONG_TURN_S:
+            self._waits_until_s = self.now_s + ANSWER_S
+            self._done.append(partial(self.say_hello, asks=True))
+            return True
+        return False
 
     def evict_one(self) -> None:
         if (request_id := self.engine.evict_one()) is not None:
-            self.network.note("evicted", request_id, self.ref.key)
+            self.network.note("evicted", request_id, self.address)
             self._done.append(lambda: self._on_evicted(request_id))
+
+    def account(self, seq: int) -> None:
+        """Lets the next status count a dispatch."""
+
+        def count() -> None:
+            self._last_dispatch_seq = max(self._last_dispatch_seq, seq)
+            self._status_wanted = True
+
+        self.between_steps(count)
+
+    def push_status(self) -> None:
+        def want() -> None:
+            self._status_wanted = True
+
+        self.between_steps(want)
 
     # -- the loop ------------------------------------------------------------------------
 
     def loop_turn(self) -> None:
         while self._done:
             self._done.popleft()()
-        for request_id, add in list(self.entering.items()):
-            if not self.is_arriving(request_id):
-                self._enter(add)
         self.tick_moves(self.now_s, lambda move: move.tick())
 
-    def _enter(self, add: Add) -> None:
-        del self.entering[add.request_id]
-        self.end(add.request_id, Epoch(add.epoch.attempt - 1))
-        self.entered[add.request_id] = add
-        self.between_steps(
-            lambda: self.engine.reenter(add.asked, add.outputs), lambda _: self._on_entered(add)
-        )
-
-    def _on_entered(self, add: Add) -> None:
-        if self.entered.get(add.request_id) is not add:
-            return
-        del self.entered[add.request_id]
-        self.live[add.request_id] = Live(add.asked, add.epoch, list(add.outputs))
-
-    def _on_output(self, output: Any) -> None:
+    def _on_output(self, output: Output) -> None:
         live = self.live.get(output.request_id)
         if live is None:  # dropped or given away in the meantime
             return
         if output.first_index != len(live.tokens):
-            raise Violation(f"{output.request_id} skips or repeats a token at {self.ref.key}")
+            raise Violation(f"{output.request_id} skips or repeats a token at {self.address}")
         live.tokens.append(output.token)
-        self.tell_frontend(
-            Emitted(
-                output.request_id, live.epoch, output.first_index, (output.token,), output.finished
-            )
+        emitted = Emitted(
+            output.request_id, live.epoch, output.first_index, (output.token,), output.finished
         )
+        self.tell(live.frontend, emitted)
         if output.finished:
             self.finished[output.request_id] = self.live.pop(output.request_id)
             if move := self.under_way(output.request_id):
@@ -433,23 +230,183 @@ class Instance(MoveTable[Outgoing, Incoming]):
         if move := self.under_way(request_id):
             move.handle(src.RequestEvicted())
 
-    def tell_frontend(self, body: Any) -> None:
-        self.network.send(self.ref, FRONTEND, body)
+    def _report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int) -> None:
+        moves = tuple(each.in_flight() for each in self._leaving.values() if not each.machine.over)
+        status = StatusPushed(
+            replace(snapshot, draining=self.draining),
+            last_dispatch_seq,
+            self._num_steps,
+            self.step_time_s,
+            moves=moves,
+            num_moves_in=self.num_moves_in,
+        )
+        self.tell(CONTROLLER, status, droppable=True)
+
+    def tell(self, address: str, body: Any, *, droppable: bool = False) -> None:
+        self.network.send(self.ref, address, body, droppable=droppable)
 
     def set_rank(self, request_id: str, rank: int) -> None:
         self.between_steps(lambda: self.engine.set_rank(request_id, rank))
 
+    # -- the controller ------------------------------------------------------------------
+
+    def begin_serving(self) -> None:
+        self.phase, self._stepped_s = "active", self.now_s
+        self.say_hello()
+
+    def say_hello(self, *, asks: bool = False) -> None:
+        ends_at_s = self.ends_at_s
+        hello = Hello(
+            "instance",
+            self.instance_id,
+            self.nonce,
+            self.incarnation,
+            self.address,
+            "node",
+            1,
+            self.phase,
+            info=EngineInfo(128, self.engine.num_blocks + 1, BLOCK_SIZE, ("generate",)),
+            num_live_reqs=len(self.live),
+            asks=asks,
+            leaves_in_s=None if ends_at_s is None else ends_at_s - self.now_s,
+        )
+        self.tell(CONTROLLER, hello, droppable=True)
+
+    def _controller_said(self, message: Any) -> None:
+        match message:
+            case Welcome(nonce=self.nonce, incarnation=incarnation, fenced=fenced):
+                self.incarnation = incarnation
+                if fenced and self.is_serving:
+                    self.fence()
+                self._waits_until_s = None if self._waits_until_s is None else self.now_s
+            case InstanceLost(instance_id=instance_id, incarnation=incarnation):
+                self._peer_lost(lambda peer: peer.key == (instance_id, incarnation))
+            case ReliefOrdered(round_id=round_id, relief=None):
+                self._relieve(relieving.ReliefWithdrawn())
+            case ReliefOrdered(round_id=round_id, relief=order) if order is not None:
+                taken_s = self.now_s - order.snapshot_age_s - STATUS_LAG_S
+                self._relieve(relieving.ReliefGiven(round_id, order, taken_s))
+            case HeadMoveOrdered(order=head):
+                self._relieve(relieving.RoomGiven(head))
+            case RoomOrdered(order=room):
+                self._relieve(relieving.RoomGiven(room))
+            case DrainSet(draining=draining, leaves_in_s=leaves_in_s):
+                self.draining = draining
+                self.leaves_at_s = None if leaves_in_s is None else self.now_s + leaves_in_s
+                if not draining:
+                    self._relieve(relieving.DrainEnded())
+                self.push_status()
+            case MoveAsked(query_id=query_id, order=order):
+                self._move_asked(query_id, order.migration_id, order.request_id, order.destination)
+            case MoveRefusalAsked(query_id=query_id, request_ids=request_ids):
+                self.between_steps(
+                    lambda: {each: self.engine.facts(each) for each in request_ids},
+                    lambda facts: self.tell(
+                        CONTROLLER,
+                        MoveRefusalsAnswered(query_id, tuple(self.refusals(facts).items())),
+                    ),
+                )
+            case MoveLimitsSet(max_moves=max_moves):
+                self.max_moves = max_moves
+            case StatusPull():
+                self.push_status()
+            case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
+                if incarnation == self.incarnation:
+                    self.account(seq)
+            case StatusPushSet() | Welcome():
+                pass
+            case _:
+                raise Violation(f"an instance is told {message}")
+
     # -- moves ---------------------------------------------------------------------------
 
     def begin_move(
-        self, migration_id: str, request_id: str, to: InstanceRef
+        self,
+        migration_id: str,
+        request_id: str,
+        to: InstanceRef,
+        reason: str = "by_hand",
+        on_closed: Callable[[MoveRecord], None] = lambda _record: None,
     ) -> Outgoing | MoveRefusal:
+        """Whatever begins a move does it here."""
         move = self.leave(
-            request_id, lambda: Outgoing(self, migration_id, self.live[request_id], to)
+            request_id,
+            lambda: Outgoing(self, migration_id, self.live[request_id], to, reason, on_closed),
         )
         if isinstance(move, Outgoing):
             move.begin()
         return move
+
+    def _move_asked(
+        self, query_id: str, migration_id: str, request_id: str, to: InstanceRef
+    ) -> None:
+        def answer(record: MoveRecord) -> None:
+            self.tell(CONTROLLER, MoveAnswered(query_id, record.code, record=record))
+
+        begun = self.begin_move(migration_id, request_id, to, on_closed=answer)
+        if isinstance(begun, MoveRefusal):
+            self.tell(CONTROLLER, MoveAnswered(query_id, begun))
+
+    def _relieve(self, event: relieving.Event) -> None:
+        following: relieving.Event | None = event
+        while following is not None:
+            instructions = self.relieving.handle(following, self.now_s)
+            following = None
+            for instruction in instructions:
+                match instruction:
+                    case relieving.Look():
+                        self.between_steps(self._look, self._looked)
+                    case relieving.BeginMove():
+                        following = self._begin_chosen(instruction)
+                    case relieving.CancelMove(migration_id=migration_id, code=code):
+                        if (move := self.outgoing.get(migration_id)) is not None:
+                            move.handle(src.MoveCancelled(code))
+                    case relieving.TellFruitless(round_id=round_id, destination=to):
+                        told = ReliefFruitless(round_id, *self.ref.key, *to.key)
+                        self.tell(CONTROLLER, told)
+        self.relieving.check()
+
+    def _begin_chosen(
+        self, begin: relieving.BeginMove
+    ) -> relieving.MoveBegan | relieving.MoveRefused:
+        migration_id, request_id = begin.migration_id, begin.candidate.request_id
+        begun = self.begin_move(
+            migration_id, request_id, begin.destination, begin.reason, self._chosen_closed
+        )
+        refused = isinstance(begun, MoveRefusal)
+        self.network.note("chosen", request_id, self.address, begin.reason, str(begun) * refused)
+        if isinstance(begun, MoveRefusal):
+            return relieving.MoveRefused(migration_id, begun)
+        return relieving.MoveBegan(migration_id)
+
+    def _chosen_closed(self, record: MoveRecord) -> None:
+        self.tell(CONTROLLER, MoveAnswered("", record.code, record=record))
+        moved = record.outcome == SourceState.MIGRATED
+        self._relieve(relieving.MoveEnded(record.migration_id, moved, record.code))
+
+    def _look(self) -> tuple[InstanceSnapshot, list[Candidate]]:
+        """On the engine's thread."""
+        return (
+            self.engine.snapshot(self.instance_id, self.incarnation),
+            self.engine.candidates(),
+        )
+
+    def _looked(self, found: tuple[InstanceSnapshot, list[Candidate]]) -> None:
+        snapshot, candidates = found
+        snapshot = replace(snapshot, draining=self.draining)
+        known = relieving.known(candidates, self, lambda r: self.live[r].ages(self.now_s))
+        self._relieve(relieving.Looked(snapshot, known))
+
+    def bytes_per_s(self, _destination_id: str) -> float | None:
+        return None
+
+    def leaving_for(self) -> Collection[str]:
+        leaving = self._leaving.values()
+        return {move.to.instance_id for move in leaving if not move.machine.over}
+
+    def reserved_s(self, migration_id: str) -> float | None:
+        move = self.outgoing.get(migration_id)
+        return None if move is None else move.reserved_s
 
     def cancel_moves(self, migration_ids: Sequence[str]) -> None:
         for migration_id in migration_ids:
@@ -464,13 +421,43 @@ class Instance(MoveTable[Outgoing, Incoming]):
         else:
             self.set_rank(request_id, rank)
 
-    def peer_died(self, key: tuple[str, int]) -> None:
+    # -- who is gone ---------------------------------------------------------------------
+
+    def address_lost(self, address: str) -> None:
+        """A peer is gone. If it was a frontend, nobody reads its requests' tokens."""
+        self._peer_lost(lambda peer: peer.address == address)
+        for arriving in list(self.incoming.values()):
+            if arriving.arriving.frontend == address:
+                arriving.handle(dst.ClientLeft())
+        orphans = [r for r, live in self.live.items() if live.frontend == address]
+        for request_id in (*orphans, *self.reentry.of_frontend(address)):
+            self._abort(request_id)
+
+    def _peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        self._relieve(relieving.PeerLost(is_lost))
         for move in list(self.outgoing.values()):
-            if move.to.key == key:
+            if is_lost(move.to):
                 move.handle(src.DestinationDied())
         for arriving in list(self.incoming.values()):
-            if arriving.source.key == key:
+            if is_lost(arriving.source):
                 arriving.handle(dst.SourceDied())
+
+    def fence(self) -> None:
+        """Another incarnation begins: no request and no move of this one goes on."""
+        self.network.note("fenced", self.address)
+        self._relieve(relieving.Fenced())
+        for move in list(self.outgoing.values()):
+            if move.machine.state in src.IN_DOUBT:
+                self.forget(move)
+                move.unpin()
+        given_back = MoveMessage(Verb.ABORT, code="fenced")
+        for arriving in list(self.incoming.values()):
+            applying = arriving.machine.state is DestinationState.APPLYING
+            arriving.handle(given_back if applying else dst.ClientLeft())
+        for request_id in (*self.live, *self.reentry.request_ids):
+            self._abort(request_id)
+
+    # -- requests ------------------------------------------------------------------------
 
     def drop(self, request_id: str, epoch: Epoch) -> None:
         live = self.live.get(request_id)
@@ -478,43 +465,114 @@ class Instance(MoveTable[Outgoing, Incoming]):
             del self.live[request_id]
             self.between_steps(lambda: self.engine.drop(request_id))
 
-    def end(self, request_id: str, epoch: Epoch | None = None) -> None:
-        """Its client left. One that is not here any more is followed to where it went last, if
-        it went in that hop or later: else it would be followed in a circle."""
-        live, entered = self.live.get(request_id), None
-        if epoch is None:
-            self.entering.pop(request_id, None)
-            entered = self.entered.pop(request_id, None)
-        elif live is not None and live.epoch.attempt > epoch.attempt:
-            return
-        epoch = epoch or FIRST_EPOCH
-        if live is not None:
-            epoch = live.epoch
-            del self.live[request_id]
-        if live is not None or entered is not None:
-            self.between_steps(lambda: self.engine.abort(request_id))
+    def end(self, request_id: str, epoch: Epoch) -> None:
+        live = self.live.get(request_id)
+        if live is None:
+            self._client_left(request_id, epoch)
+        elif live.epoch.attempt <= epoch.attempt:
+            self._abort_here(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        self._reenter(reentry.Aborted((request_id,)))
+        self._abort_here(request_id)
+
+    def _abort_here(self, request_id: str) -> None:
+        live = self.live.pop(request_id, None)
+        self.between_steps(lambda: self.engine.abort(request_id))
+        self.push_status()
+        self._client_left(request_id, FIRST_EPOCH if live is None else live.epoch)
+
+    def _client_left(self, request_id: str, epoch: Epoch) -> None:
+        """One that is not here any more is followed to where it went last, if it went in that hop
+        or later: else it would be followed in a circle."""
         if move := self.under_way(request_id) or self.last_away(request_id, epoch):
             move.handle(src.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):
             if arriving.request_id == request_id:
                 arriving.handle(dst.ClientLeft())
 
+    def _take_in(self, add: Add) -> None:
+        if add.incarnation != self.incarnation or not self.is_serving:
+            why = "its instance has restarted; send it again"
+            refused = RequestRefused(add.request_id, why, True, add.epoch.attempt)
+            self.tell(add.frontend, refused)
+        elif add.epoch.attempt:
+            self._num_entries += 1
+            self.entering[self._num_entries] = add
+            came = reentry.Came(
+                self._num_entries, add.request_id, add.epoch.attempt, add.frontend, add.seq
+            )
+            self._reenter(came)
+        else:
+            asked = add.asked
+            self.live[asked.request_id] = Live(asked, FIRST_EPOCH, [], add.frontend)
+            self.account(add.seq)
+            self.between_steps(lambda: self.engine.add(asked))
+
+    def _reenter(self, event: reentry.Event) -> None:
+        for instruction in self.reentry.handle(event, self.now_s):
+            match instruction:
+                case reentry.Drop(request_id):
+                    self._abort_here(request_id)
+                case reentry.Prepare(number):
+                    delay_s = self.network.uniform(0.0, 0.4)
+                    self.network.later(self.address, delay_s, partial(self._prepared, number))
+                case reentry.WakeAt(number, time_s):
+                    woken = partial(self._woken, number)
+                    self.network.later(self.address, time_s - self.now_s, woken)
+                case reentry.EndEarlier(request_id, epoch):
+                    self.end(request_id, epoch)
+                case reentry.PutIn(number):
+                    add = self.entering[number]
+                    self.between_steps(
+                        partial(self.engine.reenter, add.asked, add.outputs),
+                        partial(self._entered, number),
+                    )
+                case reentry.Begin(number):
+                    add = self.entering.pop(number)
+                    live = Live(add.asked, add.epoch, list(add.outputs), add.frontend)
+                    self.live[add.request_id] = live
+                case reentry.Refuse(number):
+                    raise Violation(f"{self.entering[number].request_id} is not taken anew")
+                case reentry.CallOff(number):
+                    del self.entering[number]
+                case reentry.Account(seq):
+                    self.account(seq)
+        self.reentry.check()
+
+    def _prepared(self, number: int) -> None:
+        if (add := self.entering.get(number)) is not None:
+            self._reenter(reentry.Prepared(number, self.is_arriving(add.request_id)))
+
+    def _entered(self, number: int, _none: object) -> None:
+        self._reenter(reentry.Entered(number, None))
+
+    def _woken(self, number: int) -> None:
+        if (add := self.entering.get(number)) is not None:
+            self._reenter(reentry.Woken(number, self.is_arriving(add.request_id)))
+
     # -- messages ------------------------------------------------------------------------
 
-    def receive(self, body: Any) -> None:
+    def receive(self, _sender: InstanceRef, body: Any) -> None:
         match body:
-            case Add(asked=asked, epoch=epoch) as add if epoch.attempt:
-                self.end(asked.request_id)
-                self.entering[asked.request_id] = add
-            case Add(asked=asked):
-                self.live[asked.request_id] = Live(asked, FIRST_EPOCH, [])
-                self.between_steps(lambda: self.engine.add(asked))
+            case Add():
+                self._take_in(body)
+            case _ if not self.is_serving:
+                if isinstance(body, Welcome):
+                    self._controller_said(body)
+                elif isinstance(body, MoveAsked):
+                    refused = MoveAnswered(body.query_id, MoveRefusal.UNKNOWN)
+                    self.tell(CONTROLLER, refused)
             case Abort(request_id=request_id):
-                self.end(request_id)
+                self._abort(request_id)
             case Unread(request_id=request_id, epoch=epoch):
                 self._unread(request_id, epoch)
             case Missing() as missing:
                 self._send_again(missing)
+            case MoveEnvelope(arriving=arriving, destination=to) if (
+                arriving is not None and to.key != self.ref.key
+            ):
+                pass  # for an earlier incarnation
             case MoveEnvelope() as envelope if envelope.message.verb in FROM_SOURCE:
                 self._source_said(envelope)
             case MoveEnvelope() as envelope:
@@ -523,19 +581,21 @@ class Instance(MoveTable[Outgoing, Incoming]):
                 if move := self.fencing(request_id, epoch):
                     move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
             case OwnerConfirmed(request_id=request_id, epoch=epoch):
-                arriving = self.asked_about(request_id, epoch)
-                if arriving is not None and arriving.machine.over:
-                    arriving.handle(dst.OwnerConfirmed())
+                move_here = self.asked_about(request_id, epoch)
+                if move_here is not None and move_here.machine.over:
+                    move_here.handle(dst.OwnerConfirmed())
             case OwnerAsked() as asked_for:
                 self._owner_asked(asked_for)
+            case _:
+                self._controller_said(body)
 
     def _unread(self, request_id: str, epoch: Epoch) -> None:
         """What another may have by now, or has, is left alone."""
         live = self.live.get(request_id)
         if live is None or live.epoch != epoch or self.handed_on(request_id, epoch):
             return
-        self.end(request_id)
-        self.tell_frontend(LostThere(request_id, epoch))
+        self._abort_here(request_id)
+        self.tell(live.frontend, LostThere(request_id, epoch))
 
     def _send_again(self, missing: Missing) -> None:
         live = self.live.get(missing.request_id) or self.finished.get(missing.request_id)
@@ -543,7 +603,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
             first = missing.first_index
             tokens = tuple(live.tokens[first : missing.end_index])
             if tokens:
-                self.tell_frontend(Emitted(missing.request_id, live.epoch, first, tokens, False))
+                again = Emitted(missing.request_id, live.epoch, first, tokens, False)
+                self.tell(live.frontend, again)
 
     def _source_said(self, envelope: MoveEnvelope) -> None:
         known = self.incoming.get(envelope.migration_id)
@@ -564,13 +625,10 @@ class Instance(MoveTable[Outgoing, Incoming]):
 
     def _destination_said(self, envelope: MoveEnvelope) -> None:
         if move := self.outgoing.get(envelope.migration_id):
-            move.handle(envelope.message)
+            move.receive(envelope.message)
         elif envelope.message.verb is Verb.COMMITTED:
-            self._reply(
-                envelope,
-                envelope.destination,
-                MoveMessage(Verb.ACKNOWLEDGED, envelope.message.stage),
-            )
+            acknowledged = MoveMessage(Verb.ACKNOWLEDGED, envelope.message.stage)
+            self._reply(envelope, envelope.destination, acknowledged)
 
     def _reply(self, envelope: MoveEnvelope, to: InstanceRef, message: MoveMessage) -> None:
         reply = MoveEnvelope(
@@ -580,7 +638,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
             envelope.destination,
             message,
         )
-        self.network.send(self.ref, to, reply)
+        self.tell(to.address, reply)
 
     def _owner_asked(self, asked: OwnerAsked) -> None:
         if arriving := self.asked_about(asked.request_id, asked.epoch):
@@ -590,9 +648,9 @@ class Instance(MoveTable[Outgoing, Incoming]):
         same = live is not None and live.epoch.attempt == asked.epoch.attempt
         if live is not None and same and live.epoch >= asked.epoch:
             moved = Moved(asked.request_id, self.ref, live.epoch, len(live.tokens))
-            self.tell_frontend(moved)
+            self.tell(asked.frontend, moved)
         else:
-            self.tell_frontend(NotMoved(asked.request_id, asked.epoch))
+            self.tell(asked.frontend, NotMoved(asked.request_id, asked.epoch))
 
     # -- what must hold at any time --------------------------------------------------------
 

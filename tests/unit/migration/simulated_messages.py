@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import MoveMessage, MoveTiming
+from controller.core.rescheduling.candidate import PastMoves
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from tests.unit.migration.simulated_engine import Asked, State, Token
 
@@ -20,14 +21,18 @@ TIMING = MoveTiming(
 )
 """Shorter than in a cluster, so that a history has room for several of each."""
 
-FRONTEND = InstanceRef("frontend", 1, "frontend")
+CONTROLLER = "controller"
+"""Its address, and its name as a member: another controller listens at the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """With `outputs` of earlier attempts."""
+    """With `outputs` of earlier attempts. `frontend`: its address."""
 
     asked: Asked
+    frontend: str
+    incarnation: int
+    seq: int
     epoch: Epoch = FIRST_EPOCH
     outputs: tuple[Token, ...] = ()
 
@@ -64,15 +69,23 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
+class Arriving:
+    asked: Asked
+    epoch: Epoch
+    frontend: str
+    past_moves: PastMoves
+
+
+@dataclass(frozen=True, slots=True)
 class MoveEnvelope:
-    """`arriving` (request, epoch) with the first PRE_ALLOC, `state` with COMMIT."""
+    """`arriving` with the first PRE_ALLOC, `state` with COMMIT."""
 
     migration_id: str
     request_id: str
     source: InstanceRef
     destination: InstanceRef
     message: MoveMessage
-    arriving: tuple[Asked, Epoch] | None = None
+    arriving: Arriving | None = None
     state: State | None = None
 
 
@@ -107,6 +120,7 @@ class NotMoved:
 class OwnerAsked:
     request_id: str
     epoch: Epoch
+    frontend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +164,32 @@ class Expected:
 
 
 class Network(Protocol):
+    """The world as a process sees it."""
+
     now_s: float
 
-    def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None: ...
+    def send(
+        self, sender: InstanceRef, address: str, body: Any, *, droppable: bool = False
+    ) -> None:
+        """`sender` as it names itself now."""
+
+    def later(self, address: str, delay_s: float, do: Callable[[], None]) -> None:
+        """By the process at that address, if it still lives then; later if it stands still."""
+
+    def uniform(self, least: float, most: float) -> float: ...
 
     def copy(self, copy: Copy) -> None: ...
 
-    def expect(self, owner: InstanceRef, expected: Expected) -> None: ...
+    def expect(self, owner: str, expected: Expected) -> None: ...
 
     def stalled_s(self, stage_id: str) -> float:
         """For so long nothing of this stage was taken; 0 if it is not under way."""
 
-    def cancel(self, owner: InstanceRef, stage_id: str) -> None:
+    def cancel(self, owner: str, stage_id: str) -> None:
         """Of a copy that this side sends or expects: it fails a little later."""
-
-    def choose(self) -> InstanceRef | None:
-        """An instance for a replay, as far as the frontend knows one."""
 
     def note(self, *what: Any) -> None:
         """For the history."""
+
+    def ended(self, request_id: str, outcome: str, why: str = "") -> None:
+        """What a client got in the end."""

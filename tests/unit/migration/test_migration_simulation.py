@@ -1,5 +1,8 @@
-"""Histories under random faults, thousands of them by `make test-full`; each is told by its seed
-alone."""
+"""Histories under random faults, each told by its seed alone. `make fault-histories` runs 10,000 on
+all cores, in twenty minutes on two; one that breaks a rule is run again by
+`python -m tests.unit.migration.simulation SEED`."""
+
+from collections import Counter
 
 import pytest
 
@@ -8,47 +11,49 @@ from tests.unit.migration.simulation import HistoryError, Simulation, run_seed
 pytestmark = pytest.mark.long
 
 GROUP = 100
-"""So many seeds take about a second."""
+"""So many seeds take about a dozen seconds."""
 
 
-@pytest.mark.parametrize(
-    "group", [3, *(pytest.param(group, marks=pytest.mark.full) for group in range(4, 40))]
-)
+def test_no_history_breaks_a_rule_and_they_are_not_all_alike() -> None:
+    """Faults that always, or never, keep moves from their end would prove nothing."""
+    happened, closed, why = Counter[str](), Counter[str](), Counter[str]()
+    outcomes = Counter[str]()
+    for seed in range(GROUP):
+        simulation = run_seed(seed)
+        for _, what, *rest in simulation.trace:
+            happened[what] += 1
+            if what == "closed":
+                closed[rest[1]] += 1
+            elif what == "chosen" and not rest[3]:
+                why[rest[2]] += 1
+            elif what == "start" and rest[0] == "controller":
+                happened["a controller"] += 1
+        for ended in simulation.outcomes.values():
+            outcomes.update(outcome for outcome, _ in ended)
+    assert min(closed[outcome] for outcome in ("migrated", "kept", "resumed", "ended")) >= 5
+    assert min(outcomes[outcome] for outcome in ("finished", "aborted", "error", "refused")) >= 5
+    assert min(why[reason] for reason in ("drain", "balance", "before eviction")) >= 5
+    assert why["room"] + why["blocked head"] >= 1
+    ordered = ("by hand", "drain", "restart", "evacuate", "scale", "roll", "undrain")
+    assert min(happened[order] for order in ordered) >= 5
+    for fault in ("crash", "pause", "hang", "fenced", "notice", "connection broken", "replay"):
+        assert happened[fault] >= 5
+    assert happened["a controller"] >= GROUP + 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("group", range(1, 10))
 def test_no_history_breaks_a_rule(group: int) -> None:
-    """One that does is run again by `run_seed(seed)`. The groups before are those of the next
-    test, which breaks no rule either."""
     for seed in range(group * GROUP, (group + 1) * GROUP):
         run_seed(seed)
 
 
-def test_histories_are_not_all_alike() -> None:
-    """Faults that always, or never, keep moves from their end would prove nothing."""
-    closed: dict[str, int] = {}
-    outcomes: dict[str, int] = {}
-    fences = {True: 0, False: 0}
-    num_replays = 0
-    for seed in range(300):
-        simulation = run_seed(seed)
-        for _, what, *rest in simulation.trace:
-            if what == "closed":
-                closed[rest[1]] = closed.get(rest[1], 0) + 1
-            num_replays += what == "replay"
-            if what == "fence" and rest[3] is not None:
-                fences[rest[3]] += 1
-        for (outcome,) in simulation.frontend.outcomes.values():
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    assert min(closed[outcome] for outcome in ("migrated", "kept", "resumed", "ended")) > 20
-    assert min(outcomes[outcome] for outcome in ("finished", "aborted", "error")) > 20
-    assert num_replays > 50
-    assert min(fences.values()) > 5, "the frontend granted some fences, and refused some"
-
-
 def test_the_same_seed_gives_the_same_history() -> None:
-    for seed in range(5):
+    for seed in range(3):
         first, second = run_seed(seed), run_seed(seed)
         assert first.trace == second.trace
         assert first.digest() == second.digest()
-    assert len({run_seed(seed).digest() for seed in range(5)}) == 5
+    assert len({run_seed(seed).digest() for seed in range(3)}) == 3
 
 
 def test_a_history_that_goes_wrong_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
