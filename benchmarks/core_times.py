@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead, blocks_for
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import ReliefView, next_move
@@ -164,7 +164,7 @@ def _relief_view(num_candidates: int, refusal: str | None) -> ReliefView:
     """A full instance, and an empty one of the same size."""
     dice = random.Random(1)
     tokens = [dice.randint(64, 1200) for _ in range(num_candidates)]
-    blocks = [-(-n // 16) for n in tokens]
+    blocks = [blocks_for(n, 16) for n in tokens]
     candidates = [
         Candidate(f"r-{n}", 0, tokens[n], blocks[n], blocks[n], queued=False, refusal=refusal)
         for n in range(num_candidates)

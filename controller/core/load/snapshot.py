@@ -10,7 +10,9 @@ from controller.core.value import value
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens`: ceil(num_tokens / block_size)."""
+    """Blocks that hold `num_tokens`: ceil(num_tokens / block_size). All that decides asks here: an
+    engine with several groups of KV caches (sliding windows beside full attention) needs another
+    count."""
     return -(-num_tokens // block_size)
 
 

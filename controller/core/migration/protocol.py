@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from controller.core.load.snapshot import blocks_for
 from controller.core.value import value
 
 # -- Messages ----------------------------------------------------------------------------
@@ -142,7 +143,9 @@ def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES)
 def blocks_to_reserve(num_tokens: int, block_size: int, *, last: bool) -> int:
     """Blocks in all: the full ones so far; before the last stage room for `block_size` tokens more
     than there are, because the request decodes on until the answer has come."""
-    return -(-(num_tokens + block_size) // block_size) if last else num_tokens // block_size
+    if last:
+        return blocks_for(num_tokens + block_size, block_size)
+    return num_tokens // block_size
 
 
 # -- Events and instructions of both sides ------------------------------------------------
