@@ -1,15 +1,9 @@
 """Where the numbers of members' incarnations outlive the controller."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-
-class LastIncarnation(NamedTuple):
-    """The last incarnation of a member that a controller gave. `alive`: no controller has taken it
-    for dead."""
-
-    incarnation: int
-    alive: bool
+from controller.core.fleet.incarnations import LastIncarnation
 
 
 class IncarnationStore(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.adapters.files.incarnation_file import FILE, IncarnationFile
-from controller.ports.incarnation_store import LastIncarnation
+from controller.core.fleet.incarnations import LastIncarnation
 
 FIRST, SECOND = LastIncarnation(1, alive=False), LastIncarnation(2, alive=True)
 

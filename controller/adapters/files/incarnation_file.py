@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.ports.incarnation_store import LastIncarnation
+from controller.core.fleet.incarnations import LastIncarnation
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.operations.exit_reasons import ExitReason, why_emptied
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler_events import (
@@ -13,7 +14,7 @@ from controller.core.scheduler_events import (
     InstanceRemoved,
     InstanceStarted,
 )
-from controller.ports.incarnation_store import IncarnationStore, LastIncarnation
+from controller.ports.incarnation_store import IncarnationStore
 from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.operations.drain_runner import Drains

@@ -1,11 +1,5 @@
-"""The controller's table of the cluster's members and their incarnations.
-
-It is pure: Hellos and losses go in, changes come out. Rules:
-- a new process (its nonce is new) is a new incarnation, one higher than the last;
-- a process that comes back after its connection was lost, or after another process took its
-  place, is fenced: its old incarnation stays dead, it gets a new one and drops what it ran;
-- a controller that starts afresh adopts the incarnations that its members name, but none that a
-  controller before it took for dead or gave a successor; new ones go on from the last one given.
+"""The controller's table of the cluster's members, by what their Hellos say. Which process of a
+member is which incarnation, and which are dead, `core/fleet/incarnations.py` decides.
 """
 
 from collections.abc import Mapping
@@ -13,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from controller.api.text.starts import LAUNCHING
+from controller.core.fleet import incarnations
+from controller.core.fleet.incarnations import (
+    NO_INCARNATION,
+    Died,
+    Greet,
+    Incarnations,
+    LastIncarnation,
+)
 from controller.core.instance_ref import InstanceRef
-from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.messages.members import EngineInfo, Hello, MemberKind, Phase, Welcome
-
-NO_INCARNATION = LastIncarnation(0, alive=False)
 
 
 @dataclass(slots=True)
@@ -28,22 +27,39 @@ class Member:
     kind: MemberKind
     member_id: str
     said: Hello
-    incarnation: int = 0
-    nonce: str = ""
-    alive: bool = False
+    process: Incarnations
     phase: Phase = "starting"
     detail: str = LAUNCHING
     num_live_reqs: int = 0
-    num_restarts: int = 0
     heard_s: float | None = None
-    fenced: bool = False
-    """Its process was taken for dead while it may live, and its engine has not reported since. Its
-    loop may say Hello all the while."""
 
     @classmethod
-    def expected(cls, kind: MemberKind, member_id: str) -> Self:
+    def expected(cls, kind: MemberKind, member_id: str, before: LastIncarnation) -> Self:
         """One that has said nothing yet."""
-        return cls(kind, member_id, Hello(kind, member_id, "", 0, "", "", 0, "starting"))
+        said = Hello(kind, member_id, "", 0, "", "", 0, "starting")
+        return cls(kind, member_id, said, Incarnations(before))
+
+    @property
+    def incarnation(self) -> int:
+        return self.process.incarnation
+
+    @property
+    def nonce(self) -> str:
+        return self.process.nonce
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    @property
+    def fenced(self) -> bool:
+        """Whether its process was taken for dead while it may live, and its engine has not reported
+        since. Its loop may say Hello all the while."""
+        return self.process.fenced
+
+    @property
+    def num_restarts(self) -> int:
+        return self.process.num_restarts
 
     @property
     def address(self) -> str:
@@ -91,7 +107,8 @@ class Roster:
 
     def expect(self, kind: MemberKind, member_id: str) -> None:
         """A process of this id is being launched."""
-        self.members.setdefault(member_id, Member.expected(kind, member_id))
+        before = self.before.get(member_id, NO_INCARNATION)
+        self.members.setdefault(member_id, Member.expected(kind, member_id, before))
 
     def forget(self, member_id: str) -> Member | None:
         """The member was ended for good: it is not expected any more, and its Hellos are a
@@ -112,19 +129,14 @@ class Roster:
         was_serving = (member.incarnation, member.serving)
         had_failed = member.phase == "failed" and member.nonce == hello.nonce
         died, welcome = None, None
-        if member.nonce != hello.nonce:
-            member.fenced = False
-            died = member.incarnation if member.alive else None
-            member.num_restarts += member.nonce != ""
-            member.incarnation = self._next_incarnation(member, hello)
-            fenced = hello.incarnation not in (0, member.incarnation)
-            welcome = Welcome(hello.nonce, member.incarnation, fenced)
-        elif not member.alive:
-            member.incarnation += 1
-            welcome = Welcome(hello.nonce, member.incarnation, fenced=True)
-        elif member.incarnation != hello.incarnation or hello.asks:  # or it is still under way
-            welcome = Welcome(hello.nonce, member.incarnation)
-        member.nonce, member.alive, member.heard_s = hello.nonce, True, now_s
+        said = incarnations.Hello(hello.nonce, hello.incarnation, hello.asks)
+        for instruction in member.process.handle(said):
+            match instruction:
+                case Died(incarnation):
+                    died = incarnation
+                case Greet(incarnation, drops):
+                    welcome = Welcome(hello.nonce, incarnation, drops)
+        member.heard_s = now_s
         member.said, member.phase, member.num_live_reqs = hello, hello.phase, hello.num_live_reqs
         if not member.fenced:
             member.detail = hello.detail
@@ -135,13 +147,14 @@ class Roster:
     def reported(self, member: Member) -> None:
         """Its engine makes progress."""
         if member.fenced:
-            member.fenced, member.detail = False, ""
+            member.process.handle(incarnations.Reported())
+            member.detail = ""
 
     def lost(self, address: str) -> Member | None:
         """The process behind `address` is gone; None if no live member was there."""
         for member in self.members.values():
             if member.alive and member.address == address:
-                member.alive = member.fenced = False
+                member.process.handle(incarnations.Gone())
                 member.num_live_reqs = 0
                 member.detail = "its process is gone"
                 return member
@@ -151,7 +164,7 @@ class Roster:
         """Takes a live member for dead. If its process says Hello again, that is a new incarnation,
         which drops what it ran."""
         member = self.members[member_id]
-        member.alive, member.fenced = False, True
+        member.process.handle(incarnations.TakenForDead())
         member.num_live_reqs = 0
         member.detail = why
         return member
@@ -163,12 +176,3 @@ class Roster:
         elsewhere = any(each.node not in ("", member.node) for each in self.instances())
         gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
         return there if gone else []
-
-    def _next_incarnation(self, member: Member, hello: Hello) -> int:
-        if member.incarnation:
-            return member.incarnation + 1
-        last = self.before.get(member.member_id, NO_INCARNATION)
-        is_last = hello.incarnation == last.incarnation and last.alive
-        if hello.incarnation and (is_last or hello.incarnation > last.incarnation):
-            return hello.incarnation  # it was here before this controller
-        return last.incarnation + 1

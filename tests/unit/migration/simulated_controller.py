@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from controller.api.errors import LlumctlError
+from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.instance_ref import InstanceRef
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.ports.incarnation_store import LastIncarnation
 from controller.ports.launcher import LauncherLoss, LauncherLostError
 from controller.ports.mailbox import OnLost, OnMessage
 from controller.runtime.controller.controller import Controller

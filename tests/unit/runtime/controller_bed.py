@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
+from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.ports.incarnation_store import LastIncarnation
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig

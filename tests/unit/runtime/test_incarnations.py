@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.ports.incarnation_store import LastIncarnation
+from controller.core.fleet.incarnations import LastIncarnation
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.members import Directory, Welcome
 from tests.unit.runtime.controller_bed import Bed

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from controller.ports.incarnation_store import LastIncarnation
+from controller.core.fleet.incarnations import LastIncarnation
 from controller.runtime.controller.roster import Member, Roster
 from controller.runtime.messages.members import Welcome
 from tests.unit.runtime.fakes import hello

@@ -1,0 +1,140 @@
+"""Which process of a member is which incarnation, and which of them count as dead.
+
+    NEW     No process of the member was heard of by this controller.
+    ALIVE   Its last process says Hello, or did so last.
+    DEAD    Its last process is gone, or was taken for dead: then it is `fenced` until its engine
+            reports again, as it may live.
+
+    state        event                next     instructions
+    NEW, DEAD    Hello of another     ALIVE    Greet: a new incarnation
+                 process (its nonce)
+    ALIVE        the same             ALIVE    Died, Greet: it took the place of the one before
+    DEAD         Hello of the last    ALIVE    Greet: a new incarnation, which drops what it ran,
+                 process                       as its old one stays dead
+    ALIVE        the same             ALIVE    Greet again, if it does not name its incarnation yet
+    ALIVE        Gone, TakenForDead   DEAD
+    ALIVE, DEAD  Reported             the same
+
+Each incarnation is one higher than the last. A controller that starts afresh adopts the incarnation
+that a process names, but none that a controller before it took for dead or gave a successor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class LastIncarnation(NamedTuple):
+    """The last incarnation of a member that a controller gave. `alive`: no controller has taken it
+    for dead."""
+
+    incarnation: int
+    alive: bool
+
+
+NO_INCARNATION = LastIncarnation(0, alive=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Of the process with this nonce. `named`: the incarnation that it has, by itself; 0: none yet.
+    `asks`: it wants to be greeted though nothing has changed."""
+
+    nonce: str
+    named: int
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The process, or the connection to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenForDead:
+    """It is silent, and may live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Its engine makes progress."""
+
+
+Event = Hello | Gone | TakenForDead | Reported
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """This incarnation is dead, as another process took its place."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """Tell the process which incarnation it is. `drops`: it has to drop what it ran as another."""
+
+    incarnation: int
+    drops: bool
+
+
+class Incarnations:
+    """Those of one member. `before`: the last one that an earlier controller gave."""
+
+    __slots__ = ("_before", "alive", "fenced", "incarnation", "nonce", "num_restarts")
+
+    def __init__(self, before: LastIncarnation = NO_INCARNATION) -> None:
+        self._before = before
+        self.incarnation = 0
+        """Of the last process; 0 exactly while NEW. Only grows."""
+        self.nonce = ""
+        """Of the last process; empty exactly while NEW."""
+        self.alive = False
+        self.fenced = False
+        """Its last process was taken for dead, and its engine has not reported since. It may be
+        alive again all the while, as its loop says Hello."""
+        self.num_restarts = 0
+
+    def handle(self, event: Event) -> Sequence[Died | Greet]:
+        """Takes one event in; returns what to do now, in order. Mutates."""
+        match event:
+            case Hello():
+                return self._hello(event)
+            case Gone() if self.alive:
+                self.alive = self.fenced = False
+            case TakenForDead() if self.alive:
+                self.alive, self.fenced = False, True
+            case Reported():
+                self.fenced = False
+        return ()
+
+    def _hello(self, hello: Hello) -> Sequence[Died | Greet]:
+        told: list[Died | Greet] = []
+        if self.nonce != hello.nonce:
+            if self.alive:
+                told.append(Died(self.incarnation))
+            self.num_restarts += self.nonce != ""
+            self.incarnation, self.fenced = self._next(hello.named), False
+            told.append(Greet(self.incarnation, hello.named not in (0, self.incarnation)))
+        elif not self.alive:
+            self.incarnation += 1
+            told.append(Greet(self.incarnation, drops=True))
+        elif self.incarnation != hello.named or hello.asks:  # or the greeting is under way
+            told.append(Greet(self.incarnation, drops=False))
+        self.nonce, self.alive = hello.nonce, True
+        return told
+
+    def _next(self, named: int) -> int:
+        if self.incarnation:
+            return self.incarnation + 1
+        last = self._before
+        is_last = named == last.incarnation and last.alive
+        if named and (is_last or named > last.incarnation):
+            return named  # it was here before this controller
+        return last.incarnation + 1
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert bool(self.nonce) == bool(self.incarnation), "an incarnation without a process"
+        assert self.nonce or not (self.alive or self.fenced), "nobody was heard of, and lives"
+        assert self.incarnation == 0 or self.incarnation >= self._before.incarnation

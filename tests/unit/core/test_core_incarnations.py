@@ -1,0 +1,84 @@
+"""No two processes of a member are the same incarnation, whatever order they are heard in, and
+whichever controller hears them."""
+
+import random
+
+from controller.core.fleet.incarnations import (
+    Died,
+    Event,
+    Gone,
+    Greet,
+    Hello,
+    Incarnations,
+    LastIncarnation,
+    Reported,
+    TakenForDead,
+)
+
+
+class World:
+    """Processes of one member, of which several may live, and a controller that may start afresh.
+    What it keeps on disk is kept before anybody is told."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.machine = Incarnations()
+        self.named = {"n-0": 0}
+        """By nonce, the incarnation that a process takes itself for."""
+        self.given: dict[int, str] = {}
+        """The process that each incarnation was given to; one that lives may be greeted again."""
+        self.dead: set[int] = set()
+        self.kept = LastIncarnation(0, alive=False)
+
+    def take(self, event: Event) -> None:
+        was_alive, before = self.machine.alive, self.machine.incarnation
+        for told in self.machine.handle(event):
+            match told:
+                case Died(incarnation):
+                    assert was_alive
+                    assert incarnation == before
+                    self.dead.add(incarnation)
+                case Greet(incarnation):
+                    assert isinstance(event, Hello)
+                    self.greet(event, incarnation)
+        if isinstance(event, Gone | TakenForDead) and was_alive:
+            self.dead.add(before)
+        self.machine.check()
+        if self.machine.nonce:
+            self.kept = LastIncarnation(self.machine.incarnation, self.machine.alive)
+
+    def greet(self, hello: Hello, incarnation: int) -> None:
+        assert incarnation not in self.dead, "a dead incarnation is given again"
+        assert self.given.setdefault(incarnation, hello.nonce) == hello.nonce, "given to two"
+        if self.rng.random() < 0.7:  # else the greeting is lost
+            self.named[hello.nonce] = incarnation
+
+    def hello(self) -> None:
+        nonce = self.rng.choice(sorted(self.named))
+        self.take(Hello(nonce, self.named[nonce], self.rng.random() < 0.1))
+
+    def run(self) -> None:
+        for _ in range(60):
+            drawn = self.rng.random()
+            if drawn < 0.5:
+                self.hello()
+            elif drawn < 0.65:
+                self.take(Gone())
+            elif drawn < 0.75:
+                self.take(TakenForDead())
+                assert self.machine.fenced or not self.machine.alive
+            elif drawn < 0.85:
+                self.take(Reported())
+                assert not self.machine.fenced
+            elif drawn < 0.95:
+                self.named[f"n-{len(self.named)}"] = 0
+            else:
+                self.machine = Incarnations(self.kept)
+
+
+def test_each_incarnation_is_one_process() -> None:
+    for seed in range(300):
+        try:
+            World(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
