@@ -15,17 +15,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.settings import ReplayConfig
+from controller.runtime.messages.members import Directory, EngineInfo, InstanceEntry, InstanceLost
+from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.requests import DispatchAsked, Dispatched
+from tests.unit.migration.simulated_controller import ME
 from tests.unit.migration.simulated_engine import Asked, SimulatedEngine
 from tests.unit.migration.simulated_frontend import Frontend
 from tests.unit.migration.simulated_instance import Instance
-from tests.unit.migration.simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
+from tests.unit.migration.simulated_messages import CONTROLLER, TIMING, Copy, Expected, MoveEnvelope
 from tests.unit.migration.simulation import leftovers
 
 IDS = ("a", "b", "c")
 INSTANCES = st.sampled_from(IDS)
 NUM_BLOCKS = 24
 MAX_REQUESTS, MAX_DISTURBED, MAX_DEATHS, MAX_MOVES = 5, 4, 2, 3
-Delivery = tuple[InstanceRef, InstanceRef, Any]
+Delivery = tuple[InstanceRef, str, Any]
+"""Sender, the receiver's address, and what is said."""
+FRONTEND = "f"
 
 
 @dataclass
@@ -47,21 +55,42 @@ class Wires:
         self.message: list[Delivery] = []
         self.streams: dict[tuple[Any, Any], deque[Delivery]] = {}
         self.bytes: dict[str, Bytes] = {}
-        self.expected: dict[str, tuple[InstanceRef, Expected]] = {}
-        self.cancelled: list[tuple[InstanceRef, str]] = []
-        self.choose: Callable[[], InstanceRef | None] = lambda: None
+        self.expected: dict[str, tuple[str, Expected]] = {}
+        self.cancelled: list[tuple[str, str]] = []
+        self.asked: list[DispatchRequested] = []
+        """Of the controller, which does nothing else here."""
+        self.timers: list[tuple[float, str, Callable[[], None]]] = []
+        self.outcomes: dict[str, list[str]] = {}
 
-    def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None:
-        if isinstance(body, MoveEnvelope):
-            self.message.append((sender, receiver, body))
+    def send(
+        self,
+        sender: InstanceRef,
+        address: str,
+        body: Any,
+        *,
+        droppable: bool = False,  # noqa: ARG002  # of the Network
+    ) -> None:
+        if address == CONTROLLER:
+            self.asked += [body.asked] if isinstance(body, DispatchAsked) else []
+        elif isinstance(body, MoveEnvelope):
+            self.message.append((sender, address, body))
         else:
-            stream = self.streams.setdefault((sender.key, receiver.key), deque())
-            stream.append((sender, receiver, body))
+            stream = self.streams.setdefault((sender.address, address), deque())
+            stream.append((sender, address, body))
+
+    def later(self, address: str, delay_s: float, do: Callable[[], None]) -> None:
+        self.timers.append((self.now_s + delay_s, address, do))
+
+    def uniform(self, least: float, most: float) -> float:
+        return min(least, most)
+
+    def ended(self, request_id: str, outcome: str, _why: str = "") -> None:
+        self.outcomes[request_id].append(outcome)
 
     def copy(self, copy: Copy) -> None:
         self.bytes[copy.stage_id] = Bytes(copy, self.now_s)
 
-    def expect(self, owner: InstanceRef, expected: Expected) -> None:
+    def expect(self, owner: str, expected: Expected) -> None:
         self.expected[expected.stage_id] = (owner, expected)
 
     def stalled_s(self, stage_id: str) -> float:
@@ -70,7 +99,7 @@ class Wires:
             return 0.0
         return self.now_s - each.began_s
 
-    def cancel(self, owner: InstanceRef, stage_id: str) -> None:
+    def cancel(self, owner: str, stage_id: str) -> None:
         self.cancelled.append((owner, stage_id))
 
     def note(self, *what: Any) -> None:
@@ -81,8 +110,10 @@ class MigrationMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wires = Wires()
-        self.wires.choose = self._choose
-        self.frontend = Frontend(self.wires, max_replays=1)
+        self.frontend = Frontend(FRONTEND, "1", self.wires)
+        self.frontend.receive(ME, FrontendLimits(replay=ReplayConfig(1)))
+        self.listed: dict[str, InstanceRef] = {}
+        """The instances that the frontend takes for living."""
         self.instances: dict[str, Instance] = {}
         self.inboxes: dict[str, list[Callable[[], None]]] = {}
         """Of those that are paused: what came meanwhile."""
@@ -98,6 +129,7 @@ class MigrationMachine(RuleBasedStateMachine):
     def start(self, data: st.DataObject, num_requests: int) -> None:
         for instance_id in IDS:
             self._start(instance_id, 1)
+        self._list_all()
         for _ in range(num_requests):
             self._submit(data)
         self.all_goes_well(2, 0.0)
@@ -106,9 +138,39 @@ class MigrationMachine(RuleBasedStateMachine):
 
     def _start(self, instance_id: str, incarnation: int) -> None:
         self.num_engines += 1
-        ref = InstanceRef(instance_id, incarnation, f"{instance_id}/{incarnation}")
         engine = SimulatedEngine(self.num_engines, NUM_BLOCKS)
-        self.instances[instance_id] = Instance(ref, engine, self.wires, MAX_MOVES)
+        instance = Instance(instance_id, str(incarnation), engine, self.wires, MAX_MOVES)
+        instance.incarnation, instance.phase = incarnation, "active"
+        self.instances[instance_id] = instance
+
+    def _list_all(self) -> None:
+        unheard = {dead.instance_id for who, dead in self.unheard if who == FRONTEND}
+        for instance_id, instance in self.instances.items():
+            if instance_id not in unheard:
+                self.listed[instance_id] = instance.ref
+        info = EngineInfo(128, NUM_BLOCKS + 1, 4, ("generate",))
+        entries = tuple(
+            InstanceEntry(*each.key, each.address, info, None) for each in self.listed.values()
+        )
+        self.frontend.receive(ME, Directory(entries, "c"))
+
+    def _answer(self, to: InstanceRef) -> None:
+        """What the frontend has asked: its requests go there."""
+        asked, self.wires.asked = self.wires.asked, []
+        for each in asked:
+            dispatch = Dispatch(each.request_id, FRONTEND, *to.key, seq=1)
+            self.frontend.receive(ME, Dispatched(dispatch))
+        self._wake()
+
+    def _wake(self) -> None:
+        """What is due by now."""
+        while due := [each for each in self.wires.timers if each[0] <= self.wires.now_s]:
+            self.wires.timers.remove(due[0])
+            _, address, do = due[0]
+            if address == self.frontend.address:
+                do()
+            else:
+                self._there(address, do)
 
     # -- requests and moves ----------------------------------------------------------------
 
@@ -118,7 +180,7 @@ class MigrationMachine(RuleBasedStateMachine):
         self._submit(data)
 
     def _submit(self, data: st.DataObject) -> None:
-        to = self.instances[data.draw(INSTANCES)].ref
+        to = data.draw(INSTANCES)
         self.num_requests += 1
         number = self.num_requests
         asked = Asked(
@@ -129,7 +191,9 @@ class MigrationMachine(RuleBasedStateMachine):
             rank=data.draw(st.integers(0, 1)),
             arrival=number,
         )
-        self.frontend.submit(asked, to)
+        self.wires.outcomes[asked.request_id] = []
+        self.frontend.submit(asked)
+        self._answer(self.listed[to])
 
     @precondition(lambda self: self._movable())
     @rule(data=st.data(), to=INSTANCES)
@@ -165,11 +229,11 @@ class MigrationMachine(RuleBasedStateMachine):
                 self.frontend.client_leaves(request_id)
             case "rank":
                 rank = data.draw(st.integers(0, 2))
-                self._there(owner, lambda: instance.change_rank(request_id, rank))
+                self._there(owner.address, lambda: instance.change_rank(request_id, rank))
             case "evict":
                 instance.evict_one()
             case "cancel":
-                self._there(owner, lambda: instance.cancel_moves(list(instance.outgoing)))
+                self._there(owner.address, lambda: instance.cancel_moves(list(instance.outgoing)))
 
     # -- instances -----------------------------------------------------------------------
 
@@ -201,10 +265,10 @@ class MigrationMachine(RuleBasedStateMachine):
         self.num_deaths += 1
         dead = self.instances[where].ref
         self.inboxes.pop(where, None)
-        self.unheard += [(each, dead) for each in (*IDS, FRONTEND.instance_id) if each != where]
+        self.unheard += [(each, dead) for each in (*IDS, FRONTEND) if each != where]
         if unsent:
             self.wires.message = [each for each in self.wires.message if each[0] != dead]
-            for way in [way for way in self.wires.streams if way[0] == dead.key]:
+            for way in [way for way in self.wires.streams if way[0] == dead.address]:
                 del self.wires.streams[way]
         self._start(where, dead.incarnation + 1)
 
@@ -215,19 +279,20 @@ class MigrationMachine(RuleBasedStateMachine):
 
     def _hear_of_death(self, index: int) -> None:
         where, dead = self.unheard.pop(index)
-        if where == FRONTEND.instance_id:
-            self.frontend.instance_died(dead.key)
+        if where == FRONTEND:
+            self.frontend.receive(ME, InstanceLost(*dead.key))
+            self._list_all()
             return
         here = self.instances[where]
-        self._there(here.ref, lambda: self._lose_peer(here, dead))
+        self._there(here.address, lambda: self._lose_peer(here, dead))
 
     def _lose_peer(self, here: Instance, dead: InstanceRef) -> None:
-        here.peer_died(dead.key)
+        here.address_lost(dead.address)
         for stage_id, each in list(self.wires.bytes.items()):
-            if each.copy.source == here.ref and each.copy.destination == dead:
+            if each.copy.source.address == here.address and each.copy.destination == dead:
                 self._fail_bytes(stage_id)
         for stage_id, (owner, _) in list(self.wires.expected.items()):
-            source = here.incoming[stage_id.split("/")[0]].source if owner == here.ref else None
+            source = here.incoming[stage_id.split("/")[0]].source if owner == here.address else None
             if source == dead:
                 self._fail_expected(stage_id)
 
@@ -279,13 +344,17 @@ class MigrationMachine(RuleBasedStateMachine):
         self.wires.now_s += seconds
         self.wires.trickles = trickles
         self.frontend.tick()
+        self._list_all()
+        self._answer(list(self.listed.values())[-1])
 
     def _deliver(self, delivery: Delivery) -> None:
-        sender, receiver, body = delivery
-        if receiver == FRONTEND:
+        sender, address, body = delivery
+        if address == self.frontend.address:
             self.frontend.receive(sender, body)
         else:
-            self._there(receiver, lambda: self.instances[receiver.instance_id].receive(body))
+            here = self.instances[address.split("#")[0]]
+            self._there(address, lambda: here.receive(sender, body))
+        self._wake()
 
     def _deliver_stream(self, way: tuple[Any, Any], number: int) -> None:
         stream = self.wires.streams[way]
@@ -296,20 +365,20 @@ class MigrationMachine(RuleBasedStateMachine):
         """Sent, the first time; received, the second time."""
         each = self.wires.bytes[stage_id]
         source, destination = each.copy.source, each.copy.destination
-        if self._is_dead(source) or self._is_dead(destination):
+        if self._is_dead(source.address) or self._is_dead(destination.address):
             del self.wires.bytes[stage_id]
         elif each.contents is None:
             if fails or stage_id not in self.wires.expected:
                 self._fail_bytes(stage_id)
                 return
             each.contents = each.copy.read()
-            self._there(source, lambda: each.copy.sent(each.copy.num_blocks))
+            self._there(source.address, lambda: each.copy.sent(each.copy.num_blocks))
         elif fails:
             del self.wires.bytes[stage_id]
-            self._there(destination, lambda: self._fail_expected(stage_id))
+            self._there(destination.address, lambda: self._fail_expected(stage_id))
         else:
             del self.wires.bytes[stage_id]
-            self._there(destination, lambda: self._take(stage_id, each.contents or []))
+            self._there(destination.address, lambda: self._take(stage_id, each.contents or []))
 
     def _take(self, stage_id: str, contents: list[Any]) -> None:
         known = self.wires.expected.pop(stage_id, None)
@@ -320,8 +389,8 @@ class MigrationMachine(RuleBasedStateMachine):
     def _fail_bytes(self, stage_id: str) -> None:
         each = self.wires.bytes.pop(stage_id)
         if each.contents is None:
-            self._there(each.copy.source, lambda: each.copy.sent(None))
-        self._there(each.copy.destination, lambda: self._fail_expected(stage_id))
+            self._there(each.copy.source.address, lambda: each.copy.sent(None))
+        self._there(each.copy.destination.address, lambda: self._fail_expected(stage_id))
 
     def _fail_expected(self, stage_id: str) -> None:
         known = self.wires.expected.pop(stage_id, None)
@@ -331,16 +400,11 @@ class MigrationMachine(RuleBasedStateMachine):
     def _let_go(self, index: int) -> None:
         owner, stage_id = self.wires.cancelled.pop(index)
         each = self.wires.bytes.get(stage_id)
-        if each is not None and each.copy.source == owner and each.contents is None:
+        if each is not None and each.copy.source.address == owner and each.contents is None:
             del self.wires.bytes[stage_id]
             self._there(owner, lambda: each.copy.sent(None))
         elif stage_id in self.wires.expected and self.wires.expected[stage_id][0] == owner:
             self._there(owner, lambda: self._fail_expected(stage_id))
-
-    def _choose(self) -> InstanceRef | None:
-        """For a replay: the last instance that the frontend takes for living."""
-        refs = [instance.ref for instance in self.instances.values()]
-        return next((ref for ref in reversed(refs) if ref.key not in self.frontend.dead), None)
 
     # -- what must hold --------------------------------------------------------------------
 
@@ -378,9 +442,11 @@ class MigrationMachine(RuleBasedStateMachine):
         for instance in self.instances.values():
             assert instance.quiet, f"left on {instance.ref.key}: {leftovers(instance)}"
             assert instance.engine.num_free == NUM_BLOCKS
-        for request_id, outcomes in self.frontend.outcomes.items():
+        for request_id, outcomes in self.wires.outcomes.items():
             assert len(outcomes) == 1, f"{request_id} ended so: {outcomes}"
-            assert outcomes != ["error"] or self.num_deaths, f"{request_id} failed"
+            assert outcomes in (["finished"], ["aborted"]) or self.num_deaths, (
+                f"{request_id} failed"
+            )
 
     def _good_turn(self, seconds: float) -> None:
         self.pass_time(seconds)
@@ -398,17 +464,18 @@ class MigrationMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------
 
-    def _there(self, ref: InstanceRef, do: Callable[[], None]) -> None:
-        """Unless that incarnation is dead; when it goes on, if it is paused."""
-        if self._is_dead(ref):
+    def _there(self, address: str, do: Callable[[], None]) -> None:
+        """Unless that process is dead; when it goes on, if it is paused."""
+        if self._is_dead(address):
             return
-        if ref.instance_id in self.inboxes:
-            self.inboxes[ref.instance_id].append(do)
+        instance_id = address.split("#")[0]
+        if instance_id in self.inboxes:
+            self.inboxes[instance_id].append(do)
         else:
             do()
 
-    def _is_dead(self, ref: InstanceRef) -> bool:
-        return self.instances[ref.instance_id].ref != ref
+    def _is_dead(self, address: str) -> bool:
+        return self.instances[address.split("#")[0]].address != address
 
 
 MigrationMachine.TestCase.settings = settings(stateful_step_count=60)
