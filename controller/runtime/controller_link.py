@@ -116,13 +116,14 @@ class ControllerLink:
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 
     def welcomed(self, welcome: Welcome) -> bool:
-        """True if everything of an earlier incarnation must be dropped."""
+        """True if everything of an earlier incarnation must be dropped. A welcome that is repeated
+        drops nothing of the incarnation that it names."""
         if welcome.nonce != self._nonce:
             return False
-        self.incarnation = welcome.incarnation
+        is_new, self.incarnation = self.incarnation != welcome.incarnation, welcome.incarnation
         if not self.engine_change.done():
             self.engine_change.set_result(welcome.engine)
-        return welcome.fenced
+        return welcome.fenced and is_new
 
     def _generation(self) -> int | None:
         return self.engine_change.result().generation if self.engine_change.done() else None

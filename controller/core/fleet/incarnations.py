@@ -11,7 +11,9 @@
     ALIVE        the same             ALIVE    Died, Greet: it took the place of the one before
     DEAD         Hello of the last    ALIVE    Greet: a new incarnation, which drops what it ran,
                  process                       as its old one stays dead
-    ALIVE        the same             ALIVE    Greet again, if it does not name its incarnation yet
+    ALIVE        the same             ALIVE    Greet again, if it does not name its incarnation yet:
+                                               if it names another one, the greeting by which it
+                                               was to drop what it ran may have been lost
     ALIVE        Gone, TakenForDead   DEAD
     ALIVE, DEAD  Reported             the same
 
@@ -72,7 +74,8 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Tell the process which incarnation it is. `drops`: it has to drop what it ran as another."""
+    """Tell the process which incarnation it is. `drops`: it has to drop what it ran as another,
+    unless it has heard so already."""
 
     incarnation: int
     drops: bool
@@ -119,8 +122,8 @@ class Incarnations:
         elif not self.alive:
             self.incarnation += 1
             told.append(Greet(self.incarnation, drops=True))
-        elif self.incarnation != hello.named or hello.asks:  # or the greeting is under way
-            told.append(Greet(self.incarnation, drops=False))
+        elif self.incarnation != hello.named or hello.asks:  # the last one is under way, or lost
+            told.append(Greet(self.incarnation, hello.named not in (0, self.incarnation)))
         self.nonce, self.alive = hello.nonce, True
         return told
 

@@ -38,18 +38,19 @@ class World:
                     assert was_alive
                     assert incarnation == before
                     self.dead.add(incarnation)
-                case Greet(incarnation):
+                case Greet(incarnation, drops):
                     assert isinstance(event, Hello)
-                    self.greet(event, incarnation)
+                    self.greet(event, incarnation, drops=drops)
         if isinstance(event, Gone | TakenForDead) and was_alive:
             self.dead.add(before)
         self.machine.check()
         if self.machine.nonce:
             self.kept = LastIncarnation(self.machine.incarnation, self.machine.alive)
 
-    def greet(self, hello: Hello, incarnation: int) -> None:
+    def greet(self, hello: Hello, incarnation: int, *, drops: bool) -> None:
         assert incarnation not in self.dead, "a dead incarnation is given again"
         assert self.given.setdefault(incarnation, hello.nonce) == hello.nonce, "given to two"
+        assert drops or hello.named in (0, incarnation), "it goes on as another"
         if self.rng.random() < 0.7:  # else the greeting is lost
             self.named[hello.nonce] = incarnation
 

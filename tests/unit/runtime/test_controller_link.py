@@ -52,3 +52,4 @@ async def test_it_is_fenced_only_by_a_welcome_of_its_own() -> None:
     assert own.incarnation == 0
     assert own.welcomed(Welcome(nonce, 2, fenced=True))
     assert own.incarnation == 2
+    assert not own.welcomed(Welcome(nonce, 2, fenced=True)), "said again, and done already"
