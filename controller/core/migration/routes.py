@@ -657,11 +657,13 @@ class Routes:
 
     def _give_up(self, request_id: str, route: Route, now_s: float) -> Instructions:
         """Takes the request for lost, and aborts it at its holders, which would decode to its
-        end."""
-        ownership = route.ownership
+        end. What they said before they hear that does not bring it back: it will not be there."""
+        ownership, holders = route.ownership, route.ownership.holders
         what = "tokens of it were lost on their way" if ownership.to_ask is None else ""
+        for holder in holders:
+            ownership.lost(*holder.key)
         return [
-            *(AbortAt(holder.address, (request_id,)) for holder in ownership.holders),
+            *(AbortAt(holder.address, (request_id,)) for holder in holders),
             *self._lose(request_id, route, ownership.owner, now_s, what),
         ]
 

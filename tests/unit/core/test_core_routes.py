@@ -295,3 +295,25 @@ def test_each_client_reads_each_token_once_and_gets_one_end() -> None:
     assert ends == {"finished", "failed", "left"}
     kinds = {kind.__name__ for kind in seen}
     assert kinds >= {"AskForTokens", "AskOwner", "AnswerFence", "TellUnread", "AbortAt", "Send"}
+
+
+def test_a_request_that_was_given_up_does_not_come_back_to_where_it_is_aborted() -> None:
+    """Its owner died in a move, and the word of the destination, which has it, was too late."""
+    machine = Routes(World(0))
+    epoch = Epoch(0, 1)
+    machine.handle(kept("r"), 0.0)
+    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine.handle(routes.Announced("r", epoch, I1), 0.1)
+    machine.handle(routes.InstanceDied(*I0.key), 0.2)
+    assert machine.state("r") is RouteState.UNCLEAR
+    told = machine.handle(routes.Looked(), 0.2 + UNCLEAR_S)
+    assert routes.AbortAt(I1.address, ("r",)) in told
+    machine.handle(routes.Moved("r", epoch, I1, 0), 5.5)
+    machine.handle(routes.Emitted(I1, "r", epoch, 0, [7], None, None), 5.5)
+    assert machine.state("r") is RouteState.LOST
+    machine.check()
+    dispatch = Dispatch("r", "f-0", *I1.key, seq=1)
+    machine.handle(replays.Dispatched(dispatch, I1), 5.6)
+    machine.handle(routes.Emitted(I1, "r", Epoch(1), 0, [7], None, None), 5.7)
+    assert machine.state("r") is RouteState.READ
+    assert machine.live["r"].next_index == 1
