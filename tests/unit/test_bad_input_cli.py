@@ -184,6 +184,8 @@ NEEDED = {
     "set": ["migration.max_moves=1"],
     "drain": ["i-1", "-y"],
     "undrain": ["i-1"],
+    "cordon": ["i-1"],
+    "uncordon": ["i-1"],
     "explain": ["r-1"],
     "scale": ["3"],
     "priority": ["r-1", "high"],

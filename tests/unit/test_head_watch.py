@@ -86,7 +86,7 @@ def member(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A member's process, which has noted its start."""
     note = (
         "import sys; from pathlib import Path; from controller.adapters.ray import ray_starts;"
-        "starts.begin(Path(sys.argv[1]), 'run'); print('noted', flush=True); input()"
+        "ray_starts.begin(Path(sys.argv[1]), 'run'); print('noted', flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", note, str(tmp_path / "i-0.log")],

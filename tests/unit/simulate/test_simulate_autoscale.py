@@ -84,7 +84,10 @@ def test_the_saturation_rate_is_that_of_the_most_instances(capsys: Captured) -> 
             ["--autoscale", "2..4", "--set", "autoscale.max_aded=2"],
             "did you mean autoscale.max_add",
         ),
-        (["--autoscale", "2..4", "--set", "autoscale.up_below_steps=999"], "up_below_steps must"),
+        (
+            ["--autoscale", "2..4", "--set", "autoscale.up_below_steps=999"],
+            "up_below_steps (999) must",
+        ),
         (["--set", "autoscale.max_added=2"], "no policy here has a setting 'autoscale.max_added'"),
         (["--autoscale", "2..4", "--faults", "1:kill:four"], "i-0, i-1 and so on"),
     ],
