@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from controller.api.errors import EXIT_REFUSED
 from controller.api.text.closed import MOVES_ONLY, state_word
 from controller.api.wire.models import ClusterStatus, InstanceStatus
 from controller.api.wire.operations import CordonReport, OperationList
@@ -106,6 +107,16 @@ async def test_the_last_one_and_an_unknown_one_are_refused(bed: Bed) -> None:
     assert (await bed.reported("i-2/cordon", force=True)).cordoned
     assert (await bed.posts("i-9/cordon")).status_code == 404
     assert (await bed.posts("i-1/uncordon", if_revision=1)).status_code == 409
+
+
+async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> None:
+    for dry in ((), ("--dry-run",)):
+        assert await llumctl("cordon", "i-0", "i-1", "i-2", *dry) == EXIT_REFUSED
+        assert "without i-0, i-1, i-2 no instance would serve" in capsys.readouterr().err
+    assert await llumctl("cordon", "i-0", "i-9") != 0
+    assert (dict(bed.controller.keeper.spec.cordons), bed.revision) == ({}, 0)
+    assert await llumctl("cordon", "i-0", "i-1", "i-2", "--force") == 0
+    assert len(bed.controller.keeper.spec.cordons) == 3
 
 
 async def test_no_request_is_moved_there_by_hand(bed: Bed) -> None:

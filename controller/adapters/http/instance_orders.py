@@ -71,6 +71,14 @@ class _OnInstance(Handler[Wanted, Report]):
         self.check_still_there(self.instance_id)
         self.operated.check_revision(if_revision)
 
+    def check_together(self, if_revision: int | None, with_ids: Sequence[str]) -> list[str]:
+        """All instances of a command that is carried out for all of them or for none."""
+        self.check_instance(if_revision)
+        together = list(dict.fromkeys((self.instance_id, *with_ids)))
+        for each in together:
+            self.check_still_there(each)
+        return together
+
     def check_still_there(self, instance_id: str) -> None:
         member = self.controller.roster.members.get(instance_id)
         if member is None or member.kind != "instance":
@@ -125,10 +133,7 @@ class DrainHandler(_Emptying[DrainRequest]):
     def check(self) -> None:
         """Checks the other drains of the same command too, as it begins all of them or none."""
         wanted = self.wanted
-        self.check_instance(wanted.if_revision)
-        together = list(dict.fromkeys((self.instance_id, *wanted.with_ids)))
-        for each in together:
-            self.check_still_there(each)
+        together = self.check_together(wanted.if_revision, wanted.with_ids)
         facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
         self.refuse(emptying_refusal(*facts, force=wanted.force), together)
 
@@ -283,11 +288,12 @@ class CordonHandler(_Cordoning[CordonRequest]):
     cordons = True
 
     def check(self) -> None:
-        self.check_instance(self.wanted.if_revision)
-        schedulable = self.controller.drains.schedulable_ids()
-        facts = self.controller.keeper.spec, self.instance_id, schedulable
-        refusal = cordon_refusal(*facts, force=self.wanted.force)
-        self.refuse(refusal, [self.instance_id], "cordon {} --force")
+        """Checks the other cordons of the same command too, as it makes all of them or none."""
+        wanted = self.wanted
+        together = self.check_together(wanted.if_revision, wanted.with_ids)
+        facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
+        refusal = cordon_refusal(*facts, force=wanted.force)
+        self.refuse(refusal, together, "cordon {} --force")
 
     async def carry_out(self, operation: Operation) -> None:
         made = (operation.cause_id, time.time(), operation.actor, self.wanted.reason)

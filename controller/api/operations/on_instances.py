@@ -1,7 +1,7 @@
 """Orders about an instance: drain, undrain, cordon, uncordon, restart, evacuate."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from controller.api.errors import LastInstanceError
 from controller.api.operations.order import Danger, OnInstance, Order, Outcome, Plan, Wanted
@@ -24,6 +24,9 @@ from controller.api.wire.operations import (
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
+
+
+Given = TypeVar("Given", bound=Order[Any, Any])
 
 
 class _Emptying(OnInstance[Wanted, DrainReport]):
@@ -69,10 +72,7 @@ class Drain(_Emptying[DrainRequest]):
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: DrainRequest | None = None) -> list[Self]:
         """None of them is where the requests of another would go."""
-        return [
-            each.but(with_ids=tuple(other for other in targets if other != each.target))
-            for each in super().of_each(targets, wanted)
-        ]
+        return _together(super().of_each(targets, wanted))
 
     @property
     def deed(self) -> str:
@@ -113,6 +113,11 @@ class Cordon(OnInstance[CordonRequest, CordonReport]):
     report = CordonReport
     undone_by = "uncordon"
 
+    @classmethod
+    def of_each(cls, targets: Sequence[str], wanted: CordonRequest | None = None) -> list[Self]:
+        """None of them is one that would serve beside another."""
+        return _together(super().of_each(targets, wanted))
+
     def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
         """The last instance is cordoned only by its name."""
         name, asked = "", self.dry()
@@ -124,7 +129,8 @@ class Cordon(OnInstance[CordonRequest, CordonReport]):
         if not report.changes:
             return Plan((f"{self.instance_id} is cordoned already",), None)
         order = (self.but(force=True) if name else self).at(report.revision)
-        lines = (cordoned(report), words.capacity(client.status(), (self.instance_id,)))
+        closed = (self.instance_id, *self.wanted.with_ids)
+        lines = (cordoned(report), words.capacity(client.status(), closed))
         return Plan(lines, order, name)
 
     def outcome(self, report: CordonReport) -> Outcome:
@@ -212,6 +218,15 @@ class Evacuate(_Emptying[EvacuateRequest]):
 ORDERS: tuple[type[Order[Any, Any]], ...] = (
     *(Drain, Undrain, Cordon, Uncordon, Restart, Evacuate),
 )
+
+
+def _together(orders: list[Given]) -> list[Given]:
+    """Each names the others of the same command, so that all of them are done or none."""
+    targets = [each.target for each in orders]
+    return [
+        each.but(with_ids=tuple(other for other in targets if other != each.target))
+        for each in orders
+    ]
 
 
 def emptying(

@@ -90,6 +90,8 @@ class CordonRequest(OrderModel):
     dry_run: bool = False
     force: bool = False
     """Even if no other instance serves: new requests are held meanwhile."""
+    with_ids: InstanceIds = ()
+    """Instances that the same command cordons: all or none."""
     reason: Reason = ""
     if_revision: Revision = None
 

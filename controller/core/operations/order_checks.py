@@ -45,11 +45,12 @@ def emptying_refusal(
 
 
 def cordon_refusal(
-    spec: ClusterSpec, instance_id: str, schedulable: Collection[str], *, force: bool
+    spec: ClusterSpec, instance_ids: Collection[str], schedulable: Collection[str], *, force: bool
 ) -> OrderRefusal | None:
-    if force or instance_id in spec.cordons:
+    """Of a cordon of all of these."""
+    if force or set(instance_ids) <= spec.cordons.keys():
         return None
-    return _last(spec, [instance_id], schedulable)
+    return _last(spec, instance_ids, schedulable)
 
 
 def restart_refusal(

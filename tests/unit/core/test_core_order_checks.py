@@ -35,10 +35,12 @@ def test_a_drain_that_goes_on_may_be_ordered_again_whoever_serves() -> None:
 
 
 def test_a_cordon_that_stands_may_be_ordered_again() -> None:
-    assert cordon_refusal(SPEC, "i-0", {"i-0"}, force=False) is LAST
-    assert cordon_refusal(SPEC, "i-0", {"i-0"}, force=True) is None
+    assert cordon_refusal(SPEC, ["i-0"], {"i-0"}, force=False) is LAST
+    assert cordon_refusal(SPEC, ["i-0"], {"i-0"}, force=True) is None
     cordoned = SPEC.with_cordon("i-0", Cordon("c", 0.0))
-    assert cordon_refusal(cordoned, "i-0", (), force=False) is None
+    assert cordon_refusal(cordoned, ["i-0"], (), force=False) is None
+    assert cordon_refusal(cordoned, ["i-0", "i-1"], {"i-1"}, force=False) is LAST
+    assert cordon_refusal(SPEC, ["i-0", "i-1", "i-2"], ALL, force=False) is LAST
 
 
 @pytest.mark.parametrize(
