@@ -48,7 +48,7 @@ class Ownership(Generic[T]):
     """The ownership of one request from its dispatch on. `owner` is the last one known, and `order`
     that of the tokens, for others to read only."""
 
-    __slots__ = ("_announced", "_asking", "_dead", "order", "owner")
+    __slots__ = ("_announced", "_asking", "_dead", "_given_up", "order", "owner")
 
     def __init__(self, owner: InstanceRef) -> None:
         self.owner = owner
@@ -56,6 +56,8 @@ class Ownership(Generic[T]):
         self._announced: _Announced | None = None
         self._asking = False
         self._dead: set[tuple[str, int]] = set()
+        self._given_up: set[tuple[str, int]] = set()
+        """Those of `_dead` that count for nothing in this attempt only."""
 
     @property
     def to_ask(self) -> tuple[InstanceRef, Epoch] | None:
@@ -81,7 +83,17 @@ class Ownership(Generic[T]):
         self.owner = owner
         self._announced, self._asking = None, False
         self._dead.discard(owner.key)  # only its connection broke
+        self._dead -= self._given_up
+        self._given_up.clear()
         return epoch
+
+    def give_up(self) -> None:
+        """The request counts as lost: whatever its holders say in this attempt, the request is not
+        there. They may live, and get it in a later one. Mutates."""
+        for holder in self.holders:
+            if holder.key not in self._dead:
+                self._given_up.add(holder.key)
+            self.lost(*holder.key)
 
     def announce(self, destination: InstanceRef, epoch: Epoch) -> None:
         """Mutates. An announcement of an epoch that is over changes nothing, nor does a late
@@ -151,8 +163,9 @@ class Ownership(Generic[T]):
         return Loss.ASK
 
     def lost_in(self, epoch: Epoch) -> bool:
-        """A source says that it gave the request away in `epoch`, to a destination that died. True
-        if the request is lost: nothing was heard of that epoch or a later one."""
+        """The request was given away in `epoch`, to a destination that is taken for dead: a source
+        says so, or that destination. True if the request is lost: nothing else was heard of that
+        epoch or a later one."""
         return self.order.epoch < epoch
 
     def disowned(self, epoch: Epoch) -> bool:
@@ -172,4 +185,5 @@ class Ownership(Generic[T]):
         """Raises AssertionError if an invariant is broken."""
         self.order.check()
         assert not self._asking or self._announced is not None
+        assert self._given_up <= self._dead
         assert self._announced is None or self._announced.epoch > self.order.epoch

@@ -20,7 +20,9 @@ long what nobody reads: instances are told what they hold in vain, or they would
     Emitted           READ <-> UNCLEAR, LOST -> READ      that it is not read; how far it is read
                       -> OVER with the last tokens
     Announced         -> UNCLEAR or LOST if the destination is known to be dead
-    Moved             -> READ from all but OVER           that it is read from, or is to stop
+    Moved             -> READ from all but OVER; -> LOST  that it is read from, or is to stop
+                      if it comes from one that was
+                      taken for dead
     NotMoved          UNCLEAR -> LOST
     LostThere         -> LOST
     FenceAsked        -> READ or LOST                     whether it has the request back; to stop
@@ -475,6 +477,9 @@ class Routes:
             told += self._found(request_id, route, now_s)
         if ownership.is_read_from(owner, epoch):
             told.append(ConfirmOwner(owner, request_id, epoch))
+        elif ownership.lost_in(epoch):
+            told.append(TellUnread(owner.address, ((request_id, *epoch),)))
+            told += self._lose(request_id, route, owner, now_s)
         return told
 
     def _fence_asked(self, asked: FenceAsked, now_s: float) -> Instructions:
@@ -539,11 +544,10 @@ class Routes:
         return told
 
     def _not_read(self, emitted: Emitted, now_s: float) -> Instructions:
-        """A request that ended with such tokens has no other end, and may be lost."""
+        """One that was taken for dead may have got the request since: its source has it no more."""
         request_id, epoch, sender = emitted.request_id, emitted.epoch, emitted.sender
         if emitted.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((request_id, *epoch))
-            return ()
         route = self.live.get(request_id)
         if route is not None and route.ownership.lost_in(epoch):
             return self._lose(request_id, route, sender, now_s)
@@ -660,8 +664,7 @@ class Routes:
         end. What they said before they hear that does not bring it back: it will not be there."""
         ownership, holders = route.ownership, route.ownership.holders
         what = "tokens of it were lost on their way" if ownership.to_ask is None else ""
-        for holder in holders:
-            ownership.lost(*holder.key)
+        ownership.give_up()
         return [
             *(AbortAt(holder.address, (request_id,)) for holder in holders),
             *self._lose(request_id, route, ownership.owner, now_s, what),

@@ -184,9 +184,13 @@ class RouteRunner:
                 self._book.move_timed(record, step_time_s, downtime_s)
             case routes.RecordReplay(request_id, replay, downtime_s):
                 self._book.replayed(request_id, replay, downtime_s)
-            case replays.Ask(request):
+            # What an earlier instruction ended has ended its siblings, too: of those nothing
+            # is asked any more.
+            case replays.Ask(request) if self._is(request.request_id, replays.CopyState.ASKING):
                 self._pending[request.request_id] = loop.create_task(self._ask(request))
-            case replays.WakeAt(request_id, time_s):
+            case replays.WakeAt(request_id, time_s) if self._is(
+                request_id, replays.CopyState.PAUSING
+            ):
                 woken = replays.Woken(request_id, time_s)
                 wake = partial(self._answer, request_id, woken)
                 self._pending[request_id] = loop.call_at(time_s, wake)
@@ -235,6 +239,9 @@ class RouteRunner:
         """The rank as it is now: an operator may have changed it."""
         record = self._book.find(request.request_id)
         return request.rank if record is None else record.rank
+
+    def _is(self, request_id: str, state: replays.CopyState) -> bool:
+        return self.machine.replays.state(request_id) is state
 
     def _call_off(self, request_id: str) -> None:
         self._dispatcher.abort(request_id)

@@ -4,6 +4,8 @@ late, requests move meanwhile, instances die and clients leave."""
 import random
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import routes
 from controller.core.migration.protocol import UNCLEAR_S
@@ -317,3 +319,40 @@ def test_a_request_that_was_given_up_does_not_come_back_to_where_it_is_aborted()
     machine.handle(routes.Emitted(I1, "r", Epoch(1), 0, [7], None, None), 5.7)
     assert machine.state("r") is RouteState.READ
     assert machine.live["r"].next_index == 1
+
+
+@pytest.mark.parametrize("says", ["that it has it", "tokens"])
+def test_a_request_that_moved_to_one_that_was_taken_for_dead_goes_on_elsewhere(says: str) -> None:
+    """It was a holder when its connection broke, and the source, to which it lived, moved the
+    request there again. What it says counts for nothing, and the source has nothing more to say."""
+    machine = Routes(World(0))
+    machine.handle(kept("r"), 0.0)
+    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine.handle(routes.Announced("r", Epoch(0, 1), I1), 0.1)
+    machine.handle(routes.AddressLost(I1.address), 0.2)
+    assert machine.state("r") is RouteState.READ
+    epoch = Epoch(0, 3)
+    if says == "tokens":
+        machine.handle(routes.Emitted(I1, "r", epoch, 0, [7], None, None), 0.5)
+        (unread,) = machine.handle(routes.Looked(), 0.6)
+    else:
+        unread, *_ = machine.handle(routes.Moved("r", epoch, I1, 0), 0.5)
+    assert unread == routes.TellUnread(I1.address, (("r", 0, 3),))
+    assert machine.state("r") is RouteState.LOST
+    machine.check()
+
+
+def test_one_that_was_given_up_may_come_back_in_a_later_attempt() -> None:
+    """Its tokens were lost on their way, and the instance lives: it may get the request again."""
+    machine = Routes(World(0))
+    machine.handle(kept("r"), 0.0)
+    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine.handle(routes.Emitted(I0, "r", FIRST_EPOCH, 1, [8], None, None), 0.1)
+    told = machine.handle(routes.Looked(), 0.1 + UNCLEAR_S)
+    assert routes.AbortAt(I0.address, ("r",)) in told
+    machine.handle(replays.Dispatched(Dispatch("r", "f-0", *I1.key, seq=1), I1), 5.6)
+    machine.handle(routes.Announced("r", Epoch(1, 1), I0), 5.7)
+    told = machine.handle(routes.Moved("r", Epoch(1, 1), I0, 0), 5.8)
+    assert routes.ConfirmOwner(I0, "r", Epoch(1, 1)) in told
+    assert machine.live["r"].ownership.owner == I0
+    machine.check()

@@ -22,7 +22,7 @@ class Placing:
         self.any_placed = False
         self.refusal: RefusedError | None = None
         """Why the first that was refused was."""
-        self._grammars_s = 0.0
+        self._grammars_s, self._num_grammars = 0.0, 0
 
     def began(self) -> None:
         self._num_waiting += 1
@@ -37,7 +37,8 @@ class Placing:
         """One more of its answers follows a grammar, which takes so much CPU time for a token.
         Raises RefusedError."""
         self._grammars_s += step_s
-        if self._grammars_s > most_s:
+        self._num_grammars += 1
+        if self._num_grammars > 1 and self._grammars_s > most_s:
             raise RefusedError(
                 HTTPStatus.BAD_REQUEST,
                 f"the answers to this request would take their grammar more than {most_s:g} s "

@@ -44,7 +44,7 @@ class TrialLimits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The compiled grammar takes `num_bytes`, and each token `step_s` of CPU time in the mean; or
+    """The compiled grammar takes `num_bytes`, and a token `step_s` of CPU time in the median; or
     `error` says why it does not compile; with neither, it was too costly within the limits."""
 
     num_bytes: int | None = None
