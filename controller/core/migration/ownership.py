@@ -91,9 +91,15 @@ class Ownership(Generic[T]):
         """The request counts as lost: whatever its holders say in this attempt, the request is not
         there. They may live, and get it in a later one. Mutates."""
         for holder in self.holders:
-            if holder.key not in self._dead:
-                self._given_up.add(holder.key)
+            self.turn_away(holder)
             self.lost(*holder.key)
+
+    def turn_away(self, instance: InstanceRef) -> None:
+        """The request is lost, and this instance is told to stop it: what it says in this attempt
+        before it hears that does not make it the owner. Mutates."""
+        if instance.key not in self._dead:
+            self._given_up.add(instance.key)
+            self._dead.add(instance.key)
 
     def announce(self, destination: InstanceRef, epoch: Epoch) -> None:
         """Mutates. An announcement of an epoch that is over changes nothing, nor does a late

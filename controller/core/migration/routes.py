@@ -489,7 +489,9 @@ class Routes:
         told: list[Instruction] = []
         route = self.live.get(request_id)
         fenced: bool | None = True
-        if route is not None and not self.replays.is_lost(request_id):
+        if route is not None and self.replays.is_lost(request_id):
+            route.ownership.turn_away(owner)
+        elif route is not None:
             fenced = route.ownership.fence(owner, epoch)
             self._note_what_is_missing(request_id, route, now_s)
             if fenced is None:  # of one that was taken for dead

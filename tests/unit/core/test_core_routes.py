@@ -356,3 +356,18 @@ def test_one_that_was_given_up_may_come_back_in_a_later_attempt() -> None:
     assert routes.ConfirmOwner(I0, "r", Epoch(1, 1)) in told
     assert machine.live["r"].ownership.owner == I0
     machine.check()
+
+
+def test_a_source_that_is_told_to_stop_a_lost_request_does_not_bring_it_back() -> None:
+    """It resumes before it hears that, and its token came first: then nobody had the request."""
+    machine = Routes(World(0))
+    machine.handle(kept("r"), 0.0)
+    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine.handle(routes.Moved("r", Epoch(0, 1), I1, 0), 0.1)
+    machine.handle(routes.InstanceDied(*I1.key), 0.2)
+    assert machine.state("r") is RouteState.LOST
+    told = machine.handle(routes.FenceAsked("r", Epoch(0, 2), I0), 0.3)
+    assert routes.TellUnread(I0.address, (("r", 0, 2),)) in told
+    machine.handle(routes.Emitted(I0, "r", Epoch(0, 2), 0, [7], None, None), 0.4)
+    assert machine.state("r") is RouteState.LOST
+    machine.check()
