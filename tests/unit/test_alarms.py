@@ -338,6 +338,8 @@ def test_what_is_reserved_has_no_room_for_what_waits_elsewhere() -> None:
         ]
         roomy = synthetic.instance("i-1", num_free_blocks=550)
         assert texts(starved, reserved, roomy) == [f"{waiting}; i-1 has room for it (540 blocks)"]
+        cordoned = synthetic.instance("i-2", num_free_blocks=600, closed_by=("cordoned",))
+        assert texts(starved, cordoned, roomy) == [f"{waiting}; i-1 has room for it (540 blocks)"]
         small = synthetic.instance("i-3", num_free_blocks=408, **fields)
         assert texts(starved, small) == [f"{waiting}; memory is fragmented"]
 

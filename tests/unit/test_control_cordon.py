@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from controller.api.errors import EXIT_REFUSED
+from controller.api.operations.on_instances import cordoned
 from controller.api.text.closed import MOVES_ONLY, state_word
 from controller.api.wire.models import ClusterStatus, InstanceStatus
 from controller.api.wire.operations import CordonReport, OperationList
@@ -94,6 +95,7 @@ async def test_a_drain_and_its_end_leave_the_cordon(bed: Bed) -> None:
     assert (await bed.instance("i-2")).closed_by == ("draining", "cordoned")
     back = await bed.reported("i-2/uncordon", dry_run=True)
     assert back.closed_by == ("draining",)
+    assert cordoned(back) == "i-2: would not be cordoned any more, but still draining"
     assert (await bed.posts("i-2/undrain")).status_code == 200
     assert bed.controller.keeper.spec.closed == {"i-2": {Closed.CORDONED}}
 

@@ -249,7 +249,10 @@ def cordoned(report: CordonReport) -> str:
         one = report.num_requests == 1
         return f"{name}: {what}, {keeps} its {report.num_requests} request{'' if one else 's'}"
     if report.closed_by:
-        return f"{name}: not cordoned any more; it is {report.closed_by[0].replace('_', ' ')}"
+        why = report.closed_by[0].replace("_", " ")
+        if report.dry_run:
+            return f"{name}: would not be cordoned any more, but still {why}"
+        return f"{name}: not cordoned any more; it is {why}"
     return f"{name}: {'would get' if report.dry_run else 'gets'} new requests again"
 
 

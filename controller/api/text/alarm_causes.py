@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from controller.api.text.closed import no_requests
 from controller.api.text.held_words import blocks, why
 from controller.api.text.quantities import duration
 from controller.api.text.queue_heads import free_blocks, is_reserved
@@ -75,8 +76,9 @@ def of_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
 
 
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
-    """Free blocks of an instance that is reserved are no room for it."""
-    others = [each for each in status.instances if each.state == "active" and each.id != item.id]
+    """Free blocks of an instance that is reserved, or gets no requests, are no room for it."""
+    active = [each for each in status.instances if each.state == "active" and each.id != item.id]
+    others = [each for each in active if not no_requests(each)]
     rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
     blocks, freest = max(rooms, default=(0, ""))
     if freest and blocks >= demand_blocks:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import Drain, Remove, Restart
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.operations.cluster_spec import ClusterSpec, Cordon
 from controller.core.operations.order_checks import OrderRefusal
 from controller.core.operations.scaling import (
     ScalePlan,
@@ -91,6 +91,11 @@ def test_one_that_is_restarted_goes_last() -> None:
 def test_one_that_is_drained_goes_before_one_that_serves(left: int) -> None:
     drained = spec(3).with_claims({"i-2": Drain("d", 0.0)})
     assert planned(drained, 2, {"i-0": 0, "i-1": 1, "i-2": left}).drained == ("i-2",)
+
+
+def test_one_that_is_cordoned_goes_before_one_that_gets_requests() -> None:
+    cordoned = spec(3).with_cordon("i-2", Cordon("c", 0.0))
+    assert planned(cordoned, 2, {"i-0": 0, "i-1": 1, "i-2": 9}).drained == ("i-2",)
 
 
 def test_a_cluster_has_at_least_one_and_not_too_many() -> None:
