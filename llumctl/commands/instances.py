@@ -32,8 +32,9 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from controller.api.client import ControlClient
     from controller.api.operations.on_instances import Drain
     from controller.api.operations.order import Order
     from controller.api.wire.operations import CordonReport, DrainReport
@@ -113,21 +114,29 @@ def drain(
 
 
 def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
-    """Sends the orders one after the other, each on the revision that the one before left. The
-    first one makes the controller check whether all of them may go."""
+    """The first order makes the controller check whether all of them may go."""
     reports: list[DrainReport] = []
-    with connect.client(cluster) as client:
-        for each in orders:
-            is_next = bool(reports) and each.revision is not None
-            try:
-                order = each.at(reports[-1].revision) if is_next else each
-                reports.append(client.send(order))
-            except LlumctlError:
-                if reports and not each.wanted.dry_run:
-                    begun = " ".join(report.instance_id for report in reports)
-                    output.say(f"draining has begun: {begun} (llumctl undrain {begun})")
-                raise
+    try:
+        with connect.client(cluster) as client:
+            for report in _in_turn(client, orders):
+                reports.append(report)
+    except LlumctlError:
+        if reports and not orders[0].wanted.dry_run:
+            begun = " ".join(report.instance_id for report in reports)
+            output.say(f"draining has begun: {begun} (llumctl undrain {begun})")
+        raise
     return reports
+
+
+def _in_turn(client: "ControlClient", orders: "Iterable[Order[Any, Any]]") -> "Iterator[Any]":
+    """Sends the orders one after the other, each on the revision that the one before left."""
+    revision: int | None = None
+    for each in orders:
+        if revision is not None and each.revision is not None:
+            each = each.at(revision)
+        report = client.send(each)
+        revision = report.revision
+        yield report
 
 
 def undrain(
@@ -227,7 +236,6 @@ def uncordon(
 
 
 def _cordoning(kind: str, instance_ids: list[str], flags: Flags) -> None:
-    """Sends the orders one after the other, each on the revision that the one before left."""
     wanted_ids = ids_once(instance_ids)
     one_line(flags.reason)
     not_negative(flags.if_revision, "--if-revision")
@@ -241,9 +249,7 @@ def _cordoning(kind: str, instance_ids: list[str], flags: Flags) -> None:
     row, changed, reports = ORDERS[kind], list["CordonReport"](), list["CordonReport"]()
     try:
         with connect.client(name) as client:
-            for each in row.of_each(wanted_ids, row.body(**wanted)):
-                is_next = bool(reports) and each.revision is not None
-                report = client.send(each.at(reports[-1].revision) if is_next else each)
+            for report in _in_turn(client, row.of_each(wanted_ids, row.body(**wanted))):
                 reports.append(report)
                 changed += [report] if report.changes else []
     except LlumctlError:

@@ -102,7 +102,15 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
         return Outcome("it gets requests again", can_undo=True)
 
 
-class Cordon(OnInstance[CordonRequest, CordonReport]):
+class _Cordoning(OnInstance[Wanted, CordonReport]):
+    report = CordonReport
+
+    def outcome(self, report: CordonReport) -> Outcome:
+        text = cordoned(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes)
+
+
+class Cordon(_Cordoning[CordonRequest]):
     kind, word = "cordon", "Cordon"
     key = "c"
     does = "Give an instance no new requests"
@@ -110,7 +118,6 @@ class Cordon(OnInstance[CordonRequest, CordonReport]):
     typed, usage = "cordon ID...", "llumctl cordon ID"
     path = "/v1/instances/{instance_id}/cordon"
     body = CordonRequest
-    report = CordonReport
     undone_by = "uncordon"
 
     @classmethod
@@ -133,12 +140,8 @@ class Cordon(OnInstance[CordonRequest, CordonReport]):
         lines = (cordoned(report), words.capacity(client.status(), closed))
         return Plan(lines, order, name)
 
-    def outcome(self, report: CordonReport) -> Outcome:
-        text = cordoned(report).removeprefix(f"{self.instance_id}: ")
-        return Outcome(text, can_undo=report.changes)
 
-
-class Uncordon(OnInstance[UncordonRequest, CordonReport]):
+class Uncordon(_Cordoning[UncordonRequest]):
     kind, word = "uncordon", "Uncordon"
     key = "C"
     does = "Take a cordon back"
@@ -147,7 +150,6 @@ class Uncordon(OnInstance[UncordonRequest, CordonReport]):
     danger = Danger.NONE
     path = "/v1/instances/{instance_id}/uncordon"
     body = UncordonRequest
-    report = CordonReport
     undone_by = "cordon"
 
     def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
@@ -155,10 +157,6 @@ class Uncordon(OnInstance[UncordonRequest, CordonReport]):
         if not report.changes:
             return Plan((f"{self.instance_id} is not cordoned",), None)
         return Plan((cordoned(report),), self.at(report.revision))
-
-    def outcome(self, report: CordonReport) -> Outcome:
-        text = cordoned(report).removeprefix(f"{self.instance_id}: ")
-        return Outcome(text, can_undo=report.changes)
 
 
 class Restart(_Emptying[RestartRequest]):
