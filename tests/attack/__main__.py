@@ -124,15 +124,13 @@ async def _take_turn(run: Run, canary: Canary, name: str, target: Target, until_
 
 def _inboxes(run: Run) -> tuple[int, ...]:
     """What the cluster's actors listen on, less what is for clients."""
-    own = {
-        process.pid
-        for process in marked_processes(run.cluster.nonce)
-        if footprints.role_of(process, run.known) in {*run.known.values(), "controller"}
-    }
+    actors = {*run.known.values(), "controller"}
     listening = {
         each.laddr.port
-        for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.laddr and each.pid in own
+        for process in marked_processes(run.cluster.nonce)
+        if footprints.role_of(process, run.known) in actors
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
     }
     return tuple(sorted(listening - {run.cluster.port, run.cluster.control_port}))
 

@@ -215,7 +215,8 @@ class Cluster:
 
     @property
     def controller_pid(self) -> int:
-        """Of the process that listens for operators. The head has the same socket, to keep it."""
+        """Of the process that listens for operators. The head has the same socket, to keep it:
+        psutil's list of all connections names whichever of the two has the higher pid."""
         for process in psutil.process_iter():
             if process.pid == self.head_pid:
                 continue

@@ -119,9 +119,7 @@ def test_killed_instance_s_streams_go_on_elsewhere_and_it_comes_back(cluster: Cl
 def test_dead_controller_fails_no_request_and_comes_back(cluster: Cluster) -> None:
     ours = ("migration.max_moves=3", "scheduler.policy=vllm-dp")
     revision = json.loads(cluster.run("set", *ours, "-o", "json").stdout)["revision"]
-    listening = [c for c in psutil.net_connections("tcp") if c.laddr.port == cluster.control_port]
-    pid = next(c.pid for c in listening if c.status == "LISTEN")
-    assert pid is not None
+    pid = cluster.controller_pid
     streams = begin(cluster, 600)
     assert all(each.wait_tokens(4) for each in streams)
     os.kill(pid, signal.SIGKILL)

@@ -259,13 +259,7 @@ async def test_refused_requests_take_no_memory(
 
 
 def _members(cluster: Cluster, client: ControlClient) -> dict[str, psutil.Process]:
-    listening = psutil.net_connections("tcp")
-    pid = next(
-        c.pid
-        for c in listening
-        if c.status == "LISTEN" and c.laddr and c.laddr.port == cluster.control_port
-    )
-    found = {"controller": psutil.Process(pid)}
+    found = {"controller": psutil.Process(cluster.controller_pid)}
     for each in client.status().frontends:
         assert each.pid is not None
         found[each.id] = psutil.Process(each.pid)
