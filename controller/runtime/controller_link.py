@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from controller.core.fleet.incarnations import has_to_drop
 from controller.core.load.windows import ServedLately
 from controller.core.operations.engine_change import EngineChange
 from controller.core.record.event_log import LoggedEvent
@@ -116,14 +117,13 @@ class ControllerLink:
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 
     def welcomed(self, welcome: Welcome) -> bool:
-        """True if everything of an earlier incarnation must be dropped. A welcome that is repeated
-        drops nothing of the incarnation that it names."""
+        """True if everything of an earlier incarnation must be dropped."""
         if welcome.nonce != self._nonce:
             return False
-        is_new, self.incarnation = self.incarnation != welcome.incarnation, welcome.incarnation
+        known, self.incarnation = self.incarnation, welcome.incarnation
         if not self.engine_change.done():
             self.engine_change.set_result(welcome.engine)
-        return welcome.fenced and is_new
+        return has_to_drop(known, welcome.incarnation, drops=welcome.fenced)
 
     def _generation(self) -> int | None:
         return self.engine_change.result().generation if self.engine_change.done() else None

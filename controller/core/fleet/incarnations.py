@@ -81,6 +81,13 @@ class Greet:
     drops: bool
 
 
+def has_to_drop(known: int, greeted: int, *, drops: bool) -> bool:
+    """Whether a process that knows itself as the incarnation `known` (0: as none yet) has to drop
+    what it runs, now that it is greeted. Greetings are repeated: the second one for an incarnation
+    drops nothing, as by then the process may have got requests as that incarnation."""
+    return drops and greeted != known
+
+
 class Incarnations:
     """Those of one member. `before`: the last one that an earlier controller gave."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from controller.core.emptying import relieving
 from controller.core.emptying.relieving import RelievingSource
+from controller.core.fleet.incarnations import has_to_drop
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration import destination as dst
@@ -275,8 +276,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
     def _controller_said(self, message: Any) -> None:
         match message:
             case Welcome(nonce=self.nonce, incarnation=incarnation, fenced=fenced):
-                self.incarnation = incarnation
-                if fenced and self.is_serving:
+                known, self.incarnation = self.incarnation, incarnation
+                if has_to_drop(known, incarnation, drops=fenced) and self.is_serving:
                     self.fence()
                 self._waits_until_s = None if self._waits_until_s is None else self.now_s
             case InstanceLost(instance_id=instance_id, incarnation=incarnation):
