@@ -32,10 +32,9 @@ from controller.core.load.virtual_usage import (
     instance_virtual_usage,
     total_headroom_blocks,
 )
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 Figure = TypeVar("Figure", int, float)
 

@@ -37,7 +37,7 @@ from controller.core.migration import rank_changes, routes
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReschedulingConfig
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from controller.runtime import controller_link
 from controller.runtime.controller import controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper

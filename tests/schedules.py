@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 BLOCK_SIZE = 16
 RECORDED = Path(__file__).parent / "unit" / "model" / "recorded_vllm_schedules.json"

@@ -3,15 +3,319 @@
 A request is in one place: queued, running, suspended (out of the batch for a move, with its blocks
 and its place in the batch), or arriving (blocks and a place are kept for it, or nothing if it is to
 be queued; it belongs to another engine until its move is committed). Its blocks count as used.
+
+The file begins with the parts: a request, the pool of blocks, the queue. `EngineState` has them
+together.
 """
 
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from controller.core.load.snapshot import blocks_for
-from controller.model.block_pool import BlockPool, CachedBlock
-from controller.model.config import ModelConfig
-from controller.model.request import ModelRequest, RequestState
-from controller.model.waiting_queue import WaitingQueue
+from controller.core.value import value
+from controller.model.profile import ModelConfig
+
+NEVER = 1 << 62
+
+
+@value
+class ModelRequest:
+    """What the client asks for.
+
+    The model ends it after exactly `max_output_tokens` tokens (at least 1), or earlier where
+    the engine's `max_model_len` ends it. `rank` is the scheduling priority; larger goes first.
+
+    `block_hash(i)` names the content of its i-th full block, counted over prompt and outputs:
+    equal for two requests if, and only if, they agree in all tokens up to the end of that block.
+    It is asked for full blocks only. None: nothing of this request is cached or found in a cache.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    max_output_tokens: int
+    rank: int = 0
+    arrival_time_s: float = 0.0
+    block_hash: Callable[[int], Hashable] | None = None
+
+
+class RequestState:
+    """How far a request has got. `num_tokens` counts the prompt and the outputs so far, of which
+    the KV cache holds `num_computed`; this step adds `num_new`, which is 1 after the prefill.
+
+    It holds `num_blocks` blocks, room for `num_slots` tokens; the first ones are full and in
+    `cached`. At `full_at` tokens the next one is.
+    """
+
+    __slots__ = (
+        "arrival_time_s",
+        "block_hash",
+        "cached",
+        "end_tokens",
+        "evicted",
+        "full_at",
+        "in_prefill",
+        "num_blocks",
+        "num_computed",
+        "num_new",
+        "num_slots",
+        "num_tokens",
+        "queued",
+        "rank",
+        "request_id",
+    )
+
+    def __init__(self, request: ModelRequest, end_tokens: int, caching: bool) -> None:
+        self.request_id = request.request_id
+        self.rank = request.rank
+        self.arrival_time_s = request.arrival_time_s
+        self.block_hash = request.block_hash if caching else None
+        self.num_tokens = request.num_prompt_tokens
+        self.end_tokens = end_tokens
+        self.queued = False
+        self.evicted = False
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Sets the state before an admission: nothing computed, no blocks."""
+        self.in_prefill = True
+        self.num_computed = 0
+        self.num_new = 0
+        self.num_blocks = 0
+        self.num_slots = 0
+        self.full_at = NEVER
+        self.cached: list[CachedBlock] = []
+
+
+class CachedBlock:
+    """A full block with known content, held by `num_refs` requests."""
+
+    __slots__ = ("block_hash", "num_refs")
+
+    def __init__(self, block_hash: Hashable) -> None:
+        self.block_hash = block_hash
+        self.num_refs = 1
+
+
+class BlockPool:
+    """The KV blocks of one engine: counted, and remembered by hash where their content can be
+    reused. `num_free` blocks can be taken, those that are still cached among them.
+
+    A block without a hash is like any other, so those are only counted. A full block whose request
+    names its content gets a hash and becomes a `CachedBlock`. While requests hold it, it counts
+    their references; after the last one lets go it is free and still found by its hash, until a new
+    block is needed: free blocks without a hash are taken first, then the cached ones, longest
+    unused first.
+    """
+
+    def __init__(self, num_total_blocks: int) -> None:
+        self.num_total_blocks = num_total_blocks
+        self.num_free = num_total_blocks
+        self._unused: OrderedDict[CachedBlock, None] = OrderedDict()  # longest unused first
+        self._by_hash: dict[Hashable, list[CachedBlock]] = {}  # twins: oldest first
+
+    def take(self, num_blocks: int) -> None:
+        """Takes free blocks, which lose what they held.
+
+        Raises:
+            ValueError: there are not so many; nothing is taken.
+        """
+        if num_blocks > self.num_free:
+            raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
+        self.num_free -= num_blocks
+        while len(self._unused) > self.num_free:
+            block, _ = self._unused.popitem(last=False)
+            twins = self._by_hash[block.block_hash]
+            twins.remove(block)
+            if not twins:
+                del self._by_hash[block.block_hash]
+
+    def give_back(self, num_blank_blocks: int, cached: Sequence[CachedBlock]) -> None:
+        """Frees what one request held: blocks without a hash, and the cached ones in its order.
+
+        Its last blocks count as unused for longer than its first, which more requests share.
+        """
+        self.num_free += num_blank_blocks
+        for block in reversed(cached):
+            block.num_refs -= 1
+            if block.num_refs == 0:
+                self._unused[block] = None
+                self.num_free += 1
+
+    def remember(self, block_hash: Hashable) -> CachedBlock:
+        """Gives a hash to a block that was taken and has been filled since."""
+        block = CachedBlock(block_hash)
+        self._by_hash.setdefault(block_hash, []).append(block)
+        return block
+
+    def find(self, block_hash: Hashable) -> CachedBlock | None:
+        twins = self._by_hash.get(block_hash)
+        return twins[0] if twins else None
+
+    def hold(self, blocks: Iterable[CachedBlock]) -> None:
+        """Adds one reference to each, by the same request."""
+        for block in blocks:
+            if block.num_refs == 0:
+                del self._unused[block]
+                self.num_free -= 1
+            block.num_refs += 1
+
+    def check(self, num_blank_held: int, held: Iterable[Sequence[CachedBlock]]) -> None:
+        """Compares with what the requests hold.
+
+        Raises:
+            AssertionError: a block is lost, counted twice or miscounted.
+        """
+        refs: dict[CachedBlock, int] = {}
+        for blocks in held:
+            for block in blocks:
+                refs[block] = refs.get(block, 0) + 1
+        known = [block for twins in self._by_hash.values() for block in twins]
+        assert len(known) == len(set(known)), "a block is cached twice"
+        assert set(known) == set(refs) | set(self._unused), "cached blocks are held or unused"
+        assert not set(refs) & set(self._unused), "a held block is free"
+        for block in known:
+            assert block.num_refs == refs.get(block, 0), "a block's references are miscounted"
+            assert block in self._by_hash[block.block_hash], "a block is under another hash"
+        assert self.num_free == self.num_total_blocks - num_blank_held - len(refs), "blocks lost"
+        assert 0 <= len(self._unused) <= self.num_free <= self.num_total_blocks
+
+
+_Entry = tuple[int, float, str, int, RequestState]
+
+
+class WaitingQueue:
+    """The waiting requests of one engine in queue order, and what the cluster asks about them.
+
+    `by_arrival` orders by higher rank, earlier arrival, id, and gives an evicted request its old
+    place. Otherwise first come is first served within a rank, and an evicted request goes to the
+    front. A request that is set aside for a move keeps its place, but cannot be admitted.
+    `demand_blocks` sums what all of them need in order to start, those aside among them.
+    """
+
+    def __init__(self, block_size: int, *, by_arrival: bool) -> None:
+        self.num_queued = 0
+        self.num_queued_by_rank: dict[int, int] = {}
+        self.num_evicted = 0
+        self.demand_blocks = 0
+        self._block_size = block_size
+        self._by_arrival = by_arrival
+        self._num_pushed = 0
+        # A discarded request stays in the heap, with `queued` unset, until it is the first.
+        self._heap: list[_Entry] = []
+        self._aside: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        """How many can be admitted."""
+        return self.num_queued - len(self._aside)
+
+    def push(self, request: RequestState) -> None:
+        """Takes in a new request, or one that was `evicted`."""
+        self._num_pushed += 1
+        turn = self._num_pushed
+        if self._by_arrival:
+            order, name = request.arrival_time_s, request.request_id
+        else:
+            order, name = float(-turn if request.evicted else turn), ""
+        heapq.heappush(self._heap, (-request.rank, order, name, turn, request))
+        request.queued = True
+        self._count(request, 1)
+
+    def head(self) -> RequestState:
+        """The first one that can be admitted.
+
+        Raises:
+            IndexError: there is none.
+        """
+        while not self._heap[0][-1].queued:
+            heapq.heappop(self._heap)
+        return self._heap[0][-1]
+
+    def first(self) -> RequestState:
+        """The first one, which may be aside.
+
+        Raises:
+            ValueError: nobody waits.
+        """
+        entries = list(self._aside.values())
+        if len(self):
+            self.head()  # so that the heap begins with a request that still waits
+            entries.append(self._heap[0])
+        return min(entries)[-1]
+
+    def pop(self) -> RequestState:
+        """Takes out the first request that can be admitted; it may be pushed again.
+
+        Raises:
+            IndexError: nobody can be admitted.
+        """
+        request = self.head()
+        heapq.heappop(self._heap)
+        self.discard(request)
+        return request
+
+    def discard(self, request: RequestState) -> None:
+        """Takes a request out for good, wherever it stands."""
+        request.queued = False
+        self._aside.pop(request.request_id, None)
+        self._count(request, -1)
+
+    def set_aside(self, request: RequestState) -> None:
+        """Keeps the request's place but stops its admission; linear in the queue."""
+        (entry,) = (entry for entry in self._heap if entry[-1] is request)
+        self._heap.remove(entry)
+        heapq.heapify(self._heap)
+        self._aside[request.request_id] = entry
+
+    def put_back(self, request: RequestState) -> None:
+        heapq.heappush(self._heap, self._aside.pop(request.request_id))
+
+    def set_rank(self, request: RequestState, rank: int) -> None:
+        """The request takes the place that it would have had with this rank from the start.
+        Linear."""
+        aside = self.is_aside(request)
+        if not aside:
+            self.set_aside(request)
+        self._count_rank(request, -1)
+        request.rank = rank
+        self._count_rank(request, 1)
+        self._aside[request.request_id] = (-rank, *self._aside[request.request_id][1:])
+        if not aside:
+            self.put_back(request)
+
+    def is_aside(self, request: RequestState) -> bool:
+        return request.request_id in self._aside
+
+    def in_order(self) -> list[RequestState]:
+        """All waiting requests, those aside among them; takes n log n."""
+        everybody = sorted([*self._heap, *self._aside.values()])
+        return [entry[-1] for entry in everybody if entry[-1].queued]
+
+    def check(self) -> None:
+        """Raises AssertionError: something is miscounted or out of place."""
+        queued = self.in_order()
+        assert len(queued) == self.num_queued
+        assert not queued or self.first() is queued[0]
+        ready = [r for r in queued if not self.is_aside(r)]
+        assert len(ready) == len(self)
+        assert not ready or self.head() is ready[0]
+        ranks = [r.rank for r in queued]
+        assert self.num_queued_by_rank == {rank: ranks.count(rank) for rank in ranks}
+        assert self.num_evicted == sum(r.evicted for r in queued)
+        assert self.demand_blocks == sum(blocks_for(r.num_tokens, self._block_size) for r in queued)
+
+    def _count(self, request: RequestState, sign: int) -> None:
+        self.num_queued += sign
+        self._count_rank(request, sign)
+        self.num_evicted += sign * request.evicted
+        self.demand_blocks += sign * blocks_for(request.num_tokens, self._block_size)
+
+    def _count_rank(self, request: RequestState, sign: int) -> None:
+        num = self.num_queued_by_rank.get(request.rank, 0) + sign
+        self.num_queued_by_rank[request.rank] = num
+        if not num:
+            del self.num_queued_by_rank[request.rank]
 
 
 @dataclass(slots=True)

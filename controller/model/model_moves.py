@@ -12,8 +12,7 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.value import value
-from controller.model.engine_state import EngineState, Pin
-from controller.model.request import ModelRequest, RequestState
+from controller.model.engine_state import EngineState, ModelRequest, Pin, RequestState
 
 
 @value

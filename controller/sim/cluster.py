@@ -25,7 +25,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.core.settings import HoldingConfig
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from controller.sim.dispatch_baselines import DISPATCH
 from controller.sim.emptying import SimEmptying
 from controller.sim.event_queue import EventQueue

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
 from controller.sim.event_queue import EventQueue
 from controller.sim.workload.request import Trace, TraceRequest
 

@@ -16,10 +16,8 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, with_batch
 from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
 from controller.core.migration.source import RequestEnded, RequestEvicted
-from controller.model.config import ModelConfig
-from controller.model.decode_stretch import DecodeStretch
-from controller.model.engine_model import EngineModel, StepResult
-from controller.model.profile import LatencyProfile
+from controller.model.engine_model import DecodeStretch, EngineModel, StepResult
+from controller.model.profile import LatencyProfile, ModelConfig
 from controller.sim.event_queue import Action, EventQueue
 from controller.sim.request_run import RequestRun
 from controller.sim.token_times import TokenTimes

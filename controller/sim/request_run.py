@@ -1,6 +1,6 @@
 """One request in a run: what its client asked for, and what the client has seen so far."""
 
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
 from controller.sim.workload.request import TraceRequest
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from controller.core.load.snapshot import NORMAL
 from controller.core.settings import ReschedulingConfig
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
 from controller.sim.cluster import SimCluster
 from controller.sim.policies import sim_policy

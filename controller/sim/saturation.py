@@ -16,8 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.model.config import Mode
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, Mode
 from controller.sim.workload.request import Trace
 
 Values = NDArray[np.float64]

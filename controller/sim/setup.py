@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
-from controller.model.config import Mode
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, Mode
 from controller.sim.relief_baselines import DEFRAG, LLUMNIX
 
 

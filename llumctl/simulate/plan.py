@@ -6,8 +6,7 @@ from pathlib import Path
 
 from controller.api.errors import UsageError
 from controller.api.settings.from_text import value_of
-from controller.model.config import Mode
-from controller.model.profile import LatencyProfile, load_profile
+from controller.model.profile import LatencyProfile, Mode, load_profile
 from controller.sim.bounds.pooled_cluster import ORACLES
 from controller.sim.policies import with_autoscale
 from controller.sim.policy_settings import setting_names, with_settings

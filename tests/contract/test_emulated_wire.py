@@ -17,8 +17,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api import token_sequence
-from controller.model.config import ModelConfig
-from controller.model.profile import load_profile
+from controller.model.profile import ModelConfig, load_profile
 from tests.emulated_answers import first_wrong
 
 EOS = 1

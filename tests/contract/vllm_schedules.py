@@ -11,7 +11,7 @@ from typing import Any
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import environment
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from tests.schedules import (
     RECORDED,
     Decisions,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from controller.model.config import ModelConfig
-from controller.model.profile import load_profile
+from controller.model.profile import ModelConfig, load_profile
 from tests.e2e.cluster import LLUMCTL, hear_interrupts, wait_for
 
 ENGINE = "controller.main.profile.engine_process"

@@ -9,8 +9,7 @@ import msgspec
 
 from controller.adapters.emulated import vllm_wire as wire
 from controller.core.instance_ref import InstanceRef
-from controller.model.config import ModelConfig
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import EngineFactory
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer

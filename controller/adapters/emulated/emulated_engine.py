@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.emulated_moves import EmulatedMoves, block_hashes, model_request
 from controller.adapters.emulated.emulated_request import LiveRequest, answer_to
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import (
     EmittedTokens,
     Emulation,

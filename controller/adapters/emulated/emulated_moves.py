@@ -19,8 +19,8 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
+from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState
-from controller.model.request import ModelRequest
 from controller.ports.engine_moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
 from controller.ports.frames import Frames
 

@@ -11,8 +11,7 @@ from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EmulatedTable, Settings
 from controller.main.machine.memory import available_bytes
 from controller.main.start.frontends import FRONTEND_BYTES
-from controller.model.config import ModelConfig
-from controller.model.profile import LatencyProfile, load_profile
+from controller.model.profile import LatencyProfile, ModelConfig, load_profile
 
 GIB = 1 << 30
 INSTANCE_BYTES = 120_000_000

@@ -19,7 +19,7 @@ from functools import partial
 from types import MappingProxyType
 
 from controller.core.load.snapshot import blocks_for
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from controller.sim.bounds.pooled_engine import PooledEngine, PooledRequest
 from controller.sim.event_queue import EventQueue
 from controller.sim.incoming import model_request, schedule_arrivals

@@ -5,8 +5,7 @@ each request holds by the steps that it has done: a step costs the same however 
 """
 
 from controller.core.load.snapshot import blocks_for
-from controller.model.config import ModelConfig
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, ModelConfig
 from controller.sim.bounds.pooled_future import Future
 from controller.sim.request_run import RequestRun
 from controller.sim.token_times import TokenTimes

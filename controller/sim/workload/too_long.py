@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from controller.sim.workload.request import Trace, TraceRequest
 
 

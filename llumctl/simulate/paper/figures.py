@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from controller.model.config import Mode
+from controller.model.profile import Mode
 from llumctl.simulate.paper.points import FigureName, points
 
 GENERATED = ("S-S", "M-M", "L-L", "S-L", "L-S")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from controller.model.config import Mode
+from controller.model.profile import Mode
 from controller.sim.run import Load, Run
 from llumctl.choices import one_of
 from llumctl.simulate import find_knee, plan

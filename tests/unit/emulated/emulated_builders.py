@@ -7,8 +7,7 @@ import msgspec
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.adapters.emulated.vllm_wire import Outputs
-from controller.model.config import ModelConfig
-from controller.model.profile import load_profile
+from controller.model.profile import ModelConfig, load_profile
 from controller.ports.engine import StepOutputs
 
 PROFILE = replace(load_profile("a10-llama-7b"), max_model_len=1024)

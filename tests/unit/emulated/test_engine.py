@@ -9,7 +9,7 @@ import pytest
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.token_sequence import END, natural_length, start
-from controller.model.config import ModelConfig
+from controller.model.profile import ModelConfig
 from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import (
     EOS,

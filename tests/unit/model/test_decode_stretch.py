@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 PROFILE = load_profile("a10-llama-7b")
 CONFIG = ModelConfig(

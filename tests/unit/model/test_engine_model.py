@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 from tests.unit.model import virtual_time
 
 PROFILE = load_profile("a10-llama-7b")

@@ -8,11 +8,10 @@ import pytest
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.rescheduling.candidate import Candidate
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
+from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 PROFILE = load_profile("a10-llama-7b")
 CHUNKED = ModelConfig(

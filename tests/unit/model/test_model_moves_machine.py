@@ -8,11 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
+from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 BLOCK_SIZE = 4
 TIGHT = ModelConfig(

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.model.config import ModelConfig
-from controller.model.profile import LatencyProfile, load_profile, profile_names
+from controller.model.profile import LatencyProfile, ModelConfig, load_profile, profile_names
 
 
 @pytest.fixture

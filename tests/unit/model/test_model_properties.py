@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from controller.core.load.snapshot import blocks_for
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 PROFILE = load_profile("a10-llama-7b")
 BLOCK_SIZE = 4

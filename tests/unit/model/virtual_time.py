@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from controller.model.engine_model import EngineModel
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ from controller.main.profile.fit import fit
 from controller.main.profile.grid import grid_of
 from controller.main.profile.measure import measure
 from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints
-from controller.model.config import ModelConfig
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, ModelConfig
 from tests.unit.emulated.emulated_builders import Clock, frames
 from tests.unit.profile.profile_points import A10
 

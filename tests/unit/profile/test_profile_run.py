@@ -20,8 +20,7 @@ from controller.main.profile.engine_process import Done, Failed, Message, NoLink
 from controller.main.profile.fit import fit
 from controller.main.profile.points import LinkFigures, Measured, StepPoints
 from controller.main.profile.run import Wanted, profile_of, run
-from controller.model.config import ModelConfig
-from controller.model.profile import load_profile
+from controller.model.profile import ModelConfig, load_profile
 from tests.unit.profile.profile_points import A10, SIZES, points_of
 
 LINK = LinkFigures(num_bytes=10_000_000, stage_s=0.01, one_block_s=0.001)

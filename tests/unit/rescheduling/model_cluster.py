@@ -16,10 +16,9 @@ from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.core.settings import ReschedulingConfig
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 
 A10 = load_profile("a10-llama-7b")
 MAX_MOVES = 4

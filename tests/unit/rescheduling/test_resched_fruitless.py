@@ -2,7 +2,7 @@
 
 from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.settings import ReschedulingConfig
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster
 
 CONFIG = ReschedulingConfig()

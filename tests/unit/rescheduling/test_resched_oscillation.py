@@ -5,7 +5,7 @@ import random
 import pytest
 
 from controller.core.settings import ReschedulingConfig
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster, arrivals
 
 NO_MOVES = ReschedulingConfig(enabled=False)

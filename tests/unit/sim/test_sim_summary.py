@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
 from controller.sim.outcome import Outcome, Sampled
 from controller.sim.request_run import RequestRun
 from controller.sim.setup import ClusterSetup

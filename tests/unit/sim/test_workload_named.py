@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
+from controller.model.engine_state import ModelRequest
+from controller.model.profile import ModelConfig, load_profile
 from controller.sim.workload import scaling
 from controller.sim.workload.named import is_file, workload
 from controller.sim.workload.request import Trace, TraceRequest
