@@ -147,9 +147,16 @@ class GlobalScheduler:
         begins with another request."""
         if self._placement is None or not self._pool.any_schedulable(now_s):
             return []
-        snapshots = [*self.schedulable_snapshots(now_s), *self._pool.shut_snapshots(now_s)]
+        sources, destinations = list[InstanceSnapshot](), list[InstanceSnapshot]()
+        for record in self.instances.values():
+            if (snapshot := record.snapshot) is None:
+                continue
+            if record.may_receive(now_s):
+                destinations.append(snapshot)
+            if record.may_send(now_s) and not snapshot.draining:  # all leaves there in any case
+                sources.append(snapshot)
         rooms, turn = self._pool.rooms, self._num_help_rounds
-        orders = help_blocked(snapshots, rooms, self._placement, may_move, turn)
+        orders = help_blocked(sources, destinations, rooms, self._placement, may_move, turn)
         self._num_help_rounds += bool(orders)
         return orders
 

@@ -12,7 +12,7 @@ from controller.api.operations.on_instances import cordoned
 from controller.api.text.closed import MOVES_ONLY, state_word
 from controller.api.wire.models import ClusterStatus, InstanceStatus
 from controller.api.wire.operations import CordonReport, OperationList
-from controller.core.load.closed import Closed
+from controller.core.load.closed import ROWS, Closed, Row
 from llumctl.app import run
 from tests.unit.cli_support import remember
 from tests.unit.control_support import AUTHORIZED, TOKEN, Listener, listening
@@ -129,6 +129,21 @@ async def test_no_request_is_moved_there_by_hand(bed: Bed) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "unschedulable")
     assert "it is cordoned" in answer.json()["message"]
     assert bed.controller.operator_moves.choose("i-0", 1) == "i-2"
+
+
+async def test_what_a_reason_does_not_stop_is_not_refused(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROWS, Closed.CORDONED, Row(False, False, False, False, "it is looked at"))
+    assert (await bed.reported("i-1/cordon")).closed_by == ()
+    await bed.reported("i-2/cordon")
+    answer = await bed.client.post(
+        "/v1/requests/r-1/migrate", headers=AUTHORIZED, json={"to": "i-1", "dry_run": True}
+    )
+    assert answer.json()["code"] != "unschedulable"
+    assert bed.controller.operator_moves.choose("i-0", 1) == "i-1"
+    told = bed.controller.directories.present().instances
+    assert all(each.takes_requests for each in told)
 
 
 async def test_the_commands(bed: Bed, capsys: Captured) -> None:

@@ -268,12 +268,11 @@ class _Cordoning(_OnInstance[Wanted, CordonReport]):
         if record is not None and has is not None:
             num_requests = has.num_running + has.num_queued + record.unreported.num_requests
         now = controller.openness.closed_by(self.instance_id, controller.now_s())
-        others = {each for each in now if each.stops_requests and each is not Closed.CORDONED}
-        reasons = others | {Closed.CORDONED} if cordoned else others
+        reasons = set(now) - {Closed.CORDONED} | ({Closed.CORDONED} if cordoned else set())
         return CordonReport(
             instance_id=self.instance_id,
             cordoned=cordoned,
-            closed_by=tuple(each for each in Closed if each in reasons),
+            closed_by=tuple(each for each in Closed if each in reasons and each.stops_requests),
             num_requests=num_requests,
             dry_run=dry_run,
             revision=self.revision,

@@ -99,7 +99,9 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             )
         for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
             closed_by = () if instance_id is None else self._closed_by(instance_id, source_id)
-            refusals = [r for r in closed_by if (r.stops_sending if role else r.stops_requests)]
+            refusals = [
+                r for r in closed_by if (r.stops_sending if role else r.stops_named_arrivals)
+            ]
             if refusals:
                 code = "not_serving" if role else "unschedulable"
                 named = f"instance {instance_id}"
@@ -285,7 +287,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
                 continue
             closed_by = self._closed_by(member.member_id, self.source_id)
             reason = closed_by[0].words if closed_by else ""
-            if not any(each.stops_requests for each in closed_by):
+            if not any(each.stops_named_arrivals for each in closed_by):
                 snapshot = controller.statuses[member.member_id].snapshot
                 reason = why(lacks(snapshot, num_blocks) or "") or reason
             told.append(f"{member.member_id}: {reason}")

@@ -124,15 +124,6 @@ class InstancePool:
             if record.snapshot is not None and record.schedulable(now_s)
         ]
 
-    def shut_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
-        """Those of instances that get none by order, though they serve and do not drain."""
-        found = list[InstanceSnapshot]()
-        for instance_id in self._ordered:
-            record = self._records.get(instance_id)
-            if record is not None and record.snapshot is not None and record.reports(now_s):
-                found += [] if record.snapshot.draining else [record.snapshot]
-        return found
-
     @property
     def rooms(self) -> Mapping[str, Room]:
         """With late binding: of all schedulable instances by id, after `any_schedulable`."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.holding.held_queue import Key
-from controller.core.load.closed import Closed, Reasons
+from controller.core.load.closed import Closed, Reasons, stop_arrivals
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.rescheduling.avoided import Cooling
 
@@ -25,9 +25,6 @@ class Instances(Protocol):
     @property
     def reserved(self) -> Mapping[str, Key]:
         """The held requests for which instances are kept, by instance."""
-
-    def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
-        """The last snapshots of all instances that may get requests."""
 
 
 class Openness:
@@ -56,19 +53,22 @@ class Openness:
         """The last statuses of the instances where moves may begin. One that hangs would neither
         send nor receive."""
         for record in self._scheduler.instances.values():
-            if record.snapshot is not None and record.reports(now_s):
+            if record.snapshot is not None and record.may_send(now_s):
                 yield record.snapshot
 
     def destinations(self, now_s: float, source_id: str) -> list[InstanceSnapshot]:
         """The last statuses of the instances to which moves from there may go."""
         return [
-            snapshot
-            for snapshot in self._scheduler.schedulable_snapshots(now_s)
-            if snapshot.instance_id not in self._scheduler.reserved
-            and not self._cooling.remaining_s(snapshot.instance_id, now_s, source_id)
+            record.snapshot
+            for instance_id, record in self._scheduler.instances.items()
+            if record.snapshot is not None
+            and not stop_arrivals(self.closed_by(instance_id, now_s, source_id))
         ]
 
     def closed_to_moves(self, now_s: float) -> set[str]:
         """The instances to which no move goes, wherever from, though they report."""
         scheduler = self._scheduler
-        return {*scheduler.reserved, *scheduler.ordered, *self._cooling.destinations(now_s)}
+        ordered = (i for i, reasons in scheduler.ordered.items() if stop_arrivals(reasons))
+        reserved = scheduler.reserved if Closed.RESERVED.stops_arrivals else ()
+        cooling = self._cooling.destinations(now_s) if Closed.COOLING.stops_arrivals else ()
+        return {*reserved, *ordered, *cooling}

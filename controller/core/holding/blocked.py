@@ -11,7 +11,7 @@ an admission leaves: what runs goes before what is new. In one round no room is 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
@@ -60,25 +60,25 @@ class _Wanted:
 
 
 def help_blocked(
-    snapshots: Iterable[InstanceSnapshot],
+    sources: Sequence[InstanceSnapshot],
+    destinations: Iterable[InstanceSnapshot],
     rooms: Mapping[str, Room],
     placement: Placement,
     may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
-    """`snapshots` of instances where moves may begin; `rooms` of the schedulable ones, by id.
-    `may_move`: from one to another now. `turn`: the number of the round, by which another order
-    chooses first."""
+    """`sources` are instances where moves may begin, `destinations` those to which moves may go,
+    `rooms` those of the schedulable ones, by id. `may_move`: from one to another now. `turn`: the
+    number of the round, by which another order chooses first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
-    snapshots = list(snapshots)
     left = {
         each.instance_id: _left(each, rooms[each.instance_id], config)
-        for each in snapshots
+        for each in destinations
         if each.instance_id in rooms
     }
     spare = {i: blocks for i, blocks in left.items() if blocks > 0 and i not in placement.reserved}
-    for snapshot in snapshots:
+    for snapshot in sources:
         here, head = snapshot.instance_id, snapshot.queue_head
         if not needs_help(snapshot, config):
             continue
@@ -98,15 +98,18 @@ def help_blocked(
             lacking = demand - snapshot.arrivable_blocks
             wanted.append(_Wanted(here, head.request_id, head.rank, lacking, {}))
     if config.making_room:
-        wanted += _for_held(placement, rooms, left)
+        wanted += _for_held(placement, {each.instance_id for each in sources}, rooms, left)
     return [*heads, *_shared(wanted, spare, may_move, turn)]
 
 
 def _for_held(
-    placement: Placement, rooms: Mapping[str, Room], left: Mapping[str, int]
+    placement: Placement,
+    sources: Collection[str],
+    rooms: Mapping[str, Room],
+    left: Mapping[str, int],
 ) -> Iterator[_Wanted]:
     """Room for each held request on that of its instances that lacks the least; requests may leave
-    for its other ones too."""
+    for its other ones too. `sources`: ids of the instances where moves may begin."""
     kept: dict[Key, list[str]] = {}
     for instance_id, key in placement.reserved.items():
         if instance_id in rooms:
@@ -115,10 +118,12 @@ def _for_held(
         held = placement.queue.get(key)
         if held is None:
             continue
-        lacking = {i: rooms[i].lacking_blocks(held.demand_blocks) for i in instance_ids}
-        best = min(instance_ids, key=lambda i: (lacking[i], i))
-        if lacking[best] > 0:
-            own = {i: left[i] for i in instance_ids if i != best and left[i] > 0}
+        lacking = {
+            i: rooms[i].lacking_blocks(held.demand_blocks) for i in instance_ids if i in sources
+        }
+        best = min(lacking, key=lambda i: (lacking[i], i), default="")
+        if lacking.get(best, 0) > 0:
+            own = {i: left[i] for i in instance_ids if i != best and left.get(i, 0) > 0}
             yield _Wanted(best, held.request_id, held.rank, lacking[best], own)
 
 

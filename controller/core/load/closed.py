@@ -1,21 +1,34 @@
 """Whether an instance gets new requests, whether moves go there, and whether moves begin there: one
 state, which is the set of reasons against it. Without any the instance is open.
 
-    reason       new requests   moves there   moves from there   holds
-    not_serving  none           none          none               until its next process serves
-    no_status    none           none          none               until that process reports
-    stalled      none           none          none               until it reports again
-    draining     none           none          begin              while claimed, or it says so
-    cordoned     none           none          begin              until an operator takes it back
-    reserved     go there       none          begin              while a held request waits for it
-    cooling      go there       none          begin              a while after moves there failed
+    reason       holds
+    not_serving  until its next process serves
+    no_status    until that process reports
+    stalled      until it reports again
+    draining     while claimed, or while it says so
+    cordoned     until an operator takes it back
+    reserved     while a held request waits for it
+    cooling      a while after moves there failed
 
 The instance's record has the first five (`dispatch.instance_record`), of which the spec decides the
-last two (`operations.cluster_spec`). A new reason is a row: a member here, and whoever says that it
-holds. The scheduler, rounds, moves by hand, forecasts, statuses and refusals read the rows.
+last two (`operations.cluster_spec`). A new reason is a member here with its row in `ROWS`, and
+whoever says that it holds. The scheduler, rounds, moves by hand, forecasts, statuses and refusals
+ask what the row stops, and none of them asks whether there is any reason at all.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """What a reason stops, and how it is said."""
+
+    requests: bool
+    arrivals: bool
+    named_arrivals: bool
+    sending: bool
+    words: str
 
 
 class Closed(StrEnum):
@@ -32,28 +45,54 @@ class Closed(StrEnum):
     @property
     def stops_requests(self) -> bool:
         """The instance gets no new requests."""
-        return self not in (Closed.RESERVED, Closed.COOLING)
+        return ROWS[self].requests
+
+    @property
+    def stops_arrivals(self) -> bool:
+        """No move goes there by itself."""
+        return ROWS[self].arrivals
+
+    @property
+    def stops_named_arrivals(self) -> bool:
+        """Nor one for which an operator names the instance."""
+        return ROWS[self].named_arrivals
 
     @property
     def stops_sending(self) -> bool:
         """No move begins there."""
-        return self in (Closed.NOT_SERVING, Closed.NO_STATUS, Closed.STALLED)
+        return ROWS[self].sending
 
     @property
     def words(self) -> str:
         """Why, said of the instance."""
-        return _WORDS[self]
+        return ROWS[self].words
 
 
-_WORDS = {
-    Closed.NOT_SERVING: "its process is gone",
-    Closed.NO_STATUS: "it has not reported yet",
-    Closed.STALLED: "it is stalled",
-    Closed.DRAINING: "it is draining",
-    Closed.CORDONED: "it is cordoned",
-    Closed.RESERVED: "it is kept for a request that waits for room",
-    Closed.COOLING: "it failed lately and cools",
+# fmt: off
+ROWS = {
+    #                       requests  arrivals  named  sending
+    Closed.NOT_SERVING: Row(True,     True,     True,  True,  "its process is gone"),
+    Closed.NO_STATUS:   Row(True,     True,     True,  True,  "it has not reported yet"),
+    Closed.STALLED:     Row(True,     True,     True,  True,  "it is stalled"),
+    Closed.DRAINING:    Row(True,     True,     True,  False, "it is draining"),
+    Closed.CORDONED:    Row(True,     True,     True,  False, "it is cordoned"),
+    Closed.RESERVED:    Row(False,    True,     False, False,
+                            "it is kept for a request that waits for room"),
+    Closed.COOLING:     Row(False,    True,     False, False, "it failed lately and cools"),
 }
+# fmt: on
 
 Reasons = frozenset[Closed]
 OPEN: Reasons = frozenset()
+
+
+def stop_requests(reasons: Iterable[Closed]) -> bool:
+    return any(each.stops_requests for each in reasons)
+
+
+def stop_arrivals(reasons: Iterable[Closed]) -> bool:
+    return any(each.stops_arrivals for each in reasons)
+
+
+def stop_sending(reasons: Iterable[Closed]) -> bool:
+    return any(each.stops_sending for each in reasons)

@@ -90,7 +90,7 @@ class ClusterSpec:
 
     @property
     def closed(self) -> Mapping[str, Reasons]:
-        """By instance: what the spec has against new requests there. Others are not named."""
+        """By instance: what the spec has against it. Others are not named."""
         by_reason = ((Closed.DRAINING, self.drains), (Closed.CORDONED, self.cordons))
         return {
             each: frozenset(reason for reason, there in by_reason if each in there)

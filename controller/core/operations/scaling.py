@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from controller.core.bounds import MAX_INSTANCES
+from controller.core.load.closed import OPEN, stop_requests
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.order_checks import OrderRefusal, none_would_serve
 
@@ -50,11 +51,12 @@ def plan_scale(
         return OrderRefusal.MIN_INSTANCES
     if target > MAX_INSTANCES:
         return OrderRefusal.MAX_INSTANCES
-    planned = planned_instances(spec)
+    planned, closed = planned_instances(spec), spec.closed
 
     def order(instance_id: str) -> tuple[bool, bool, int, str]:
         drain = spec.drains.get(instance_id)
-        takes_requests = instance_id in num_running and instance_id not in spec.closed
+        is_shut = stop_requests(closed.get(instance_id, OPEN))
+        takes_requests = instance_id in num_running and not is_shut
         is_restarted = drain is not None and drain.restarts
         return (is_restarted, takes_requests, num_running.get(instance_id, -1), instance_id)
 

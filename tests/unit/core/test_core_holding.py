@@ -431,7 +431,7 @@ def helped(
     placement: Placement, *snapshots: InstanceSnapshot, turn: int = 0
 ) -> list[MoveHead | MakeRoom]:
     where = {each.instance_id: Room.of(each, 0) for each in snapshots}
-    return help_blocked(snapshots, where, placement, turn=turn)
+    return help_blocked(snapshots, snapshots, where, placement, turn=turn)
 
 
 def test_a_blocked_head_goes_where_it_fits_at_once() -> None:

@@ -9,8 +9,10 @@ from controller.core.emptying.openness import Openness
 from controller.core.emptying.orders import ReliefOrder
 from controller.core.emptying.rounds import OrderRelief, ReliefRounds, RoundDue, RoundRules
 from controller.core.instance_ref import InstanceRef
-from controller.core.load.closed import OPEN
+from controller.core.load.closed import OPEN, ROWS, Closed, Reasons, Row
 from controller.core.load.snapshot import DEFAULT_LEVELS
+from controller.core.operations.cluster_spec import ClusterSpec, Cordon
+from controller.core.operations.scaling import plan_scale
 from controller.core.rescheduling.avoided import Cooling
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -22,7 +24,14 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
+from tests.unit.core.core_builders import (
+    CORDONED,
+    DRAINS,
+    queued,
+    request,
+    running,
+    status,
+)
 
 IDS = ("a", "b", "c", "d", "e")
 STALL_S = 3.0
@@ -72,6 +81,58 @@ class Cluster:
         return 0
 
 
+def shut(cluster: Cluster, reasons: Reasons) -> list[object]:
+    """All that an hour brings where the spec has these reasons against b and d."""
+    scheduler, found = cluster.scheduler, list[object]()
+    dice = random.Random(7)
+    for each in IDS:
+        scheduler.handle(InstanceStarted(each, 1), 0.0)
+        scheduler.handle(ClosedBy(each, reasons if each in ("b", "d") else OPEN), 0.0)
+    for number in range(200):
+        now_s, one = 0.1 * number, dice.choice(IDS)
+        waits = [queued("y", dice.choice((50, 90)))] if dice.random() < 0.3 else []
+        load = [running("x", dice.choice((0, 20, 60, 95))), *waits]
+        seq = scheduler.instances[one].last_dispatch_seq
+        found += scheduler.handle(status(one, seen=seq, requests=load), now_s)
+        asked = request(f"r{number}", tokens=dice.randint(1, 1500), arrival=now_s)
+        found += scheduler.handle(asked, now_s)
+        found += cluster.rounds.handle(RoundDue(), now_s)
+        found += [cluster.by_hand.choose(one, 1, now_s), scheduler.held_view(now_s).best_kept()]
+        found += [record.is_shut for record in scheduler.instances.values()]
+        found.append([[s.instance_id for s in cluster.openness.sources(now_s)]])
+    return found
+
+
+def test_a_reason_whose_row_stops_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {type(each).__name__ for each in shut(Cluster(random.Random(1)), OPEN)}
+    assert kinds >= {"Dispatch", "OrderRelief", "OrderRoom"}
+    monkeypatch.setitem(ROWS, Closed.CORDONED, Row(False, False, False, False, "it is looked at"))
+    for seed in (1, 5):
+        with_it = shut(Cluster(random.Random(seed)), CORDONED)
+        assert with_it == shut(Cluster(random.Random(seed)), OPEN)
+    spec, running = ClusterSpec.first(3), {"i-0": 1, "i-1": 2, "i-2": 3}
+    looked_at = spec.with_cordon("i-2", Cordon("c", 0.0))
+    assert plan_scale(looked_at, 2, running) == plan_scale(spec, 2, running)
+
+
+@pytest.mark.parametrize("stops", range(3))
+def test_a_row_stops_just_what_its_columns_say(monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
+    columns = [number == stops for number in range(3)]
+    row = Row(columns[0], columns[1], columns[1], columns[2], "it is looked at")
+    monkeypatch.setitem(ROWS, Closed.CORDONED, row)
+    cluster = Cluster(random.Random(1))
+    scheduler = cluster.scheduler
+    for each in IDS:
+        scheduler.handle(InstanceStarted(each, 1), 0.0)
+        scheduler.handle(status(each), 0.0)
+    scheduler.handle(ClosedBy("b", CORDONED), 0.0)
+    get = {s.instance_id for s in scheduler.schedulable_snapshots(0.0)}
+    receive = {s.instance_id for s in cluster.openness.destinations(0.0, "a")}
+    send = {s.instance_id for s in cluster.openness.sources(0.0)}
+    assert [set(IDS) - each == {"b"} for each in (get, receive, send)] == columns
+    assert ("b" in cluster.openness.closed_to_moves(0.0)) is columns[1]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_whoever_asks_hears_the_same(seed: int) -> None:
     dice, now_s = random.Random(seed), 0.0
@@ -115,14 +176,16 @@ def test_whoever_asks_hears_the_same(seed: int) -> None:
             assert (each in get_requests) is not any(r.stops_requests for r in against[each])
             assert (each in send) is not any(r.stops_sending for r in against[each])
         takes = {s.instance_id for s in openness.destinations(now_s, one)}
-        assert takes == {each for each in IDS if not openness.closed_by(each, now_s, one)}
+        from_one = {each: openness.closed_by(each, now_s, one) for each in IDS}
+        assert takes == {each for each in IDS if not any(r.stops_arrivals for r in from_one[each])}
         chosen = cluster.by_hand.choose(one, 1, now_s)
-        assert chosen is None or not openness.closed_by(chosen, now_s, one)
+        assert chosen is None or chosen in takes
 
         for order in cluster.rounds.handle(RoundDue(), now_s):
             if isinstance(order, OrderRelief):
                 assert isinstance(order.order, ReliefOrder)
-                assert not against[order.order.destination.instance_id]
+                destination_id = order.order.destination.instance_id
+                assert not any(r.stops_arrivals for r in against[destination_id])
                 assert not any(r.stops_sending for r in against[order.source_id])
         cluster.rounds.check()
 

@@ -107,9 +107,11 @@ class DrainForecasts:
     def _destinations(self, going: Collection[str]) -> list[InstanceSnapshot]:
         cluster, now_s = self._cluster, self._cluster.now_s()
         return [
-            snapshot
-            for snapshot in cluster.scheduler.schedulable_snapshots(now_s)
-            if snapshot.instance_id not in going
+            record.snapshot
+            for instance_id, record in cluster.scheduler.instances.items()
+            if record.snapshot is not None
+            and record.may_receive(now_s)
+            and instance_id not in going
         ]
 
     def _block_size(self, instance_id: str) -> int:
