@@ -24,8 +24,8 @@ from controller.api.wire.models import (
     QueueHeadStatus,
 )
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
+from controller.core.admission.waiting_reasons import queue_reason
 from controller.core.load.freeness import dispatch_freeness, freeness
-from controller.core.load.queue_reason import queue_reason
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.load.virtual_usage import (
     headroom_by_rank,

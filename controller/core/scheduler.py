@@ -20,18 +20,15 @@ and the first statuses restore loads and sequence numbers; frontends ask again.
 
 from collections.abc import Callable, Iterator, Mapping
 
+from controller.core.admission.api_keys import NO_KEYS, KeyTable, OwnLimits
+from controller.core.admission.room_orders import MakeRoom, MoveHead, help_blocked
+from controller.core.admission.waiting_reasons import HeldPlace, HeldView
+from controller.core.admission.waiting_requests import DrainRate, HeldRequest, HeldRequests, Key
 from controller.core.dispatch.instance_pool import InstancePool
 from controller.core.dispatch.policies import POLICIES, Policy
-from controller.core.held_requests import HeldRequest, HeldRequests
-from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.first_token import best_fitting
-from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
-from controller.core.holding.view import HeldPlace, HeldView
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
-from controller.core.overload.drain_rate import DrainRate
-from controller.core.overload.key_limits import NO_KEYS, OwnLimits
-from controller.core.overload.key_table import KeyTable
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,

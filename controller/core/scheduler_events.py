@@ -173,7 +173,7 @@ class Reject:
     frontend_id: str
     code: RejectCode
     retry_after_s: int = 1
-    """When the client may try again: an estimate (`overload.drain_rate`). One that found no
+    """When the client may try again: an estimate (`DrainRate`). One that found no
     instance may at once, as it is held again until one comes."""
     rank: int = field(default=0, compare=False)
 

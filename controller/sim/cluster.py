@@ -6,7 +6,7 @@ is random either: the same setup and trace give the same outcome.
 
 from collections.abc import Sequence
 
-from controller.core.holding.blocked import needs_help
+from controller.core.admission.room_orders import needs_help
 from controller.core.load.closed import Closed
 from controller.core.load.room import MAX_QUEUED, below_half_free
 from controller.core.load.snapshot import InstanceSnapshot

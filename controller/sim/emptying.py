@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying import rounds
 from controller.core.emptying.openness import Openness
 from controller.core.emptying.relieving import (
@@ -35,7 +36,6 @@ from controller.core.emptying.rounds import (
     RoundRules,
     WithdrawRelief,
 )
-from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal

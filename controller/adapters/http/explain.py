@@ -8,7 +8,7 @@ from controller.adapters.http.requests import find_record, place_of, refusals_of
 from controller.adapters.http.views.record_view import event_model, request_model
 from controller.api.explain import explain, held_back
 from controller.api.wire.explain import Explanation, Waiting
-from controller.core.load.queue_reason import QueueReason, queue_reason
+from controller.core.admission.waiting_reasons import QueueReason, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import EventKind, LoggedEvent

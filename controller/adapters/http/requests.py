@@ -18,7 +18,7 @@ from controller.api.wire.models import (
     RequestState,
     RequestStatus,
 )
-from controller.core.holding.view import HeldView
+from controller.core.admission.waiting_reasons import HeldView
 from controller.core.record.request_record import ENDED, Match, RequestRecord
 from controller.core.record.request_record import RequestState as CoreState
 from controller.runtime.controller.controller import Controller

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.core.holding.held_queue import Key
+from controller.core.admission.waiting_reasons import HeldPlace
+from controller.core.admission.waiting_requests import Key
 from controller.core.holding.placement import Placement
-from controller.core.holding.view import HeldPlace
 from controller.core.load.windows import CountWindow
 from controller.core.record.event_log import EventKind, Number
 from controller.core.scheduler import GlobalScheduler

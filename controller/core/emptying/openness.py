@@ -4,8 +4,8 @@ forecasts, statuses and refusals share."""
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from controller.core.admission.waiting_requests import Key
 from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.holding.held_queue import Key
 from controller.core.load.closed import Closed, Reasons, stop_arrivals
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.rescheduling.avoided import Cooling

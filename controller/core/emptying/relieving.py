@@ -5,7 +5,7 @@ rounds. This machine runs at the source; it sees requests, which no round does.
               (`rescheduling.relief`); the order is renewed in each round, or ends
     head      the queue head goes to another queue
     room      others leave so that a blocked request fits, or for the growth of those that run:
-              whole plans only (`holding.room_moves`)
+              whole plans only (`room_plan`)
 
 It looks at its requests between two steps of the engine, once for all orders that came meanwhile,
 and only if an order is there by which a move may begin:
@@ -32,9 +32,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.orders import HeadOrder, ReliefOrder, RoomOrder
-from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_moves import PLAN_FAILED, ends_plan, head_to_leave, room_plan_for
+from controller.core.emptying.room_plan import PLAN_FAILED, ends_plan, head_to_leave, room_plan_for
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.move_table import MoveTable

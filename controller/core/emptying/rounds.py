@@ -3,7 +3,8 @@ where room is made for a blocked request.
 
 A round looks at one status per instance and never at a request; sources choose those (`relieving`).
 
-    help      with late binding: queue heads go elsewhere, and room is made (`holding.blocked`)
+    help      with late binding: queue heads go elsewhere, and room is made
+              (`admission.room_orders`)
     relief    sources are paired with destinations (`rescheduling.pairing`), and ordered to relieve
               themselves; a source that had an order and is not paired any more is told so
 
@@ -22,8 +23,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
+from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.orders import HeadOrder, Opening, ReliefOrder, RoomOrder
-from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.avoided import Avoided, Cooling, fruitless_until_s

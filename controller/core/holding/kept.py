@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
-from controller.core.holding.held_queue import Held, HeldQueue, Key
+from controller.core.admission.waiting_requests import Held, HeldQueue, Key
 from controller.core.load.room import Room
 from controller.core.settings import HoldingConfig
 from controller.core.value import value

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from itertools import islice
 
-from controller.core.holding.held_queue import HeldQueue, Key
+from controller.core.admission.waiting_requests import HeldQueue, Key
 from controller.core.holding.kept import (
     MAX_LOOKED_AT,
     LeastInOpen,

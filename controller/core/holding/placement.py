@@ -12,8 +12,8 @@ that fit nowhere.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from controller.core.admission.waiting_requests import Held, HeldQueue, Key
 from controller.core.holding.first_token import Cached, Score, best_fitting
-from controller.core.holding.held_queue import Held, HeldQueue, Key
 from controller.core.holding.kept import kept_for
 from controller.core.holding.kept_anew import Settled
 from controller.core.load.room import Room

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.openness import Openness
 from controller.core.emptying.orders import HeadOrder
 from controller.core.emptying.rounds import (
@@ -21,7 +22,6 @@ from controller.core.emptying.rounds import (
     RulesChanged,
     WithdrawRelief,
 )
-from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.avoided import Cooling

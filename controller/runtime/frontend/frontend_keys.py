@@ -4,8 +4,7 @@ decides, and goes by its share of the limits while the controller is away."""
 import asyncio
 from collections.abc import Callable
 
-from controller.core.overload.key_limits import NO_KEYS, OwnLimits, Refusal, refusal
-from controller.core.overload.key_use import KeyUse
+from controller.core.admission.api_keys import NO_KEYS, KeyUse, OwnLimits, Refusal, refusal
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested, KeysTold
 from controller.core.settings import KeyLimits

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controller.core.admission.api_keys import NO_KEYS, OwnLimits
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
-from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested

@@ -14,7 +14,7 @@ from controller.core.admission.records import (
     PutOnRecord,
     Rejected,
 )
-from controller.core.holding.held_queue import Held, HeldQueue
+from controller.core.admission.waiting_requests import Held, HeldQueue
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig

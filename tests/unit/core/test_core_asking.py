@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.admission.api_keys import Refusal
 from controller.core.admission.asking import (
     BYPASS_EVERY_S,
     CONTROLLER_SILENCE_S,
@@ -37,7 +38,6 @@ from controller.core.admission.asking import (
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.overload.key_limits import Refusal
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 
 IDS = ("i-0", "i-1")

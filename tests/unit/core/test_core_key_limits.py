@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.admission.api_keys import KeyTable, KeyUse, refusal
 from controller.core.load.windows import CountWindow
-from controller.core.overload.key_limits import refusal
-from controller.core.overload.key_table import KeyTable
-from controller.core.overload.key_use import KeyUse
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (

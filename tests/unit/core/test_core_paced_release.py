@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.holding.paced_release import AT_LEAST_EVERY_S, PacedRelease
+from controller.core.admission.asking import AT_LEAST_EVERY_S, PacedRelease
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler_events import DispatchRequested
 

@@ -28,7 +28,7 @@ from controller.core.emptying.relieving import (
     TellNotMoved,
     TellRoomNotMade,
 )
-from controller.core.holding.room_moves import PLAN_FAILED
+from controller.core.emptying.room_plan import PLAN_FAILED
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.migration.refusals import MoveRefusal

@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
-from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_moves import NoRoom, RoomPlan, head_to_leave, room_plan_for
-from controller.core.holding.room_plan import RoomMove
+from controller.core.admission.room_orders import MakeRoom, MoveHead
+from controller.core.emptying.room_plan import (
+    NoRoom,
+    RoomMove,
+    RoomPlan,
+    head_to_leave,
+    room_plan_for,
+)
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, queued, running
 

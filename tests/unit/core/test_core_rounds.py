@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.orders import RoomOrder
 from controller.core.emptying.rounds import (
     InstanceGone,
@@ -18,7 +19,6 @@ from controller.core.emptying.rounds import (
     RulesChanged,
     WithdrawRelief,
 )
-from controller.core.holding.blocked import MakeRoom, MoveHead
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.rescheduling.avoided import Cooling

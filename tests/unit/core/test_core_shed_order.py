@@ -3,8 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.overload.drain_rate import MOST_S, WINDOW_S, DrainRate
-from controller.core.overload.shed_order import ShedOrder
+from controller.core.admission.waiting_requests import (
+    DRAIN_WINDOW_S,
+    MOST_RETRY_S,
+    DrainRate,
+    ShedOrder,
+)
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
@@ -107,7 +111,7 @@ def test_a_higher_rank_takes_the_place_of_the_newest_of_the_lowest() -> None:
         for name, rank, arrival in (("a", 0, 1), ("b", 0, 3), ("c", 0, 2)):
             assert scheduler.handle(request(name, rank=rank, arrival=arrival), 0.0) == []
         (told,) = scheduler.handle(request("d", rank=1, arrival=9), 0.0)
-        assert told == Reject("b", "f", RejectCode.OVERLOADED, MOST_S)
+        assert told == Reject("b", "f", RejectCode.OVERLOADED, MOST_RETRY_S)
         (told,) = scheduler.handle(request("e", rank=0, arrival=0), 0.0)
         assert told.request_id == "c"
         (told,) = scheduler.handle(request("f", rank=0, arrival=8), 0.0)
@@ -137,13 +141,13 @@ def test_a_changed_rank_changes_who_is_refused_and_refuses_nobody_itself() -> No
 
 def test_the_estimate_is_the_time_in_which_all_that_are_held_would_go() -> None:
     rate = DrainRate()
-    assert rate.retry_after_s(10, 0.0) == MOST_S, "nothing went yet"
+    assert rate.retry_after_s(10, 0.0) == MOST_RETRY_S, "nothing went yet"
     for second in range(10):
         rate.gone(100.0 + second, 2)
     assert rate.retry_after_s(7, 110.0) == 4
     assert rate.retry_after_s(0, 110.0) == 1
-    assert rate.retry_after_s(10_000, 110.0) == MOST_S
-    assert rate.retry_after_s(1, 110.0 + WINDOW_S) == MOST_S, "nothing went lately"
+    assert rate.retry_after_s(10_000, 110.0) == MOST_RETRY_S
+    assert rate.retry_after_s(1, 110.0 + DRAIN_WINDOW_S) == MOST_RETRY_S, "nothing went lately"
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), max_size=60), st.integers(0, 9999))
@@ -154,8 +158,8 @@ def test_the_estimate_has_bounds_and_takes_no_memory(
     for wait_s, number in gone:
         now_s += wait_s
         rate.gone(now_s, number)
-        assert 1 <= rate.retry_after_s(num_held, now_s) <= MOST_S
-        assert len(rate._num_gone._slots) <= WINDOW_S + 2
+        assert 1 <= rate.retry_after_s(num_held, now_s) <= MOST_RETRY_S
+        assert len(rate._num_gone._slots) <= DRAIN_WINDOW_S + 2
 
 
 def test_a_refused_request_is_told_how_fast_the_queue_drains() -> None:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from controller.core.admission.asking import CONTROLLER_SILENCE_S, MAX_ASK_AGAIN_S
-from controller.core.holding.paced_release import AT_LEAST_EVERY_S
+from controller.core.admission.asking import AT_LEAST_EVERY_S, CONTROLLER_SILENCE_S, MAX_ASK_AGAIN_S
 from controller.core.scheduler_events import DispatchCancelled
 from controller.runtime.messages.members import Directory
 from controller.runtime.messages.requests import AddRequest, DispatchAsked, DispatchWithdrawn

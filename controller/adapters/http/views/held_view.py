@@ -10,8 +10,8 @@ from controller.api.wire.holding import (
     HeldStatus,
     KeptForStatus,
 )
-from controller.core.holding.held_queue import Held
-from controller.core.holding.view import HeldPlace, HeldView
+from controller.core.admission.waiting_reasons import HeldPlace, HeldView
+from controller.core.admission.waiting_requests import Held
 from controller.core.load.snapshot import Level
 from controller.runtime.controller.controller import Controller
 

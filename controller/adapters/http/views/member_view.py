@@ -14,10 +14,10 @@ from controller.api.wire.models import (
     InstanceStatus,
     QueueHeadStatus,
 )
+from controller.core.admission.waiting_reasons import queue_reason
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import freeness
-from controller.core.load.queue_reason import queue_reason
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.load.virtual_usage import (
     headroom_by_rank,

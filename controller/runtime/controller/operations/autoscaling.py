@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from controller.api.errors import LlumctlError
+from controller.core.admission.waiting_requests import Held
 from controller.core.emptying.claims import Claims, Remove
 from controller.core.fleet.autoscaler import (
     ACTOR,
@@ -30,7 +31,6 @@ from controller.core.fleet.autoscaler import (
     Ticked,
 )
 from controller.core.fleet.outlook import RecentLatencies
-from controller.core.holding.held_queue import Held
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.scaling import planned_instances

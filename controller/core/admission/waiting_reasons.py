@@ -1,13 +1,16 @@
-"""What waits at the controller, and why: for people to look at. It decides and changes nothing."""
+"""What waits, and why: at the controller (`HeldView`), and at the head of an instance's queue
+(`queue_reason`). For people to look at: it decides and changes nothing.
+"""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.holding.held_queue import Held, HeldQueue, Key
+from controller.core.admission.waiting_requests import Held, HeldQueue, Key
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
+from controller.core.load.snapshot import InstanceSnapshot
 
 
 class HeldReason(StrEnum):
@@ -185,3 +188,29 @@ class HeldView:
         if self._placement is None or not self._placement.config.overtaking or not self._open:
             return OvertakenBy.NOBODY
         return OvertakenBy.ANY if held.key in self._kept_for else OvertakenBy.ITS_RANK
+
+
+class QueueReason(StrEnum):
+    BATCH_FULL = "batch-full"
+    """As many requests run as the batch has places."""
+    MEMORY = "memory"
+    """The head's demand exceeds what is free in the whole cluster."""
+    FRAGMENTED = "fragmented"
+    """The head's demand exceeds what is free here, but not what is free in the cluster."""
+    NEXT_STEP = "next-step"
+    """There is room: the head waits for its turn within the steps' token budget."""
+
+
+def queue_reason(
+    snapshot: InstanceSnapshot, cluster: Iterable[InstanceSnapshot]
+) -> QueueReason | None:
+    """None without a queue. `cluster` holds all instances that may take requests."""
+    head = snapshot.queue_head
+    if head is None:
+        return None
+    if snapshot.max_num_running and snapshot.num_running >= snapshot.max_num_running:
+        return QueueReason.BATCH_FULL
+    if head.demand_blocks <= snapshot.admissible_blocks:
+        return QueueReason.NEXT_STEP
+    in_all = sum(max(0, other.admissible_blocks) for other in cluster)
+    return QueueReason.FRAGMENTED if head.demand_blocks <= in_all else QueueReason.MEMORY

@@ -13,7 +13,7 @@ an admission leaves: what runs goes before what is new. In one round no room is 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from controller.core.holding.held_queue import Key
+from controller.core.admission.waiting_requests import Key
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot

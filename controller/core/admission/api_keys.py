@@ -1,0 +1,290 @@
+"""What API keys use of the whole cluster, and when a request of a key is refused.
+
+A key is known by its hash (`api.settings.key_file.key_id`), never by itself. Each frontend counts
+its own requests (`KeyUse`): each choice of `n` > 1 counts as a request with its prompt. The
+controller has what each frontend said last, and what came to be asked since (`KeyTable`); it
+decides. A frontend's own part is exact in each of its requests; that of the others is as old as
+their last word, which counts each of their requests that came here since. So a limit of live
+requests is never exceeded while the controller is there, and a place that became free elsewhere is
+found free a little later. While the controller is away each frontend goes by its share of the
+limits.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from controller.core.load.windows import CountWindow
+from controller.core.scheduler_events import DispatchRequested, KeysTold, KeyUsed, RejectCode
+from controller.core.settings import KeyLimits
+from controller.core.value import value
+
+WINDOW_S = 60.0
+MOST_RETRY_S = 60
+
+
+OwnLimits = Mapping[str, Mapping[str, int]]
+"""By the hash of a key, those fields of `KeyLimits` that it has of its own."""
+NO_KEYS: OwnLimits = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: RejectCode
+    retry_after_s: int
+
+
+def refusal(
+    asked: DispatchRequested,
+    limits: KeyLimits,
+    num_live_elsewhere: int = 0,
+    num_tokens_elsewhere: int = 0,
+) -> Refusal | None:
+    """Why this request of a key is refused; None: it is not. `elsewhere`: at other frontends.
+
+    A key may overdraw its tokens by the requests that it has when it reaches the limit, since
+    nobody knows how long an output will be. It may come again when as many tokens are older than
+    a minute as it used too many, if it used them evenly.
+    """
+    most, num_live = limits.live_requests, asked.num_live_of_key + num_live_elsewhere
+    if most and num_live > most:
+        return Refusal(RejectCode.LIVE_LIMIT, 1)
+    most, num_used = limits.tokens_per_minute, asked.num_tokens_of_key + num_tokens_elsewhere
+    if most and num_used >= most:
+        wait_s = math.ceil(WINDOW_S * (num_used - most + 1) / num_used)
+        return Refusal(RejectCode.TOKEN_LIMIT, min(MOST_RETRY_S, wait_s))
+    return None
+
+
+@value
+class KeyTotal:
+    """Of one key at all frontends. `num_refused` since the controller began."""
+
+    key: str
+    num_live: int
+    num_tokens: int
+    num_refused: int
+
+
+class _Part:
+    """Of one key at one frontend, as in `KeyUsed`."""
+
+    __slots__ = (
+        "num_ended",
+        "num_ended_tokens",
+        "num_live",
+        "num_running",
+        "num_running_tokens",
+        "num_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.num_live = self.num_tokens = self.num_ended = self.num_ended_tokens = 0
+        self.num_running = self.num_running_tokens = 0
+
+
+class _Ended:
+    """What the last requests of a key that ended put out: half of what is known is forgotten after
+    so many."""
+
+    __slots__ = ("num_requests", "num_tokens")
+    MAX_REQUESTS = 256
+
+    def __init__(self) -> None:
+        self.num_requests = self.num_tokens = 0.0
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+        if self.num_requests >= self.MAX_REQUESTS:
+            self.num_requests /= 2
+            self.num_tokens /= 2
+
+
+class KeyTable:
+    """The controller's part. `limits` of each key, but for those that it has of its own."""
+
+    def __init__(self, limits: KeyLimits, own: OwnLimits = NO_KEYS) -> None:
+        self.limits = limits
+        self._own = own
+        self._parts: dict[str, dict[str, _Part]] = {}
+        """By key, by frontend."""
+        self._num_refused: dict[str, dict[RejectCode, int]] = {}
+        self._ended: dict[str, _Ended] = {}
+
+    def limits_of(self, key: str) -> KeyLimits:
+        return self.limits.of(key, self._own)
+
+    def told(self, told: KeysTold) -> None:
+        """Takes a frontend's word."""
+        for used in told.keys:
+            part = self._part(used.key, told.frontend_id)
+            if used.num_ended < part.num_ended:  # the frontend began anew
+                part.num_ended = part.num_ended_tokens = 0
+            self._ended.setdefault(used.key, _Ended()).add(
+                used.num_ended - part.num_ended, used.num_ended_tokens - part.num_ended_tokens
+            )
+            part.num_live, part.num_tokens = used.num_live, used.num_tokens
+            part.num_ended, part.num_ended_tokens = used.num_ended, used.num_ended_tokens
+            part.num_running, part.num_running_tokens = used.num_running, used.num_running_tokens
+
+    def mean_output(self, key: str) -> float:
+        """Tokens that a request of the key put out lately, in the mean: those that ended, and those
+        that run with what they put out so far. 0 before the first token."""
+        ended, running = self._ended.get(key, _Ended()), self._parts.get(key, {}).values()
+        num_requests = ended.num_requests + sum(part.num_running for part in running)
+        num_tokens = ended.num_tokens + sum(part.num_running_tokens for part in running)
+        return num_tokens / num_requests if num_requests else 0.0
+
+    def asked(self, request: DispatchRequested) -> Refusal | None:
+        """Takes a new request into account; returns why it is refused, if it is."""
+        key = request.api_key
+        if not key:
+            return None
+        parts = self._parts.get(key, {})
+        others = [part for name, part in parts.items() if name != request.frontend_id]
+        found = refusal(
+            request,
+            self.limits_of(key),
+            sum(part.num_live for part in others),
+            sum(part.num_tokens for part in others),
+        )
+        if found is not None and not request.replayed:
+            by_code = self._num_refused.setdefault(key, {})
+            by_code[found.code] = by_code.get(found.code, 0) + 1
+            return found
+        part = self._part(key, request.frontend_id)
+        # A request that is asked for again has old numbers; the frontend's next word has new ones.
+        part.num_live = max(part.num_live, request.num_live_of_key)
+        num_tokens = request.num_tokens_of_key + request.num_prompt_tokens
+        part.num_tokens = max(part.num_tokens, num_tokens)
+        return None
+
+    def frontend_died(self, frontend_id: str) -> None:
+        """Its live requests are over. Its tokens are forgotten, too."""
+        for parts in self._parts.values():
+            parts.pop(frontend_id, None)
+
+    def totals(self) -> list[KeyTotal]:
+        """By key."""
+        return [
+            KeyTotal(
+                key,
+                sum(part.num_live for part in parts.values()),
+                sum(part.num_tokens for part in parts.values()),
+                sum(self._num_refused.get(key, {}).values()),
+            )
+            for key, parts in sorted(self._parts.items())
+        ]
+
+    def _part(self, key: str, frontend_id: str) -> _Part:
+        return self._parts.setdefault(key, {}).setdefault(frontend_id, _Part())
+
+
+@dataclass(slots=True)
+class _Live:
+    key: str
+    num_prompt_tokens: int
+    began_s: float
+    num_output_tokens: int = 0
+
+
+class _Used:
+    __slots__ = (
+        "num_ended",
+        "num_ended_tokens",
+        "num_live",
+        "num_running",
+        "num_running_tokens",
+        "window",
+    )
+
+    def __init__(self) -> None:
+        self.num_live = 0
+        self.num_ended = self.num_ended_tokens = 0
+        self.num_running = self.num_running_tokens = 0
+        """Of the live requests, those that have put out something."""
+        self.window = CountWindow()
+
+
+class KeyUse:
+    """What a frontend counts of its own requests by their API keys: live ones, and tokens.
+
+    A prompt counts from when its request comes, so that of many at once each knows of those before
+    it; if the request never gets an instance its prompt is taken back. Requests without a key cost
+    nothing here. Times are the frontend's, and only go up.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[str, _Live] = {}
+        self._by_key: dict[str, _Used] = {}
+        """As many as there are keys: unknown ones never come so far."""
+        self._told: dict[str, KeyUsed] = {}
+
+    def began(self, request: DispatchRequested, now_s: float) -> DispatchRequested:
+        """Counts it; returns it with how much its key uses here: live ones with it, tokens
+        before it."""
+        if not request.api_key:
+            return request
+        used = self._by_key.setdefault(request.api_key, _Used())
+        num_tokens = used.window.total(now_s)
+        self._live[request.request_id] = _Live(request.api_key, request.num_prompt_tokens, now_s)
+        used.num_live += 1
+        used.window.add(request.num_prompt_tokens, now_s)
+        # The controller counts it by its own question. If nothing comes of it, it has to hear so.
+        self._told.pop(request.api_key, None)
+        return replace(request, num_live_of_key=used.num_live, num_tokens_of_key=num_tokens)
+
+    def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:
+        if live := self._live.get(request_id):
+            used = self._by_key[live.key]
+            used.window.add(num_tokens, now_s)
+            used.num_running += live.num_output_tokens == 0 < num_tokens
+            used.num_running_tokens += num_tokens
+            live.num_output_tokens += num_tokens
+
+    def ended(self, request_id: str, ran: bool) -> None:
+        """`ran`: whether it got an instance."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        used = self._by_key[live.key]
+        used.num_live -= 1
+        used.num_running -= live.num_output_tokens > 0
+        used.num_running_tokens -= live.num_output_tokens
+        if ran:
+            used.num_ended += 1
+            used.num_ended_tokens += live.num_output_tokens
+        else:
+            used.window.take_back(live.num_prompt_tokens, live.began_s)
+
+    def news(self, now_s: float) -> tuple[KeyUsed, ...]:
+        """Of the keys that use something else than was told last."""
+        found: list[KeyUsed] = []
+        for key, used in self._by_key.items():
+            told = KeyUsed(
+                key,
+                used.num_live,
+                used.window.total(now_s),
+                used.num_ended,
+                used.num_ended_tokens,
+                used.num_running,
+                used.num_running_tokens,
+            )
+            if self._told.get(key) != told:
+                self._told[key] = told
+                found.append(told)
+        return tuple(found)
+
+    def tell_all_again(self) -> None:
+        """The controller is another one, and knows nothing."""
+        self._told.clear()
+
+    def check(self) -> None:
+        """Raises AssertionError if the books disagree."""
+        for key, used in self._by_key.items():
+            live = [each.num_output_tokens for each in self._live.values() if each.key == key]
+            assert used.num_live == len(live)
+            assert used.num_running == sum(num_tokens > 0 for num_tokens in live)
+            assert used.num_running_tokens == sum(live)

@@ -1,0 +1,340 @@
+"""The requests that wait at the controller: their orders, and what becomes of them when they are
+too many.
+
+    HeldRequests   all of them, with late binding or without; which one is refused for others
+    HeldQueue      with late binding: those that may be placed, in order, and the first that fits
+    FairTurns      how the API keys of one rank share what becomes free
+    DrainRate      how fast requests leave, and so when a refused client may come again
+"""
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from controller.core.load.windows import CountWindow
+from controller.core.scheduler_events import DispatchRequested
+from controller.core.value import value
+
+Key = tuple[str, str]
+"""(frontend id, request id)."""
+Order = tuple[int, float, float, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """`demand_blocks`: all that the request needs in order to start. `since_s`: when it came to the
+    controller, by the controller's clock; arrival times are the frontends'. `turn`: among the API
+    keys of its rank (`FairTurns`); 0 for all where they do not count."""
+
+    key: Key
+    rank: int
+    arrival_time_s: float
+    demand_blocks: int
+    since_s: float
+    turn: float = 0.0
+
+    @property
+    def request_id(self) -> str:
+        return self.key[1]
+
+    @property
+    def order(self) -> Order:
+        frontend_id, request_id = self.key
+        return (-self.rank, self.turn, self.arrival_time_s, request_id, frontend_id)
+
+
+class HeldQueue:
+    """Takes log n and, for `first_fitting`, the number of distinct demands. Also a sequence, in
+    order, for whoever only looks."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Held] = {}
+        self._in_order: list[tuple[Order, Held]] = []
+        self._by_demand: dict[int, list[tuple[Order, Held]]] = {}
+        self._demands: list[int] = []
+        self.demand_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._by_key
+
+    def __iter__(self) -> Iterator[Held]:
+        return (held for _, held in self._in_order)
+
+    def __getitem__(self, index: int) -> Held:
+        return self._in_order[index][1]
+
+    def get(self, key: Key) -> Held | None:
+        return self._by_key.get(key)
+
+    def index(self, key: Key) -> int | None:
+        """The request's place in order, from 0; None if it is not here."""
+        held = self._by_key.get(key)
+        if held is None:
+            return None
+        return bisect_left(self._in_order, held.order, key=lambda e: e[0])
+
+    def push(self, held: Held) -> None:
+        entry = held.order, held
+        self._by_key[held.key] = held
+        insort(self._in_order, entry, key=lambda e: e[0])
+        if held.demand_blocks not in self._by_demand:
+            self._by_demand[held.demand_blocks] = []
+            insort(self._demands, held.demand_blocks)
+        insort(self._by_demand[held.demand_blocks], entry, key=lambda e: e[0])
+        self.demand_blocks += held.demand_blocks
+
+    def discard(self, key: Key) -> Held | None:
+        held = self._by_key.pop(key, None)
+        if held is None:
+            return None
+        order = held.order
+        del self._in_order[bisect_left(self._in_order, order, key=lambda e: e[0])]
+        alike = self._by_demand[held.demand_blocks]
+        del alike[bisect_left(alike, order, key=lambda e: e[0])]
+        if not alike:
+            del self._by_demand[held.demand_blocks]
+            del self._demands[bisect_left(self._demands, held.demand_blocks)]
+        self.demand_blocks -= held.demand_blocks
+        return held
+
+    def first(self) -> Held | None:
+        return self._in_order[0][1] if self._in_order else None
+
+    def first_fitting(self, room_blocks: int) -> Held | None:
+        """The first in order of those that need at most `room_blocks`."""
+        best: tuple[Order, Held] | None = None
+        for demand in self._demands:
+            if demand > room_blocks:
+                break
+            entry = self._by_demand[demand][0]
+            if best is None or entry[0] < best[0]:
+                best = entry
+        return best[1] if best is not None else None
+
+    def check(self) -> None:
+        """Raises AssertionError if the books disagree."""
+        orders = [order for order, _ in self._in_order]
+        assert all(self.index(held.key) == at for at, held in enumerate(self))
+        assert orders == sorted(held.order for held in self._by_key.values())
+        assert self._demands == sorted(self._by_demand)
+        alike = [entry for entries in self._by_demand.values() for entry in entries]
+        assert sorted(order for order, _ in alike) == orders
+        for demand, entries in self._by_demand.items():
+            assert entries, "a demand of nobody"
+            assert [order for order, _ in entries] == sorted(order for order, _ in entries)
+            assert all(held.demand_blocks == demand for _, held in entries)
+        assert self.demand_blocks == sum(held.demand_blocks for held in self._by_key.values())
+
+
+class _Rank:
+    __slots__ = ("next_turns", "waiting")
+
+    def __init__(self) -> None:
+        self.next_turns: dict[str, float] = {}
+        """By key: where its next request may begin. Only while something waits."""
+        self.waiting: list[float] = []
+        """The turns that wait, the least first."""
+
+
+class FairTurns:
+    """Turns of held requests, by which the API keys of one rank share what becomes free: who was
+    served least goes first.
+
+    Each request has a turn from when it is held, a number of tokens: that of the last one of its
+    key plus what that one costs, but no less than the least turn that waits. So a key that was away
+    has neither credit nor debt, and the first of a rank stays the first: whoever comes has no
+    earlier turn (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM '96). Decision 0034 says
+    why turns do not change while a request waits.
+
+    `rank` and `key` are those of a request, `cost` what it is expected to take, in tokens.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Rank] = {}
+
+    def take(self, rank: int, key: str, cost: float) -> float:
+        """The turn of a request that waits from now on."""
+        found = self._ranks.setdefault(rank, _Rank())
+        least = found.waiting[0] if found.waiting else 0.0
+        turn = max(least, found.next_turns.get(key, 0.0))
+        found.next_turns[key] = turn + cost
+        insort(found.waiting, turn)
+        return turn
+
+    def gone(self, rank: int, key: str, turn: float, cost: float, *, served: bool) -> None:
+        """It waits no more. If it was not served and is the last of its key, the next one has its
+        turn."""
+        found = self._ranks[rank]
+        del found.waiting[bisect_left(found.waiting, turn)]
+        if not found.waiting:
+            del self._ranks[rank]
+        elif not served and found.next_turns[key] == turn + cost:
+            found.next_turns[key] = turn
+
+    def __len__(self) -> int:
+        return sum(len(each.waiting) for each in self._ranks.values())
+
+
+ShedKey = tuple[int, float, str, str]
+"""As of `DispatchRequested.order`."""
+
+
+class _Latest:
+    """Sorts the last in order first."""
+
+    __slots__ = ("order",)
+
+    def __init__(self, order: ShedKey) -> None:
+        self.order = order
+
+    def __lt__(self, other: "_Latest") -> bool:
+        return self.order > other.order
+
+
+class ShedOrder:
+    """Which of the held requests is refused when one too many is held: of the lowest rank the
+    newest, whatever its API key's turn is. Takes log n. What is discarded stays in the heap until
+    it comes up or is half of it."""
+
+    def __init__(self) -> None:
+        self._orders: set[ShedKey] = set()
+        self._heap: list[_Latest] = []
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def push(self, order: ShedKey) -> None:
+        """Must not be in it."""
+        self._orders.add(order)
+        heapq.heappush(self._heap, _Latest(order))
+
+    def discard(self, order: ShedKey) -> None:
+        """Does nothing if it is not in it."""
+        self._orders.discard(order)
+        if len(self._heap) > 2 * len(self._orders) + 64:
+            self._heap = [_Latest(each) for each in self._orders]
+            heapq.heapify(self._heap)
+
+    def last(self) -> ShedKey | None:
+        while self._heap and self._heap[0].order not in self._orders:
+            heapq.heappop(self._heap)
+        return self._heap[0].order if self._heap else None
+
+    def check(self) -> None:
+        """Raises AssertionError if the books disagree."""
+        assert self._orders <= {each.order for each in self._heap}, "never to be refused"
+        assert len(self._heap) <= 2 * len(self._orders) + 64, "it keeps what was discarded"
+
+
+@value
+class HeldRequest:
+    """`turn` among the API keys of its rank, and what it is expected to take, in tokens; both 0
+    where keys do not count."""
+
+    request: DispatchRequested
+    since_s: float
+    turn: float = 0.0
+    cost: float = 0.0
+
+    def entry(self, key: Key, demand_blocks: int) -> Held:
+        request = self.request
+        arrival_s = request.arrival_time_s
+        return Held(key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn)
+
+
+class HeldRequests:
+    """By (frontend id, request id), the longest held first."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, HeldRequest] = {}
+        self._shed_order = ShedOrder()
+        """Of those that may be refused for others."""
+        self._turns = FairTurns()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._by_key
+
+    def __getitem__(self, key: Key) -> HeldRequest:
+        return self._by_key[key]
+
+    def get(self, key: Key) -> HeldRequest | None:
+        return self._by_key.get(key)
+
+    def items(self) -> Iterator[tuple[Key, HeldRequest]]:
+        return iter(self._by_key.items())
+
+    def latest_first(self) -> Iterator[tuple[Key, HeldRequest]]:
+        return reversed(self._by_key.items())
+
+    def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
+        """It must not be held yet. `cost`: 0 gives it no turn: it goes by its arrival."""
+        turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
+        held = HeldRequest(request, since_s, turn, cost)
+        self._by_key[request.frontend_id, request.request_id] = held
+        if not request.replayed:
+            self._shed_order.push(request.order)
+
+    def discard(self, key: Key, *, served: bool = False) -> HeldRequest | None:
+        held = self._by_key.pop(key, None)
+        if held is not None:
+            request = held.request
+            self._shed_order.discard(request.order)
+            if held.cost:
+                self._turns.gone(request.rank, request.api_key, held.turn, held.cost, served=served)
+        return held
+
+    def last(self) -> DispatchRequested | None:
+        """The one that is refused if any must be: of the lowest rank the newest. A replayed one,
+        whose client has tokens of it, never is."""
+        order = self._shed_order.last()
+        if order is None:
+            return None
+        _, _, request_id, frontend_id = order
+        return self._by_key[frontend_id, request_id].request
+
+    def check(self) -> None:
+        """Raises AssertionError if the books disagree."""
+        self._shed_order.check()
+        for key, held in self._by_key.items():
+            assert key == (held.request.frontend_id, held.request.request_id)
+        assert len(self._turns) == sum(held.cost > 0 for held in self._by_key.values())
+        num_replayed = sum(held.request.replayed for held in self._by_key.values())
+        assert len(self._shed_order) == len(self._by_key) - num_replayed
+
+
+DRAIN_WINDOW_S = 30.0
+LEAST_RETRY_S, MOST_RETRY_S = 1, 60
+"""Bounds of what a client is told. OpenAI's clients wait for up to 60 s as they are told, and go by
+a rule of their own when they are told more."""
+
+
+class DrainRate:
+    """How fast held requests left in the last DRAIN_WINDOW_S, and so when a refused client may come
+    again: in the time in which all that are held would go at that rate, since whoever is refused
+    would be the last of them. Nobody who comes then is sure of a place, as others come too. Times
+    only go up.
+    """
+
+    def __init__(self) -> None:
+        self._num_gone = CountWindow(DRAIN_WINDOW_S)
+
+    def gone(self, now_s: float, number: int = 1) -> None:
+        """So many held requests went to instances."""
+        if number:
+            self._num_gone.add(number, now_s)
+
+    def retry_after_s(self, num_held: int, now_s: float) -> int:
+        """Whole seconds, from LEAST_RETRY_S to MOST_RETRY_S, which also counts if nothing went
+        lately."""
+        per_s = self._num_gone.per_s(now_s)
+        if num_held > MOST_RETRY_S * per_s:
+            return MOST_RETRY_S
+        return max(LEAST_RETRY_S, math.ceil(num_held / per_s)) if num_held else LEAST_RETRY_S

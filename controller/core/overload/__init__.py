@@ -1,1 +1,0 @@
-"""What is refused when there is more than the cluster takes, and when to come again."""
