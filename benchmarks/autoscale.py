@@ -34,7 +34,7 @@ from benchmarks.servers import RESULTS, LlumctlServer, ServerError, control_of, 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import ClusterStatus, Event
-from controller.sim.policies import sim_policy
+from controller.sim.setup import sim_policy
 from llumctl.bench import session
 from llumctl.bench.workload import Load
 

@@ -7,7 +7,7 @@ from random import Random
 
 from controller.sim.run import Load, fitting
 from controller.sim.setup import ClusterSetup
-from controller.sim.workload.request import Trace
+from controller.sim.workload.trace import Trace
 
 BURST = (0.60, 0.64)
 """Shares of the duration: so it begins and ends."""

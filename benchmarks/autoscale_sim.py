@@ -10,10 +10,9 @@ from benchmarks.cluster_runs import PROFILE
 from benchmarks.same_trace import LIMIT_FACTOR, delayed
 from controller.model.profile import load_profile
 from controller.sim.cluster import SimCluster
-from controller.sim.policies import sim_policy, with_autoscale
-from controller.sim.setup import ClusterSetup, SimPolicy
-from controller.sim.summary import summarize
-from controller.sim.workload.request import Trace
+from controller.sim.outcome import summarize
+from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy, with_autoscale
+from controller.sim.workload.trace import Trace
 
 SCALED = "autoscale"
 CHECK_INTERVAL_S = 10.0

@@ -15,11 +15,9 @@ from benchmarks import machine
 from benchmarks.same_trace import LIMIT_FACTOR, smaller
 from benchmarks.servers import RESULTS
 from controller.model.profile import load_profile
-from controller.sim.policies import sim_policy
-from controller.sim.policy_settings import with_settings
 from controller.sim.run import Load, fitting
-from controller.sim.setup import ClusterSetup, SimPolicy
-from controller.sim.workload.request import Trace
+from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy, with_settings
+from controller.sim.workload.trace import Trace
 from llumctl.simulate.paper.figures import settings as paper_settings
 
 PROFILE = "a10-llama-7b"

@@ -24,7 +24,7 @@ from benchmarks.process_groups import signals_interrupt
 from benchmarks.same_trace import Figures, as_sent, delayed, simulated, write_trace
 from benchmarks.servers import RESULTS, LlumctlServer, ServerError, running
 from controller.api.errors import LlumctlError
-from controller.sim.workload.request import Trace
+from controller.sim.workload.trace import Trace
 
 PARTS = ("emulated", "vllm")
 LONG = Size(num_requests=1200, num_runs=5)

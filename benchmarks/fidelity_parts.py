@@ -20,12 +20,10 @@ from benchmarks.policy_cluster import Cast, emulated_cluster
 from benchmarks.same_trace import LIMIT_FACTOR, live_settings, smaller
 from benchmarks.servers import LlumctlServer, ServerError, llumctl
 from controller.model.profile import LatencyProfile, load_profile
-from controller.sim.policies import sim_policy
-from controller.sim.policy_settings import with_settings
+from controller.sim.rates import saturation_rate
 from controller.sim.run import Load, fitting
-from controller.sim.saturation import saturation_rate
-from controller.sim.setup import ClusterSetup, Fault, SimPolicy
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.setup import ClusterSetup, Fault, SimPolicy, sim_policy, with_settings
+from controller.sim.workload.trace import Trace, TraceRequest
 from llumctl.simulate.paper.figures import settings as paper_settings
 
 LENGTHS = "S-S"

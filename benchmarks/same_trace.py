@@ -20,12 +20,10 @@ from controller.core.settings import (
 )
 from controller.model.profile import LatencyProfile
 from controller.sim.cluster import SimCluster
-from controller.sim.outcome import Sampled
+from controller.sim.outcome import Sampled, Spread, is_steady, spread, summarize
 from controller.sim.setup import ClusterSetup, SimPolicy
-from controller.sim.steady import is_steady
-from controller.sim.summary import Spread, spread, summarize
-from controller.sim.workload.formats.recording import header_line, request_line
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest
+from controller.sim.workload.trace_files import header_line, request_line
 from llumctl.bench.runner import Result
 from llumctl.bench.session import Measured
 

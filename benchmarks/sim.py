@@ -22,9 +22,7 @@ from rich.table import Table
 from benchmarks import results
 from controller.model.profile import load_profile
 from controller.sim.cluster import SimCluster
-from controller.sim.policies import sim_policy
-from controller.sim.policy_settings import with_settings
-from controller.sim.setup import ClusterSetup
+from controller.sim.setup import ClusterSetup, sim_policy, with_settings
 from controller.sim.workload.named import workload
 
 POLICIES = ("dispatch-only", "llumnix", "llumnix+", "infaas++")

@@ -67,7 +67,7 @@ KNOWN: Mapping[str, str] = {
     ),
     "controller/sim/event_queue.py: EventQueue.at": "Virtual time itself.",
     "controller/sim/instance.py: SimInstance.status": SHORT_CUT,
-    "controller/sim/moments.py: Moments.come": SHORT_CUT,
+    "controller/sim/emptying.py: Moments.come": SHORT_CUT,
     "controller/sim/sim_moves.py: Links._beat": (
         "The pace at which moves under way are told that time has passed; their machines decide."
     ),

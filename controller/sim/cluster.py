@@ -26,19 +26,16 @@ from controller.core.scheduler_events import (
 )
 from controller.core.settings import HoldingConfig
 from controller.model.profile import ModelConfig
-from controller.sim.dispatch_baselines import DISPATCH
-from controller.sim.emptying import SimEmptying
+from controller.sim.baselines import DISPATCH
+from controller.sim.emptying import Moments, SimEmptying
 from controller.sim.event_queue import EventQueue
 from controller.sim.fleet import SimFleet
-from controller.sim.fragmentation import fragmented_blocks
-from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.instance import INCARNATION, SimInstance
-from controller.sim.moments import Moments
-from controller.sim.outcome import Outcome
-from controller.sim.request_run import RequestRun
+from controller.sim.outcome import Outcome, fragmented_blocks
+from controller.sim.request_run import RequestRun, model_request, schedule_arrivals
 from controller.sim.setup import ClusterSetup, Fault
 from controller.sim.sim_moves import Links
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest
 
 DRAINS = frozenset({Closed.DRAINING})
 FRONTEND = "f-0"

@@ -1,4 +1,6 @@
-"""Virtual time: actions in the order of their times; of equal times, the one scheduled first."""
+"""Virtual time: actions in the order of their times; of equal times, the one scheduled first. It
+stands alone as everything that happens in a simulated cluster, or in a bound of one, needs it.
+"""
 
 import heapq
 from collections.abc import Callable

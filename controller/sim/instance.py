@@ -19,8 +19,7 @@ from controller.core.migration.source import RequestEnded, RequestEvicted
 from controller.model.engine_model import DecodeStretch, EngineModel, StepResult
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.sim.event_queue import Action, EventQueue
-from controller.sim.request_run import RequestRun
-from controller.sim.token_times import TokenTimes
+from controller.sim.request_run import RequestRun, TokenTimes
 
 INCARNATION = 1
 

@@ -1,14 +1,21 @@
-"""One request in a run: what its client asked for, and what the client has seen so far."""
+"""Requests in a run: how they come out of a trace, what engines get of them, and what their clients
+see of their tokens, without a look at each request in each step.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable
 
 from controller.model.engine_state import ModelRequest
-from controller.sim.workload.request import TraceRequest
+from controller.sim.event_queue import EventQueue
+from controller.sim.workload.trace import Trace, TraceRequest
 
 
 class RequestRun:
-    """Times are virtual, in seconds, and None before they have come. `decoding_since_s` is None
-    unless the request decodes: it then is the time of the token up to which `longest_pause_s` is
-    known. `traced` is what the client sent, `request` what engines get of it: a policy may ignore
-    its rank."""
+    """One request: what its client asked for, and what the client has seen so far. Times are
+    virtual, in seconds, and None before they have come. `decoding_since_s` is None unless the
+    request decodes: it then is the time of the token up to which `longest_pause_s` is known.
+    `traced` is what the client sent, `request` what engines get of it: a policy may ignore its
+    rank."""
 
     __slots__ = (
         "changed_over",
@@ -86,3 +93,143 @@ class RequestRun:
         self.num_evictions += 1
         if self.evicted_s is None:
             self.evicted_s = time_s
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+#
+# All decoding requests of an instance get their tokens at the same moments. So those moments, and
+# the gaps between them, are noted once per batch: a request is told only of its first token in the
+# batch and, when it leaves, of what it has seen.
+
+
+class Gaps:
+    """The longest pause of a stream, without a look at each of its tokens. Only gaps that no later
+    one exceeds are kept: earlier ones decide nothing."""
+
+    def __init__(self) -> None:
+        self._ends_s: list[float] = []
+        self._gaps_s: list[float] = []
+
+    def add(self, end_s: float, gap_s: float) -> None:
+        """`end_s` must not be before that of earlier gaps."""
+        ends_s, gaps_s = self._ends_s, self._gaps_s
+        while gaps_s and gaps_s[-1] <= gap_s:
+            gaps_s.pop()
+            ends_s.pop()
+        ends_s.append(end_s)
+        gaps_s.append(gap_s)
+
+    def longest_since(self, time_s: float) -> float:
+        """Of the gaps that ended after `time_s`; 0 if none did."""
+        place = bisect_right(self._ends_s, time_s)
+        return self._gaps_s[place] if place < len(self._gaps_s) else 0.0
+
+
+class TokenTimes:
+    """When the requests of one batch get their tokens."""
+
+    def __init__(self) -> None:
+        self._gaps = Gaps()
+        self._last_s = 0.0
+        self._joined: list[RequestRun] = []
+        """Requests that decode from the next step on."""
+
+    def join(self, run: RequestRun, now_s: float) -> None:
+        run.decoding_since_s = now_s
+        self._joined.append(run)
+
+    def prefilled(self, run: RequestRun, now_s: float) -> None:
+        """The request gets the token that its prefill ends with, and joins."""
+        run.token(now_s)
+        self.join(run, now_s)
+
+    def decoded(self, end_s: float) -> None:
+        """A step in which all decoding requests got a token ended then."""
+        self._gaps.add(end_s, end_s - self._last_s)
+        self._last_s = end_s
+        if self._joined:
+            for run in self._joined:
+                run.token(end_s)
+                run.decoding_since_s = end_s
+            self._joined.clear()
+
+    def decoded_on(self, end_s: float, longest_s: float) -> None:
+        """After one such step there were others, the longest of which took so long; the last one
+        ended then."""
+        self._gaps.add(end_s, longest_s)
+        self._last_s = end_s
+
+    def leave(self, run: RequestRun) -> None:
+        """The request leaves the batch after the step that has just ended. Nothing happens to one
+        that does not decode."""
+        since_s = run.decoding_since_s
+        if since_s is None:
+            return
+        if run in self._joined:
+            self._joined.remove(run)
+        else:
+            run.longest_pause_s = max(run.longest_pause_s, self._gaps.longest_since(since_s))
+            run.last_token_s = self._last_s
+        run.decoding_since_s = None
+
+
+# -- arrivals --------------------------------------------------------------------------------------
+
+
+class BlockNames:
+    """Names the full KV blocks of one request by the trace's prefix hashes, so that prompts that
+    begin alike share blocks. What no hash covers, as all outputs, is the request's own."""
+
+    __slots__ = ("_block_size", "_hash_tokens", "_num_prompt_tokens", "_prefix_hashes", "_request")
+
+    def __init__(
+        self, request_id: str, traced: TraceRequest, hash_tokens: int, block_size: int
+    ) -> None:
+        self._request = request_id
+        self._num_prompt_tokens = traced.num_prompt_tokens
+        self._prefix_hashes = traced.prefix_hashes
+        self._hash_tokens = hash_tokens
+        self._block_size = block_size
+
+    def __call__(self, index: int) -> Hashable:
+        end = (index + 1) * self._block_size
+        if end <= self._num_prompt_tokens:
+            place = (end - 1) // self._hash_tokens
+            if place < len(self._prefix_hashes):
+                return self._prefix_hashes[place], index
+        return self._request, index
+
+
+def model_request(
+    number: int, traced: TraceRequest, rank: int, hash_tokens: int, block_size: int
+) -> ModelRequest:
+    """The `number`-th request of a trace. A request without hashes shares nothing, so that its
+    blocks need no names: the model is faster without."""
+    request_id = f"r-{number}"
+    return ModelRequest(
+        request_id,
+        traced.num_prompt_tokens,
+        traced.num_output_tokens,
+        rank,
+        traced.arrival_s,
+        BlockNames(request_id, traced, hash_tokens, block_size) if traced.prefix_hashes else None,
+    )
+
+
+def schedule_arrivals(
+    events: EventQueue, trace: Trace, arrive: Callable[[int, TraceRequest], None]
+) -> None:
+    """Calls `arrive` with the number of each request and the request at its time. Only the next one
+    is scheduled at a time: a trace may have a million."""
+    coming = enumerate(trace.requests)
+
+    def schedule_next() -> None:
+        found = next(coming, None)
+        if found is not None:
+            events.at(found[1].arrival_s, lambda: come(*found))
+
+    def come(number: int, traced: TraceRequest) -> None:
+        arrive(number, traced)
+        schedule_next()
+
+    schedule_next()

@@ -1,5 +1,6 @@
 """One run from its description to its figures. A description is plain values, so that it can be
-sent to another process."""
+sent to another process.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +8,14 @@ from dataclasses import dataclass
 from controller.core.load.snapshot import NORMAL
 from controller.core.settings import ReschedulingConfig
 from controller.model.profile import ModelConfig
-from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
+from controller.sim.bounds import ORACLES, PooledCluster
 from controller.sim.cluster import SimCluster
-from controller.sim.policies import sim_policy
-from controller.sim.saturation import saturation_rate
-from controller.sim.setup import ClusterSetup, SimPolicy
-from controller.sim.summary import Summary, summarize
+from controller.sim.outcome import Summary, summarize
+from controller.sim.rates import saturation_rate
+from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy
+from controller.sim.workload.arrivals import SHAPES
 from controller.sim.workload.named import workload
-from controller.sim.workload.request import Trace
-from controller.sim.workload.shapes import SHAPES
-from controller.sim.workload.too_long import too_long
+from controller.sim.workload.trace import Trace, TraceRequest
 
 NUM_REPORTS = 200
 """How often progress is told while requests arrive."""
@@ -29,7 +28,7 @@ class CannotRunError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Load:
     """A workload by its name, with the options of `workload.named.workload`; `shape` is a name in
-    `workload.shapes.SHAPES`.
+    `workload.arrivals.SHAPES`.
 
     `drop_too_long`: requests that no instance could run to their end are left out, else they are an
     error.
@@ -122,7 +121,7 @@ def saturation_of(trace: Trace, setup: ClusterSetup) -> float:
 
 
 def policy_named(name: str) -> SimPolicy:
-    """A policy, or one of the bounds in `oracle.ORACLES`, in which nothing of a policy matters but
+    """A policy, or one of the bounds in `bounds.ORACLES`, in which nothing of a policy matters but
     its name. Raises ValueError naming the nearest valid one."""
     if name.upper() in ORACLES:
         return SimPolicy(name.upper(), "llumnix", ReschedulingConfig(enabled=False), (NORMAL,))
@@ -172,3 +171,34 @@ def _tell(
         events.after(every_s, look)
 
     events.at(0.0, look)
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """`index` is the request's place in its trace; `why` says what it would need."""
+
+    index: int
+    request: TraceRequest
+    why: str
+
+    def __str__(self) -> str:
+        return f"request {self.index} (at {self.request.arrival_s:.3f} s) {self.why}"
+
+
+def too_long(trace: Trace, config: ModelConfig) -> list[TooLong]:
+    """Those that an engine of this configuration refuses, or ends before their last output token,
+    in order of arrival."""
+    return [
+        TooLong(index, request, why)
+        for index, request in enumerate(trace.requests)
+        if (why := _why(request, config))
+    ]
+
+
+def _why(request: TraceRequest, config: ModelConfig) -> str:
+    num_prompt_tokens, num_output_tokens = request.num_prompt_tokens, request.num_output_tokens
+    refusal = config.refusal(num_prompt_tokens, num_output_tokens)
+    wanted = num_prompt_tokens + num_output_tokens
+    if not refusal and config.end_tokens(num_prompt_tokens, num_output_tokens) < wanted:
+        return f"wants {wanted} tokens, but max_model_len is {config.max_model_len}"
+    return refusal

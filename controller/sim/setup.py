@@ -1,19 +1,35 @@
-"""What is simulated: the cluster, how it is scheduled, and what happens to it."""
+"""What is simulated: the cluster and what happens to it, its policy by a name, and the settings of
+a live cluster as that policy takes them.
 
-from dataclasses import dataclass, field
+`llumnix` is the paper's, `llumnix-base` its version without priorities, `infaas++` what it compares
+with: that dispatches as `llumnix-base` does and moves nothing. `llumnix+` is ours: late binding on
+top of `llumnix`. `dispatch-only` is `llumnix` without moves. The others are baselines beyond the
+paper; the dispatch policy of the same name says what each does. But for `llumnix`, `llumnix+` and
+`dispatch-only` all treat each request as a normal one.
+"""
 
-from controller.core.load.snapshot import DEFAULT_LEVELS, Level
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from controller.core.dispatch.policies import find_policy
+from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
 from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.model.profile import LatencyProfile, Mode
-from controller.sim.relief_baselines import DEFRAG, LLUMNIX
+from controller.sim.baselines import DEFRAG, DISPATCH, LLUMNIX, PAIRINGS, VICTIMS
+from controller.sim.fleet import COLD_START_S
 
 
 @dataclass(frozen=True, slots=True)
 class SimPolicy:
-    """`dispatch`: a name in `dispatch_baselines.DISPATCH`. `status_age_s`: the statuses that
+    """`dispatch`: a name in `baselines.DISPATCH`. `status_age_s`: the statuses that
     dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
     0. `holding`: late binding. `autoscale`: the number of instances follows the load. `pairing` and
-    `victim`: names in `relief_baselines`."""
+    `victim`: names in `baselines`."""
 
     name: str
     dispatch: str
@@ -59,3 +75,205 @@ class Fault:
     kind: str
     instance_id: str
     factor: float = 1.0
+
+
+# -- policies by name ------------------------------------------------------------------------------
+
+VLLM_DP_STATUS_AGE_S = 0.1
+"""vLLM's coordinator tells its frontends the engines' queues this often."""
+
+_MOVE = ReschedulingConfig()
+_STAY = ReschedulingConfig(enabled=False)
+
+
+def _without_priorities(
+    name: str,
+    dispatch: str,
+    rescheduling: ReschedulingConfig = _STAY,
+    status_age_s: float = 0.0,
+) -> SimPolicy:
+    return SimPolicy(name, dispatch, rescheduling, (NORMAL,), status_age_s, by_rank=False)
+
+
+_POLICIES = (
+    SimPolicy("llumnix", "llumnix", _MOVE),
+    SimPolicy("llumnix+", "llumnix+", _MOVE, holding=HoldingConfig()),
+    _without_priorities("llumnix-base", "infaas++", _MOVE),
+    SimPolicy("dispatch-only", "llumnix", _STAY),
+    _without_priorities("infaas++", "infaas++"),
+    _without_priorities("round-robin", "round-robin"),
+    _without_priorities("vllm-dp", "vllm-dp", status_age_s=VLLM_DP_STATUS_AGE_S),
+    _without_priorities("power-of-two", "power-of-two"),
+    _without_priorities("least-tokens", "least-tokens"),
+    _without_priorities("session-hash", "session-hash"),
+    _without_priorities("prefix-aware", "prefix-aware"),
+    _without_priorities("cache-aware", "cache-aware"),
+)
+SIM_POLICIES: Mapping[str, SimPolicy] = MappingProxyType({each.name: each for each in _POLICIES})
+
+
+def with_autoscale(policy: SimPolicy, least: int, most: int) -> SimPolicy:
+    """The policy on a cluster of `least` to `most` instances, with the defaults of auto-scaling."""
+    config = AutoscaleConfig(min_instances=least, max_instances=most, cold_start_s=COLD_START_S)
+    return replace(policy, autoscale=config)
+
+
+def sim_policy(name: str) -> SimPolicy:
+    """The policy of that name, with the live cluster's defaults. Raises ValueError naming the
+    nearest valid one."""
+    policy = SIM_POLICIES.get(name)
+    if policy is not None:
+        return policy
+    near = difflib.get_close_matches(name, SIM_POLICIES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"unknown policy {name[:40]!r}: {hint}valid are {', '.join(SIM_POLICIES)}")
+
+
+# -- settings --------------------------------------------------------------------------------------
+#
+# By their names in a live cluster; and what a live cluster has no setting for, as comparisons need
+# it. A value is one of its setting's type, or its text as on a command line.
+
+Value = bool | int | float | str | None
+T = TypeVar("T", ReschedulingConfig, AutoscaleConfig)
+
+_RESCHEDULING = {
+    f"migration.{field.name}": field.name
+    for field in fields(ReschedulingConfig)
+    if field.name != "max_bytes_per_s"
+}
+"""A simulated link is as fast as the profile says."""
+_HOLDING = {f"holding.{field.name}": field.name for field in fields(HoldingConfig)}
+_AUTOSCALE = {
+    f"autoscale.{field.name}": field.name
+    for field in fields(AutoscaleConfig)
+    if field.name not in ("mode", "min_instances", "max_instances", "retry_failed_start_s")
+    and not field.name.startswith("target_")
+}
+"""How many there may be is no setting of a policy; a simulated start never fails, and targets are
+not simulated."""
+_NAMES: Mapping[str, Collection[str]] = {
+    "migration.pairing": PAIRINGS,
+    "migration.victim": VICTIMS,
+}
+_LEAST: Mapping[str, float] = {
+    "migration.interval_s": 0.01,
+    "migration.source_below_steps": -math.inf,
+    "migration.destination_above_steps": -math.inf,
+    "autoscale.up_below_steps": -math.inf,
+    "autoscale.down_above_steps": -math.inf,
+}
+"""Others are not negative."""
+_SWITCH = {"true": True, "on": True, "false": False, "off": False}
+
+
+def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
+    """The policy with these settings changed: those of `migration` that decide, `scheduler.policy`,
+    `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`; of a policy with late
+    binding also those of `holding`, of one with auto-scaling those of `autoscale`.
+
+    Raises:
+        ValueError: an unknown setting (the message has the nearest one), or a value that it cannot
+            have.
+    """
+    changed = reduce(lambda so_far, each: _with(so_far, *each), settings.items(), policy)
+    rescheduling = _changed(changed.rescheduling, _RESCHEDULING, settings)
+    autoscale = changed.autoscale and _changed(changed.autoscale, _AUTOSCALE, settings)
+    return replace(changed, rescheduling=rescheduling, autoscale=autoscale)
+
+
+def setting_names(policy: SimPolicy) -> list[str]:
+    return [
+        *_RESCHEDULING,
+        *_NAMES,
+        "scheduler.policy",
+        "scheduler.status_interval_s",
+        *(_HOLDING if policy.holding is not None else ()),
+        *(_AUTOSCALE if policy.autoscale is not None else ()),
+        *(f"priority.{level.name}.target_load_tokens" for level in policy.levels),
+    ]
+
+
+def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
+    if key not in setting_names(policy):
+        near = difflib.get_close_matches(key, setting_names(policy), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(
+            f"{policy.name} has no setting {key[:60]!r}: {hint}"
+            f"there are {', '.join(setting_names(policy))}"
+        )
+    if key in _NAMES:
+        if value not in _NAMES[key]:
+            names = ", ".join(_NAMES[key])
+            raise ValueError(f"{key} must be one of {names}, not {value!r}")
+        return replace(policy, **{key.removeprefix("migration."): value})  # type: ignore[arg-type]
+    if key in _RESCHEDULING or key in _AUTOSCALE:
+        return policy  # together with the others of its kind: one alone may be a range upside down
+    if (name := _HOLDING.get(key)) and policy.holding is not None:
+        changed: dict[str, Any] = {name: _like(getattr(policy.holding, name), key, value)}
+        return replace(policy, holding=replace(policy.holding, **changed))
+    if key == "scheduler.policy":
+        found = find_policy(str(value), DISPATCH)
+        holding = (policy.holding or HoldingConfig()) if found.late_binding else None
+        return replace(policy, dispatch=found.name, holding=holding)
+    if key == "scheduler.status_interval_s":
+        return replace(policy, status_age_s=_number(key, value))
+    target_load_tokens = None if value is None or value == "none" else _whole(key, value)
+    levels = tuple(
+        replace(level, target_load_tokens=target_load_tokens)
+        if key == f"priority.{level.name}.target_load_tokens"
+        else level
+        for level in policy.levels
+    )
+    return replace(policy, levels=levels)
+
+
+def _changed(config: T, names: Mapping[str, str], settings: Mapping[str, Value]) -> T:
+    """`names`: those of the table's fields, by key."""
+    found: dict[str, Any] = {
+        names[key]: _like(getattr(config, names[key]), key, value)
+        for key, value in settings.items()
+        if key in names
+    }
+    try:
+        return replace(config, **found)
+    except ValueError as error:
+        table, _, _ = next(iter(names)).partition(".")
+        raise ValueError(f"{table}: {error}") from error
+
+
+def _like(present: Value, key: str, value: Value) -> Value:
+    """A value of the type of the present one."""
+    if isinstance(present, bool):
+        return _switch(key, value)
+    if isinstance(present, int):
+        return _whole(key, value)
+    return _number(key, value)
+
+
+def _switch(key: str, value: Value) -> bool:
+    found = _SWITCH.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise ValueError(f"{key} must be true or false, not {value!r}")
+    return found
+
+
+def _whole(key: str, value: Value) -> int:
+    found = _number(key, value)
+    if not found.is_integer():
+        raise ValueError(f"{key} must be a whole number, not {value!r}")
+    return int(found)
+
+
+def _number(key: str, value: Value) -> float:
+    try:
+        if value is None or isinstance(value, bool):
+            raise ValueError
+        found = float(value)
+    except ValueError:
+        raise ValueError(f"{key} must be a number, not {value!r}") from None
+    least = _LEAST.get(key, 0.0)
+    if not math.isfinite(found) or found < least:
+        bound = f" of at least {least:g}" if math.isfinite(least) else ""
+        raise ValueError(f"{key} must be a number{bound}, not {value!r}")
+    return found

@@ -6,8 +6,7 @@ from random import Random
 import numpy as np
 
 from controller.api.errors import UsageError
-from controller.sim.workload.length_names import UnknownLengthsError, lengths_named
-from controller.sim.workload.lengths import Lengths
+from controller.sim.workload.lengths import Lengths, UnknownLengthsError, lengths_named
 
 DRAWN_AT_ONCE = 1024
 

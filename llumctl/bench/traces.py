@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from controller.api.errors import UsageError
-from controller.sim.workload.formats.lines import TraceError
-from controller.sim.workload.formats.trace_file import read_trace
-from controller.sim.workload.request import Trace
+from controller.sim.workload.trace import Trace
+from controller.sim.workload.trace_files import TraceError, read_trace
 
 
 def read(path: Path) -> Trace:

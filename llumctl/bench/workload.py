@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from controller.api.errors import UsageError
-from controller.sim.workload.request import TraceRequest
+from controller.sim.workload.trace import TraceRequest
 from llumctl.bench import arrivals, lengths, traces
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.levels import Level, Shares

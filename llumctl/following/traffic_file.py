@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError, RefusedError
 from controller.api.wire.traffic import PREFIX_HASH_DIGITS
-from controller.sim.workload.formats import recording
-from controller.sim.workload.request import TraceRequest
+from controller.sim.workload import trace_files
+from controller.sim.workload.trace import TraceRequest
 
 if TYPE_CHECKING:
     from controller.api.wire.traffic import RequestTraffic, TrafficBatch
@@ -54,7 +54,7 @@ class TrafficFile:
             self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             raise self._cannot_write(error) from error
-        self._write(recording.header_line(prefix_hash_tokens))
+        self._write(trace_files.header_line(prefix_hash_tokens))
 
     @property
     def lasted_s(self) -> float:
@@ -73,7 +73,7 @@ class TrafficFile:
 
     def close(self) -> None:
         """Writes the last line."""
-        end = recording.end_line(
+        end = trace_files.end_line(
             round(self.lasted_s, 3),
             num_requests=self.num_requests,
             num_lost=self.num_lost,
@@ -87,8 +87,8 @@ class TrafficFile:
 
     def _line(self, request: "RequestTraffic") -> str:
         digits = request.prefix_hashes
-        finished = request.outcome == recording.FINISHED
-        return recording.request_line(
+        finished = request.outcome == trace_files.FINISHED
+        return trace_files.request_line(
             TraceRequest(
                 round(max(0.0, request.arrival_time_s - self._started_s), 6),
                 request.num_prompt_tokens,

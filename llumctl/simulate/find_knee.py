@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controller.api.errors import LlumctlError
-from controller.sim.knee import TARGET_S, Knee, knee
+from controller.sim.rates import TARGET_S, Knee, knee
 from controller.sim.run import Ran, Run
 from controller.sim.statistics import mean_of
 from llumctl.simulate import plan

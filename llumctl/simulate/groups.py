@@ -3,9 +3,9 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from controller.sim.outcome import Figures, Summary
 from controller.sim.run import Load, Ran
 from controller.sim.statistics import Interval, mean_of
-from controller.sim.summary import Figures, Summary
 
 Figure = Callable[[Summary], float | None]
 

@@ -7,12 +7,17 @@ from pathlib import Path
 from controller.api.errors import UsageError
 from controller.api.settings.from_text import value_of
 from controller.model.profile import LatencyProfile, Mode, load_profile
-from controller.sim.bounds.pooled_cluster import ORACLES
-from controller.sim.policies import with_autoscale
-from controller.sim.policy_settings import setting_names, with_settings
+from controller.sim.bounds import ORACLES
 from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named, saturation_of
-from controller.sim.setup import ClusterSetup, Fault, SimPolicy
-from controller.sim.workload.length_names import are_fixed
+from controller.sim.setup import (
+    ClusterSetup,
+    Fault,
+    SimPolicy,
+    setting_names,
+    with_autoscale,
+    with_settings,
+)
+from controller.sim.workload.lengths import are_fixed
 from controller.sim.workload.named import is_file
 from llumctl.choices import nearest
 from llumctl.simulate import faults

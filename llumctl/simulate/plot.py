@@ -10,8 +10,8 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from controller.api.errors import LlumctlError
+from controller.sim.outcome import SHARES, Curves
 from controller.sim.run import Ran
-from controller.sim.summary import SHARES, Curves
 from llumctl.simulate.groups import Figure, Group, Seeds, count, grouped, latency
 from llumctl.simulate.plan import shown
 from llumctl.simulate.report import described

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from controller.sim.outcome import Curves, Figures
 from controller.sim.run import Load, Ran
 from controller.sim.statistics import Interval, ratio_of_means
-from controller.sim.summary import Curves, Figures
 from llumctl.simulate.blocks import sparkline
 from llumctl.simulate.groups import Group, Seeds, count, grouped, latency
 from llumctl.simulate.plan import shown

@@ -21,7 +21,7 @@ import pytest
 
 from controller.api.recording import RecordingReader
 from controller.api.token_sequence import start
-from controller.sim.workload.formats.trace_file import read_trace
+from controller.sim.workload.trace_files import read_trace
 from tests.certificates import make
 from tests.e2e.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
 from tests.e2e.emulated import NUM_BLOCKS, check_cut, held, one_on_each

@@ -15,8 +15,8 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import ErrorBody, RequestState
 from controller.api.wire.traffic import RequestTraffic, TrafficBatch
-from controller.sim.workload.formats.trace_file import read_trace
-from controller.sim.workload.request import TraceRequest
+from controller.sim.workload.trace import TraceRequest
+from controller.sim.workload.trace_files import read_trace
 from llumctl.app import run
 from llumctl.following import traffic_file
 from llumctl.following.traffic_file import TrafficFile

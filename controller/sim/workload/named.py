@@ -6,12 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
-from controller.sim.workload import clients, scaling
-from controller.sim.workload.arrivals import arrivals_s
-from controller.sim.workload.formats.trace_file import read_trace
-from controller.sim.workload.length_names import UnknownLengthsError, lengths_named
-from controller.sim.workload.request import Trace, TraceRequest
-from controller.sim.workload.shapes import Shape, constant
+from controller.sim.workload.arrivals import (
+    Shape,
+    arrivals_s,
+    constant,
+    drawn_ranks,
+    drawn_sessions,
+)
+from controller.sim.workload.lengths import UnknownLengthsError, lengths_named
+from controller.sim.workload.trace import (
+    Trace,
+    TraceRequest,
+    at_rate,
+    faster,
+    window,
+    with_requests,
+)
+from controller.sim.workload.trace_files import read_trace
 
 NUM_REQUESTS = 10_000
 """As many as each of the paper's traces has."""
@@ -59,7 +70,7 @@ def workload(
     if is_file(name):
         trace = _windowed(read_trace(Path(name)), start_s, duration_s)
         if num_requests is not None:
-            trace = scaling.with_requests(trace, num_requests)
+            trace = with_requests(trace, num_requests)
         if rate is not None and speed is not None:
             raise ValueError("rate and speed both say how fast the trace goes; give one of them")
         if cv is None and shape is None:
@@ -93,13 +104,13 @@ def _streams(seed: int) -> Streams:
 def _windowed(trace: Trace, start_s: float | None, duration_s: float | None) -> Trace:
     if start_s is None and duration_s is None:
         return trace
-    return scaling.window(trace, start_s or 0.0, math.inf if duration_s is None else duration_s)
+    return window(trace, start_s or 0.0, math.inf if duration_s is None else duration_s)
 
 
 def _scaled(trace: Trace, rate: float | None, speed: float | None) -> Trace:
     if rate is not None:
-        return scaling.at_rate(trace, rate)
-    return trace if speed is None else scaling.faster(trace, speed)
+        return at_rate(trace, rate)
+    return trace if speed is None else faster(trace, speed)
 
 
 def _drawn(
@@ -151,12 +162,12 @@ def _with_clients(
     ranks = (
         [request.rank for request in trace.requests]
         if high_fraction is None
-        else clients.ranks(num, high_fraction, streams["ranks"])
+        else drawn_ranks(num, high_fraction, streams["ranks"])
     )
     sessions = (
         [request.session for request in trace.requests]
         if num_clients is None
-        else clients.sessions(num, num_clients, streams["sessions"])
+        else drawn_sessions(num, num_clients, streams["sessions"])
     )
     requests = [
         request.sent_by(rank, session)

@@ -5,8 +5,7 @@ import pytest
 from benchmarks.autoscale_load import BURST, NOTHING, SLOW_S, Tide, mean_over_time
 from benchmarks.cluster_runs import PROFILE
 from controller.model.profile import load_profile
-from controller.sim.policies import sim_policy
-from controller.sim.setup import ClusterSetup
+from controller.sim.setup import ClusterSetup, sim_policy
 
 TIDE = Tide(1000.0, low_rate=0.5, high_rate=2.5, burst_rate=6.0)
 SETUP = ClusterSetup(load_profile(PROFILE), sim_policy("llumnix"), 4)

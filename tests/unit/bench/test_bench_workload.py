@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import UsageError
-from controller.sim.workload.request import TraceRequest
+from controller.sim.workload.trace import TraceRequest
 from llumctl.bench import levels, workload
 from llumctl.bench.levels import Level
 from llumctl.bench.workload import Load, Request, Workload

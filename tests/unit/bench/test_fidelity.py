@@ -13,7 +13,7 @@ from benchmarks.fidelity_rows import rows, slowdown
 from benchmarks.same_trace import as_sent, delayed, live_steps, simulated
 from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState, InstanceStatus
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest
 
 
 def _figures(step_s: float = 0.04, ttft_s: float = 0.1, p99_s: float = 1.0) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from controller.adapters.http.live_config import live_config
 from controller.api.settings.settings import ClusterTable
 from controller.core.dispatch.policies import POLICIES
 from controller.model.profile import load_profile
-from controller.sim.policies import SIM_POLICIES, sim_policy
-from controller.sim.policy_settings import with_settings
-from controller.sim.setup import ClusterSetup
+from controller.sim.setup import SIM_POLICIES, ClusterSetup, sim_policy, with_settings
 from controller.sim.workload.named import workload
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest
 from llumctl.bench import traces
 from llumctl.bench.response import Answer
 from llumctl.bench.runner import Result

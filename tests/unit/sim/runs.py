@@ -8,7 +8,7 @@ from controller.model.profile import load_profile
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, SimPolicy
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest
 
 A10 = load_profile("a10-llama-7b")
 SMALL = replace(A10, num_total_blocks=60, max_model_len=900, watermark_ratio=0.02)

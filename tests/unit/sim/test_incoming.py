@@ -1,7 +1,7 @@
 """Which KV blocks of two prompts are the same, by the hashes of their trace."""
 
-from controller.sim.incoming import BlockNames, model_request
-from controller.sim.workload.request import TraceRequest
+from controller.sim.request_run import BlockNames, model_request
+from controller.sim.workload.trace import TraceRequest
 
 
 def _names(request_id: str, num_prompt_tokens: int, *prefix_hashes: int) -> BlockNames:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.sim.cluster import SimCluster
-from controller.sim.pauses import Gaps
+from controller.sim.request_run import Gaps
 from controller.sim.setup import ClusterSetup, Fault
 from tests.unit.sim.runs import A10, MOVE, SMALL, STAY, column, policy, requests, run
 

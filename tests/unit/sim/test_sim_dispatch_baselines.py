@@ -10,7 +10,7 @@ from controller.core.dispatch.history import History
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import POLICIES
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Unreported
-from controller.sim.dispatch_baselines import (
+from controller.sim.baselines import (
     DISPATCH,
     kv_ratio,
     num_requests,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from controller.sim.knee import MAX_POINTS, TOLERANCE, knee
+from controller.sim.rates import MAX_POINTS, TOLERANCE, knee
 
 
 @pytest.mark.parametrize("begin", [2.0, 7.0, 8.0, 12.0])

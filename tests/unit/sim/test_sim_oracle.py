@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from controller.core.load.snapshot import blocks_for
 from controller.core.settings import AutoscaleConfig
-from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
-from controller.sim.bounds.pooled_future import Future
+from controller.sim.bounds import ORACLES, Future, PooledCluster
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, Fault
 from tests.unit.sim.runs import A10, SMALL, STAY, column, policy, requests

@@ -14,10 +14,14 @@ from controller.core.settings import (
     with_fixed,
 )
 from controller.sim.cluster import SimCluster
-from controller.sim.policies import SIM_POLICIES, sim_policy
-from controller.sim.policy_settings import setting_names, with_settings
-from controller.sim.setup import ClusterSetup
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.setup import (
+    SIM_POLICIES,
+    ClusterSetup,
+    setting_names,
+    sim_policy,
+    with_settings,
+)
+from controller.sim.workload.trace import Trace, TraceRequest
 from tests.unit.sim.runs import A10, SMALL, column, run
 
 MOVING = {"llumnix", "llumnix+", "llumnix-base"}

@@ -10,8 +10,7 @@ from controller.core.migration.refusals import ReliefRefusal
 from controller.core.rescheduling.pairing import InstanceLoad
 from controller.core.rescheduling.relief import ReliefRules, next_move
 from controller.core.settings import ReschedulingConfig
-from controller.sim.cluster import SimCluster
-from controller.sim.relief_baselines import (
+from controller.sim.baselines import (
     BALANCED,
     DEFRAG,
     LLUMNIX,
@@ -19,6 +18,7 @@ from controller.sim.relief_baselines import (
     balanced_pairs,
     relief_rules,
 )
+from controller.sim.cluster import SimCluster
 from controller.sim.setup import ClusterSetup, SimPolicy
 from tests.unit.rescheduling.relief_builders import (
     ARRIVALS,

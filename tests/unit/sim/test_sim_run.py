@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.sim.policies import sim_policy
 from controller.sim.run import CannotRunError, Load, Run, carry_out
-from controller.sim.setup import ClusterSetup
+from controller.sim.setup import ClusterSetup, sim_policy
 from tests.unit.sim.runs import A10, SMALL
 
 LOAD = Load("40,20", 4.0, 60)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.sim.rates import saturation_rate
 from controller.sim.run import saturation_of
-from controller.sim.saturation import saturation_rate
 from controller.sim.setup import ClusterSetup
 from controller.sim.workload.named import workload
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest
 from tests.unit.sim.runs import A10, STAY, policy, requests, run
 
 

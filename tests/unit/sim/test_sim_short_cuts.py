@@ -11,9 +11,8 @@ from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.emptying import SimEmptying
 from controller.sim.outcome import Outcome
-from controller.sim.policies import SIM_POLICIES
-from controller.sim.setup import ClusterSetup, Fault, SimPolicy
-from controller.sim.workload.request import Trace
+from controller.sim.setup import SIM_POLICIES, ClusterSetup, Fault, SimPolicy
+from controller.sim.workload.trace import Trace
 from tests.unit.sim.runs import SMALL, requests
 
 SEEDS = range(8)

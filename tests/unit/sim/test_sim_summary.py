@@ -5,12 +5,18 @@ from dataclasses import replace
 import pytest
 
 from controller.model.engine_state import ModelRequest
-from controller.sim.outcome import Outcome, Sampled
+from controller.sim.outcome import (
+    NUM_MOMENTS,
+    SHARES,
+    Outcome,
+    Sampled,
+    Summary,
+    is_steady,
+    summarize,
+)
 from controller.sim.request_run import RequestRun
 from controller.sim.setup import ClusterSetup
-from controller.sim.steady import is_steady
-from controller.sim.summary import NUM_MOMENTS, SHARES, Summary, summarize
-from controller.sim.workload.request import TraceRequest
+from controller.sim.workload.trace import TraceRequest
 from tests.unit.sim.runs import SMALL, policy, requests, run
 
 

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.sim.workload import clients
-from controller.sim.workload.arrivals import arrivals_s
-from controller.sim.workload.shapes import SHAPES, Shape, burst, constant, diurnal
+from controller.sim.workload.arrivals import (
+    SHAPES,
+    Shape,
+    arrivals_s,
+    burst,
+    constant,
+    diurnal,
+    drawn_ranks,
+    drawn_sessions,
+)
 
 NUM = 50_000
 
@@ -108,23 +115,23 @@ def test_bad_shapes_say_why() -> None:
 
 
 def test_a_larger_share_of_high_requests_keeps_those_of_a_smaller() -> None:
-    few, more = (clients.ranks(NUM, share, rng()) for share in (0.1, 0.3))
+    few, more = (drawn_ranks(NUM, share, rng()) for share in (0.1, 0.3))
     assert sum(few) / NUM == pytest.approx(0.1, rel=0.05)
     assert sum(more) / NUM == pytest.approx(0.3, rel=0.05)
     assert all(one <= other for one, other in zip(few, more, strict=True))
-    assert set(clients.ranks(100, 0.0, rng())) == {0}
-    assert set(clients.ranks(100, 1.0, rng())) == {1}
+    assert set(drawn_ranks(100, 0.0, rng())) == {0}
+    assert set(drawn_ranks(100, 1.0, rng())) == {1}
 
 
 def test_the_first_client_sends_most() -> None:
     """Of three clients the weights are 6, 3 and 2 of 11."""
-    names = clients.sessions(NUM, 3, rng())
+    names = drawn_sessions(NUM, 3, rng())
     shares = [names.count(f"client-{i}") / NUM for i in range(3)]
     assert shares == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.01)
 
 
 def test_bad_clients() -> None:
     with pytest.raises(ValueError, match="high_fraction must be a number from 0 to 1"):
-        clients.ranks(1, 1.5, rng())
+        drawn_ranks(1, 1.5, rng())
     with pytest.raises(ValueError, match="num_clients must be positive"):
-        clients.sessions(1, 0, rng())
+        drawn_sessions(1, 0, rng())

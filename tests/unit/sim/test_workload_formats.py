@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.sim.workload.formats import recording
-from controller.sim.workload.formats.lines import TraceError
-from controller.sim.workload.formats.trace_file import read_trace
-from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload import trace_files
+from controller.sim.workload.trace import Trace, TraceRequest
+from controller.sim.workload.trace_files import TraceError, read_trace
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -168,7 +167,7 @@ def test_what_is_recorded_is_read(
     ]
     requests[0] = requests[0].arriving(0.0)
     path = tmp_path_factory.getbasetemp() / "recording"
-    lines = [recording.header_line(size), *map(recording.request_line, requests)]
+    lines = [trace_files.header_line(size), *map(trace_files.request_line, requests)]
     path.write_text("".join(lines), "utf-8")
     assert all(line.count("\n") == 1 for line in lines)
     expected = sorted(requests, key=lambda request: request.arrival_s)
@@ -291,7 +290,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.sim.workload.formats.lines.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("controller.sim.workload.trace_files.MAX_LINE_BYTES", 100)
     path = written(tmp_path, AZURE_HEAD + "x" * 200)
     with pytest.raises(TraceError, match="2: longer than 100 bytes"):
         read_trace(path)

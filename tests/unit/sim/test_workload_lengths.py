@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from controller.sim.workload.length_names import UnknownLengthsError, lengths_named
 from controller.sim.workload.lengths import (
     MAX_TABLE_TOKENS,
     TABLE_1,
@@ -11,7 +10,9 @@ from controller.sim.workload.lengths import (
     Fixed,
     Lengths,
     Tokens,
+    UnknownLengthsError,
     ZipfLengths,
+    lengths_named,
 )
 
 # Table 1 of the paper: mean, P50, P80, P95, P99 in tokens.

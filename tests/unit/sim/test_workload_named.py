@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest
 from controller.model.profile import ModelConfig, load_profile
-from controller.sim.workload import scaling
+from controller.sim.run import too_long
+from controller.sim.workload.arrivals import burst
 from controller.sim.workload.named import is_file, workload
-from controller.sim.workload.request import Trace, TraceRequest
-from controller.sim.workload.shapes import burst
-from controller.sim.workload.too_long import too_long
+from controller.sim.workload.trace import Trace, TraceRequest, at_rate, with_requests
 
 TRACE = Trace(
     "t",
@@ -196,13 +195,13 @@ def test_requests_that_all_arrive_at_once_have_no_rate_to_scale() -> None:
     trace = Trace("t", [TraceRequest(0.0, 1, 1)] * 3)
     assert trace.rate == 0.0
     with pytest.raises(ValueError, match="all requests of t arrive at once"):
-        scaling.at_rate(trace, 2.0)
-    assert arrivals(scaling.with_requests(trace, 5)) == [0.0] * 5
+        at_rate(trace, 2.0)
+    assert arrivals(with_requests(trace, 5)) == [0.0] * 5
 
 
 def test_a_repetition_shares_no_prefix_with_the_one_before() -> None:
     """The mean gap is 2 s, so the second round begins at 6 s; hashes go on behind 3."""
-    assert scaling.with_requests(TRACE, 5).requests == [
+    assert with_requests(TRACE, 5).requests == [
         *TRACE.requests,
         TraceRequest(6.0, 10, 1, 0, "a", (5, 6)),
         TraceRequest(7.0, 20, 2, 1, "b", (5, 7)),
@@ -217,10 +216,10 @@ def test_a_repetition_shares_no_prefix_with_the_one_before() -> None:
 def test_scaling_keeps_the_requests(times_s: list[float], rate: float, num_requests: int) -> None:
     ordered = enumerate(sorted(times_s))
     trace = Trace("t", [TraceRequest(at_s, 1 + i, 1, session=str(i)) for i, at_s in ordered])
-    scaled = scaling.at_rate(trace, rate)
+    scaled = at_rate(trace, rate)
     assert scaled.rate == pytest.approx(rate)
     assert [r.session for r in scaled.requests] == [r.session for r in trace.requests]
-    found = scaling.with_requests(trace, num_requests).requests
+    found = with_requests(trace, num_requests).requests
     assert len(found) == num_requests
     names = [r.session for r in trace.requests]
     assert [r.session for r in found] == [names[i % len(names)] for i in range(num_requests)]

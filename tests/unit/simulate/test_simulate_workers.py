@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from controller.api.errors import LlumctlError, UsageError
-from controller.sim.policies import sim_policy
 from controller.sim.run import Load, Run, carry_out
-from controller.sim.setup import ClusterSetup
+from controller.sim.setup import ClusterSetup, sim_policy
 from llumctl.simulate.workers import Progress, Workers
 from tests.e2e.cluster import hear_interrupts
 from tests.unit.sim.runs import SMALL
