@@ -25,8 +25,7 @@ from controller.api.settings.live_settings import changed
 from controller.api.state.audit import AuditLog
 from controller.api.text.starts import LAUNCHING
 from controller.core.instance_ref import InstanceRef
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.engine_change import EngineChange
+from controller.core.operations.cluster_spec import ClusterSpec, EngineChange
 from controller.main.machine.controller_ports import control_socket, inbox_socket
 from controller.main.plan import ClusterPlan
 from controller.ports.engine import Engine, EngineFactory

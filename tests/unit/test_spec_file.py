@@ -10,9 +10,12 @@ import pytest
 from controller.adapters.files.spec_file import FILE, SpecFile
 from controller.api.errors import LlumctlError
 from controller.core.emptying.claims import Drain, Evacuate, Remove, Restart, SlowDrain
-from controller.core.operations.cluster_spec import ClusterSpec, ScaleHold
-from controller.core.operations.engine_change import EngineChange
-from controller.core.operations.rolling import RollingOrder
+from controller.core.operations.cluster_spec import (
+    ClusterSpec,
+    EngineChange,
+    RollingOrder,
+    ScaleHold,
+)
 
 NEW = EngineChange(2, {"max_num_seqs": 64, "compilation_config": {"level": 0}, "speed": 2.5})
 SPEC = (

@@ -30,7 +30,7 @@ from controller.api.wire.rolling_models import (
 )
 from controller.api.wire.settings import SettingChanges, SettingsPatch
 from controller.core.emptying.claims import Drain
-from controller.core.operations.rolling import RollingOrder
+from controller.core.operations.cluster_spec import RollingOrder
 from controller.runtime.controller.queries import Found
 
 

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from controller.api.wire.autoscale import AutoscaleMode
 from controller.api.wire.models import ClusterStatus
-from controller.core.fleet.scale_rule import ScaleReason
+from controller.core.fleet.autoscaler import ScaleReason
 
 HELD = "held"
 """On, or in a dry run, while an operator's own scale wins."""

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import (
 )
 
 from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MoveLog
-from controller.core.operations.exit_reasons import MOVE_REASONS
+from controller.core.operations.cluster_spec import MOVE_REASONS
 
 
 def move_metrics(num_moves: int, log: MoveLog) -> Iterator[Metric]:

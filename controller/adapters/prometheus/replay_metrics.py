@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.api.wire.replays import ReplaysStatus
-from controller.core.operations.exit_reasons import LEAVES_BY_MOVES, ExitReason
+from controller.core.operations.cluster_spec import LEAVES_BY_MOVES, ExitReason
 from controller.core.replay.replay_log import LOST_WAYS, Way
 
 

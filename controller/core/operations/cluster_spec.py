@@ -1,17 +1,125 @@
-"""What operators want of the cluster, beyond what it was started with. Every change is a new value
-with the next revision, so that two operators cannot undo each other's change unseen."""
+"""What operators want of the cluster, beyond what it was started with: which instances there are,
+who wants them empty or closed, settings, engine arguments, a rolling restart. Every change is a new
+value with the next revision, so that two operators cannot undo each other's change unseen. And why
+requests leave an instance, which follows from it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from controller.core.emptying.claims import Claim, Claims, Remove, Restart, claimed
+from controller.core.emptying.claims import (
+    Claim,
+    Claims,
+    Evacuate,
+    Remove,
+    Restart,
+    SlowDrain,
+    claimed,
+)
 from controller.core.load.closed import Closed, Reasons
-from controller.core.operations.engine_change import AS_STARTED, EngineChange
-from controller.core.operations.rolling import RollingOrder
+from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 
 SettingValue = float | int | str | bool | None
+RollingState = Literal["going", "done", "stopped", "failed"]
+AS_MANY_AS_FIT = 0
+"""The value of `at_once` for as many at a time as the other instances can hold."""
+DEFAULT_START_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChange:
+    """Engine arguments that stand in place of those that the cluster was started with, by name.
+
+    `generation`: 0 for the arguments of the start; every other set of arguments has a number of its
+    own, which is used once."""
+
+    generation: int = 0
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, given: Mapping[str, Any], generation: int) -> "EngineChange":
+        """This change and `given` over it; an argument that is None is again as at the cluster's
+        start. `generation`: the number if that is another set of arguments."""
+        args = {key: each for key, each in {**self.args, **given}.items() if each is not None}
+        if args == self.args:
+            return self
+        return EngineChange(generation, args) if args else AS_STARTED
+
+
+AS_STARTED = EngineChange()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The restart of one instance under way. `nonce`: that of the process that is to go. `began_s`:
+    seconds since the epoch."""
+
+    instance_id: str
+    nonce: str
+    began_s: float
+    before: EngineChange = AS_STARTED
+    """The arguments of the process that is to go."""
+    fingerprint: str = ""
+    """What that process's engine has in common with those to which its requests move."""
+    max_model_len: int = 0
+    """The longest request that its engine takes, in tokens; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollingOrder:
+    """What an operator asked for and how far it is; times are seconds since the epoch.
+
+    `at_once`: how many instances may be away at a time. `deadline_s`: how long emptying one may
+    take, in seconds; None: any time. `start_timeout_s`: how long a new process may take until it
+    serves. `force`: begins also where no other instance serves. `why`: of a failure or a stop."""
+
+    order_id: str
+    began_s: float
+    left: tuple[str, ...]
+    """Instances whose restart has not begun, in turn."""
+    under_way: tuple[Turn, ...] = ()
+    done: Mapping[str, float] = field(default_factory=dict)
+    """By instance: how many seconds its restart took."""
+    at_once: int = 1
+    deadline_s: float | None = None
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    force: bool = False
+    state: RollingState = "going"
+    why: str = ""
+    failed_id: str = ""
+    """The instance that could not be restarted."""
+    ended_s: float | None = None
+    actor: str = ""
+    reason: str = ""
+    engine: EngineChange = AS_STARTED
+    """The arguments with which every instance starts anew."""
+    dismissed: bool = False
+    """An operator has read how it ended."""
+
+    @property
+    def goes(self) -> bool:
+        return self.state == "going"
+
+    def check(self) -> None:
+        """Raises ValueError if the steps below cannot have made this order."""
+        away = [turn.instance_id for turn in self.under_way]
+        everywhere = [*self.left, *away, *self.done]
+        if len(set(everywhere)) != len(everywhere):
+            raise ValueError("an instance is restarted twice")
+        if not self.goes and away:
+            raise ValueError("a restart is under way though all are over")
+        limited = self.at_once != AS_MANY_AS_FIT
+        if self.at_once < 0 or (limited and len(away) > self.at_once):
+            raise ValueError("more restarts are under way than may be")
+        if (self.state == "failed") != bool(self.failed_id):
+            raise ValueError("a failure without an instance, or an instance without a failure")
+        if self.state == "done" and self.left:
+            raise ValueError("it is done, and instances are left")
+        if self.goes != (self.ended_s is None):
+            raise ValueError("what goes on has no end, and what has ended has one")
+        if self.goes and self.dismissed:
+            raise ValueError("what goes on was dismissed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +304,68 @@ def _taken_back(drains: Drains, instance_ids: Collection[str], kind: type[Claim]
         key: each.without(kind) if key in instance_ids else each for key, each in drains.items()
     }
     return {key: each for key, each in left.items() if each is not None}
+
+
+# -- why requests leave ----------------------------------------------------------------------------
+#
+# Or were lost with their instance: words that metrics and screens count by.
+
+BY_HAND = "by_hand"
+
+
+class ExitReason(StrEnum):
+    """Requests leave all but the last two by moves, as far as they can."""
+
+    DRAIN = "drain"
+    SLOW = "slow"
+    EVACUATION = "evacuation"
+    SCALE_IN = "scale_in"
+    RESTART = "restart"
+    ROLLING_RESTART = "rolling_restart"
+    DEATH = "death"
+    FENCED = "fenced"
+
+
+LEAVES_BY_MOVES = tuple(
+    reason for reason in ExitReason if reason not in (ExitReason.DEATH, ExitReason.FENCED)
+)
+_OTHER_MOVES: tuple[StrEnum, ...] = (
+    *(reason for reason in MoveReason if reason not in (MoveReason.DRAIN, MoveReason.EVACUATE)),
+    *HelpReason,
+)
+MOVE_REASONS = (
+    *(str(reason) for reason in LEAVES_BY_MOVES),
+    *(reason.replace(" ", "_") for reason in _OTHER_MOVES),
+    BY_HAND,
+)
+"""Why requests move: a small set, whatever operators write."""
+
+
+def why_emptied(spec: ClusterSpec, instance_id: str) -> ExitReason | None:
+    """Why the instance is to be empty; None if it is not."""
+    claims = spec.drains.get(instance_id)
+    if claims is None:
+        return None
+    match claims.strongest:
+        case Evacuate():
+            return ExitReason.EVACUATION
+        case Remove():
+            return ExitReason.SCALE_IN
+        case Restart(nonce=nonce):
+            turns = spec.rolling.under_way if spec.rolling is not None else ()
+            rolling = any(turn.nonce == nonce for turn in turns)
+            return ExitReason.ROLLING_RESTART if rolling else ExitReason.RESTART
+        case SlowDrain():
+            return ExitReason.SLOW
+        case _:
+            return ExitReason.DRAIN
+
+
+def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
+    """One of MOVE_REASONS for a move from `source_id` that has this reason in words."""
+    if reason == MoveReason.DRAIN:
+        return why_emptied(spec, source_id) or ExitReason.DRAIN
+    if reason == MoveReason.EVACUATE:
+        return ExitReason.EVACUATION
+    known = reason.replace(" ", "_")
+    return known if known in MOVE_REASONS and reason in _OTHER_MOVES else BY_HAND

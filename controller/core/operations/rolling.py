@@ -26,92 +26,21 @@ A step without an answer was not saved: what an operator ordered is given up the
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
 
 from controller.core.emptying.claims import Restart
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.engine_change import AS_STARTED, EngineChange
+from controller.core.operations.cluster_spec import (
+    AS_MANY_AS_FIT,
+    AS_STARTED,
+    EngineChange,
+    RollingOrder,
+    Turn,
+)
 from controller.core.record.event_log import EventKind, Number
 
-RollingState = Literal["going", "done", "stopped", "failed"]
-AS_MANY_AS_FIT = 0
-"""The value of `at_once` for as many at a time as the other instances can hold."""
-DEFAULT_START_TIMEOUT_S = 600.0
 NO_OTHER_SERVES = "no other instance serves"
 RETRY_S = 1.0
 """Until a step that could not be saved, as a disk is full, is tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The restart of one instance under way. `nonce`: that of the process that is to go. `began_s`:
-    seconds since the epoch."""
-
-    instance_id: str
-    nonce: str
-    began_s: float
-    before: EngineChange = AS_STARTED
-    """The arguments of the process that is to go."""
-    fingerprint: str = ""
-    """What that process's engine has in common with those to which its requests move."""
-    max_model_len: int = 0
-    """The longest request that its engine takes, in tokens; 0: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class RollingOrder:
-    """What an operator asked for and how far it is; times are seconds since the epoch.
-
-    `at_once`: how many instances may be away at a time. `deadline_s`: how long emptying one may
-    take, in seconds; None: any time. `start_timeout_s`: how long a new process may take until it
-    serves. `force`: begins also where no other instance serves. `why`: of a failure or a stop."""
-
-    order_id: str
-    began_s: float
-    left: tuple[str, ...]
-    """Instances whose restart has not begun, in turn."""
-    under_way: tuple[Turn, ...] = ()
-    done: Mapping[str, float] = field(default_factory=dict)
-    """By instance: how many seconds its restart took."""
-    at_once: int = 1
-    deadline_s: float | None = None
-    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
-    force: bool = False
-    state: RollingState = "going"
-    why: str = ""
-    failed_id: str = ""
-    """The instance that could not be restarted."""
-    ended_s: float | None = None
-    actor: str = ""
-    reason: str = ""
-    engine: EngineChange = AS_STARTED
-    """The arguments with which every instance starts anew."""
-    dismissed: bool = False
-    """An operator has read how it ended."""
-
-    @property
-    def goes(self) -> bool:
-        return self.state == "going"
-
-    def check(self) -> None:
-        """Raises ValueError if the steps below cannot have made this order."""
-        away = [turn.instance_id for turn in self.under_way]
-        everywhere = [*self.left, *away, *self.done]
-        if len(set(everywhere)) != len(everywhere):
-            raise ValueError("an instance is restarted twice")
-        if not self.goes and away:
-            raise ValueError("a restart is under way though all are over")
-        limited = self.at_once != AS_MANY_AS_FIT
-        if self.at_once < 0 or (limited and len(away) > self.at_once):
-            raise ValueError("more restarts are under way than may be")
-        if (self.state == "failed") != bool(self.failed_id):
-            raise ValueError("a failure without an instance, or an instance without a failure")
-        if self.state == "done" and self.left:
-            raise ValueError("it is done, and instances are left")
-        if self.goes != (self.ended_s is None):
-            raise ValueError("what goes on has no end, and what has ended has one")
-        if self.goes and self.dismissed:
-            raise ValueError("what goes on was dismissed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.load.windows import CountWindow
-from controller.core.operations.exit_reasons import ExitReason
+from controller.core.operations.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind, LoggedEvent
 
 MAX_RECENT = 16

@@ -17,7 +17,7 @@ from controller.core.admission.api_keys import NO_KEYS, OwnLimits
 from controller.core.admission.records import AdmissionRecords, Rejected
 from controller.core.emptying.openness import Openness
 from controller.core.load.closed import OPEN, Reasons
-from controller.core.operations.exit_reasons import move_reason
+from controller.core.operations.cluster_spec import move_reason
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.rescheduling.avoided import Cooling

@@ -6,7 +6,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from controller.core.fleet.incarnations import LastIncarnation
-from controller.core.operations.exit_reasons import ExitReason, why_emptied
+from controller.core.operations.cluster_spec import ExitReason, why_emptied
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler_events import (
     FrontendDied,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from controller.core.fleet.autoscaler import ScaleDecision, ScaleReason, ScaleState, decide
 from controller.core.fleet.outlook import ClusterLoad
-from controller.core.fleet.scale_rule import ScaleDecision, ScaleReason, ScaleState, decide
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.settings import AutoscaleConfig
 from tests.unit.core.core_builders import queued, request_lists, running, snapshot_of

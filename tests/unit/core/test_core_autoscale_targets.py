@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from controller.core.fleet.autoscaler import ScaleDecision, ScaleReason, ScaleState, decide, why
 from controller.core.fleet.outlook import (
     ClusterLoad,
     Crowd,
@@ -15,7 +16,6 @@ from controller.core.fleet.outlook import (
     Target,
     estimate,
 )
-from controller.core.fleet.scale_rule import ScaleDecision, ScaleReason, ScaleState, decide, why
 from controller.core.settings import AutoscaleConfig
 from tests.unit.core.core_builders import snapshot_of
 

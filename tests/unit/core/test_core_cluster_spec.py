@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from controller.core.emptying.claims import Claims, Drain, Remove, Restart
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.engine_change import AS_STARTED, EngineChange
-from controller.core.operations.rolling import RollingOrder
+from controller.core.operations.cluster_spec import (
+    AS_STARTED,
+    ClusterSpec,
+    EngineChange,
+    RollingOrder,
+)
 
 FIRST = ClusterSpec.first(2)
 

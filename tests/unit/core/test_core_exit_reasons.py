@@ -12,15 +12,16 @@ from controller.core.emptying.claims import (
     Restart,
     SlowDrain,
 )
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.exit_reasons import (
+from controller.core.operations.cluster_spec import (
     BY_HAND,
     MOVE_REASONS,
+    ClusterSpec,
     ExitReason,
+    RollingOrder,
+    Turn,
     move_reason,
     why_emptied,
 )
-from controller.core.operations.rolling import RollingOrder, Turn
 from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 
 ROLLING = RollingOrder("op-2", 1.0, (), under_way=(Turn("i-0", "n-1", 1.0),))

@@ -6,14 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.operations.engine_change import AS_STARTED, EngineChange
-from controller.core.operations.rolling import (
+from controller.core.operations.cluster_spec import (
     AS_MANY_AS_FIT,
+    AS_STARTED,
+    EngineChange,
+    RollingOrder,
+    Turn,
+)
+from controller.core.operations.rolling import (
     NO_OTHER_SERVES,
     InstanceNow,
-    RollingOrder,
     RollingStep,
-    Turn,
     in_turn,
     rolling_step,
     stopped,

@@ -10,15 +10,18 @@ import pytest
 from controller.core.emptying.claims import Remove, Restart
 from controller.core.emptying.drains import InstanceProcess, RestartStep, restart_step
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.engine_change import AS_STARTED, EngineChange
+from controller.core.operations.cluster_spec import (
+    AS_STARTED,
+    ClusterSpec,
+    EngineChange,
+    RollingOrder,
+)
 from controller.core.operations.rolling import (
     RETRY_S,
     Began,
     ChangeSpec,
     Event,
     InstanceSeen,
-    RollingOrder,
     RollingRefusal,
     RollingRestart,
     SpecChanged,

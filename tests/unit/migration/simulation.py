@@ -43,9 +43,8 @@ from controller.core.emptying.orders import Opening, RoomOrder
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.operations.cluster_spec import ClusterSpec, RollingOrder
 from controller.core.operations.order_checks import emptying_refusal
-from controller.core.operations.rolling import RollingOrder
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import (

@@ -10,7 +10,7 @@ import pytest
 from controller.adapters.http.views.member_view import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import InstanceState
-from controller.core.operations.exit_reasons import ExitReason
+from controller.core.operations.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig

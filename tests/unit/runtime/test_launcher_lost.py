@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from controller.core.emptying.claims import Evacuate
-from controller.core.fleet.instance_starts import RETRY_S
+from controller.core.fleet.outlook import RETRY_S
 from controller.core.record.event_log import EventKind
 from controller.ports.launcher import LauncherLoss
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S

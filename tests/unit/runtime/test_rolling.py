@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from controller.core.emptying.claims import Remove
-from controller.core.operations.engine_change import AS_STARTED, EngineChange
-from controller.core.operations.rolling import (
+from controller.core.operations.cluster_spec import (
     AS_MANY_AS_FIT,
-    NO_OTHER_SERVES,
-    RETRY_S,
+    AS_STARTED,
+    EngineChange,
     RollingOrder,
 )
+from controller.core.operations.rolling import NO_OTHER_SERVES, RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.order_words import OperationRefusedError
 from controller.runtime.messages.members import Welcome

@@ -12,7 +12,7 @@ from controller.api.wire.replays import (
     ReplayStatus,
     SavedStatus,
 )
-from controller.core.operations.exit_reasons import LEAVES_BY_MOVES
+from controller.core.operations.cluster_spec import LEAVES_BY_MOVES
 from controller.core.replay.replay_log import ReplayLog, Way
 from controller.runtime.controller.controller import Controller
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from controller.api.errors import LlumctlError
 from controller.api.text.engine_arguments import arguments
 from controller.core.emptying.drains import DrainState
+from controller.core.operations.cluster_spec import RollingOrder
 from controller.core.operations.rolling import (
     NO_OTHER_SERVES,
     Began,
     ChangeSpec,
     Event,
     InstanceSeen,
-    RollingOrder,
     RollingRefusal,
     RollingRestart,
     SpecChanged,

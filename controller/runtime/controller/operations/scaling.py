@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from controller.core.emptying.claims import Remove
-from controller.core.fleet.instance_starts import Launches
+from controller.core.fleet.outlook import Launches
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.order_checks import OrderRefusal
 from controller.core.operations.scaling import (
