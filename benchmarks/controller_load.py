@@ -29,8 +29,8 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import DispatchRequested
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import decode, encode
@@ -146,7 +146,7 @@ def _controller(pipe: Connection, key: str, num_instances: int) -> None:
 async def _serve_controller(pipe: Connection, key: str, num_instances: int) -> None:
     mailbox = ZmqMailbox(HOST, key=ClusterKey(key))
     keeper = SpecKeeper(ClusterSpec.first(num_instances))
-    controller = Controller(mailbox, NoLauncher(), LiveConfig(), keeper)
+    controller = ControllerProcess(mailbox, NoLauncher(), LiveConfig(), keeper)
     controller.start(1)
     gc.freeze()  # as the controller's process does
     pipe.send(mailbox.address)
@@ -164,7 +164,7 @@ async def _serve_controller(pipe: Connection, key: str, num_instances: int) -> N
             working.result()
 
 
-async def _observe(controller: Controller, seconds: float) -> dict[str, Any]:
+async def _observe(controller: ControllerProcess, seconds: float) -> dict[str, Any]:
     counts = controller.journal.counts
     num_dispatches = counts[EventKind.DISPATCHED]
     probe = LoopProbe()
@@ -182,7 +182,7 @@ async def _observe(controller: Controller, seconds: float) -> dict[str, Any]:
     }
 
 
-def _num_statuses(controller: Controller) -> int:
+def _num_statuses(controller: ControllerProcess) -> int:
     """Each names its number, as a count of steps."""
     return sum(status.num_steps for status in controller.statuses.values())
 

@@ -39,8 +39,8 @@ from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReschedulingConfig
 from controller.model.profile import ModelConfig
 from controller.runtime import controller_link
-from controller.runtime.controller import controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller import cluster as process
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.live_config import LiveConfig
@@ -101,7 +101,7 @@ class Cluster:
     def __init__(self) -> None:
         _set_clock(OFTEN_S)
         network = FakeNetwork()
-        self.controller = controller.Controller(
+        self.controller = process.ControllerProcess(
             network.mailbox(CONTROLLER),
             FakeLauncher(),
             LiveConfig(rescheduling=ReschedulingConfig(interval_s=OFTEN_S)),
@@ -155,7 +155,7 @@ class Cluster:
 
 
 def _set_clock(interval_s: float) -> None:
-    controller_link.HELLO_INTERVAL_S = engine_thread.HEARTBEAT_S = controller.TICK_S = interval_s
+    controller_link.HELLO_INTERVAL_S = engine_thread.HEARTBEAT_S = process.TICK_S = interval_s
     rank_changes.TELL_EVERY_S = routes.MISSING_S = interval_s
 
 

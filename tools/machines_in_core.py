@@ -39,7 +39,7 @@ KNOWN: Mapping[str, str] = {
     "controller/adapters/http/watch.py: LatestStatus.now": (
         "A status that was built is shown for 50 ms; what it shows is decided elsewhere."
     ),
-    "controller/runtime/controller/directories.py: Directories._tell": (
+    "controller/runtime/controller/roster.py: Directories._tell": (
         "How often a directory is sent, and not to frontends for which it would pile up; what is"
         " in it are the states of the scheduler and the roster."
     ),

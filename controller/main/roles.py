@@ -52,8 +52,8 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.ray.ray_launcher import ActorPlan, RayLauncher
     from controller.api.settings.key_file import own_limits
     from controller.main.machine.memory import available_bytes
-    from controller.runtime.controller.controller import Controller
-    from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+    from controller.runtime.controller.cluster import ControllerProcess
+    from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 
     plan = ClusterPlan.model_validate_json(plan_json)
     store = SpecFile(plan.state_dir, plan.nonce)
@@ -82,7 +82,7 @@ async def controller(plan_json: str, start: Start) -> None:
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
     events = EventFile(plan.state_dir, plan.nonce)
-    service = Controller(
+    service = ControllerProcess(
         mailbox,
         launcher,
         live_config(settings),

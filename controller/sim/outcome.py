@@ -309,8 +309,6 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 # for a good part of the run: it stands there because of what came before, and the run ends before
 # another one would have formed.
 
-Values = NDArray[np.float64]
-
 MAX_GROWTH = 1 / 3
 """Of the mean."""
 FEW_WAITING = 1.0

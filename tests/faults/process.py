@@ -27,8 +27,8 @@ from controller.core.migration.source import SourceMove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import Dispatch, DispatchRequested, RejectCode
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
@@ -74,7 +74,7 @@ async def controller(
     mailbox = ZmqMailbox(HOST, port, ClusterKey(key))
     keeper = SpecKeeper(ClusterSpec.first(num_instances))
     config = LiveConfig(rescheduling=ReschedulingConfig(enabled=False))
-    service = Controller(mailbox, NoLauncher(), config, keeper)
+    service = ControllerProcess(mailbox, NoLauncher(), config, keeper)
     service.start(num_frontends)
 
     def move(

@@ -18,8 +18,8 @@ from controller.api.wire.models import ClusterStatus
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.launcher import LauncherLoss
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import decode, encode
@@ -106,7 +106,7 @@ class Cluster:
     def __init__(self, num_instances: int = 1) -> None:
         self.mailbox = Mailbox()
         self.launcher = Launcher()
-        self.controller = Controller(
+        self.controller = ControllerProcess(
             self.mailbox,
             self.launcher,
             LiveConfig(),

@@ -57,8 +57,8 @@ from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.models import ClusterStatus, EventPage, StopProgress, StopRequest
 from controller.api.wire.operations import DrainList
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import RevisionConflictError
 
 MAX_WATCHERS = 64
 # Watch streams never end by themselves; a stopping server does not wait for them.
@@ -90,7 +90,7 @@ class ControlServer:
 
     def __init__(
         self,
-        controller: Controller,
+        controller: ControllerProcess,
         labels: ClusterLabels,
         access: Access,
         audit: AuditLog,

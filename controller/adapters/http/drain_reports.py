@@ -33,12 +33,12 @@ from controller.core.operations.scaling import ScalePlan
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.evacuation import evacuation
 from controller.core.rescheduling.worth import Link
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.drain_forecasts import Forecast
 
 
 class SteerReports:
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: ControllerProcess) -> None:
         self._controller = controller
 
     async def several(

@@ -13,7 +13,7 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 _WHILE_HELD = frozenset({EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN, EventKind.ROOM_NOT_MADE})
 _QUEUE_WORDS = {
@@ -24,7 +24,7 @@ _QUEUE_WORDS = {
 }
 
 
-async def explain_request(controller: Controller, reference: str) -> Explanation:
+async def explain_request(controller: ControllerProcess, reference: str) -> Explanation:
     """Explains a request that lives or that its frontend still remembers. Raises ApiError."""
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
@@ -39,7 +39,7 @@ async def explain_request(controller: Controller, reference: str) -> Explanation
     )
 
 
-def _history(controller: Controller, record: RequestRecord) -> Sequence[LoggedEvent]:
+def _history(controller: ControllerProcess, record: RequestRecord) -> Sequence[LoggedEvent]:
     """What the request's frontend knows and, with late binding, what the controller put on record
     while it held the request. A frontend that forgot events in the middle has the whole say."""
     if controller.scheduler.placement is None or record.num_forgotten:
@@ -48,7 +48,7 @@ def _history(controller: Controller, record: RequestRecord) -> Sequence[LoggedEv
     return sorted((*record.history, *own), key=lambda event: event.time_s)
 
 
-def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
+def _waiting(controller: ControllerProcess, record: RequestRecord) -> Waiting | None:
     if record.state is RequestState.DISPATCHING:
         return Waiting(code="dispatching", why="the controller is being asked for an instance")
     if record.state not in (RequestState.WAITING, RequestState.EVICTED):
@@ -78,7 +78,7 @@ def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
     )
 
 
-def _could_move_to(controller: Controller, record: RequestRecord) -> str | None:
+def _could_move_to(controller: ControllerProcess, record: RequestRecord) -> str | None:
     snapshot = _snapshot(controller, record)
     if snapshot is None:
         return None
@@ -86,7 +86,7 @@ def _could_move_to(controller: Controller, record: RequestRecord) -> str | None:
     return controller.operator_moves.choose(snapshot.instance_id, num_blocks)
 
 
-def _snapshot(controller: Controller, record: RequestRecord) -> InstanceSnapshot | None:
+def _snapshot(controller: ControllerProcess, record: RequestRecord) -> InstanceSnapshot | None:
     """The last report of the request's instance, if that process still runs."""
     known = controller.scheduler.instances.get(record.instance_id or "")
     return None if known is None or known.incarnation != record.incarnation else known.snapshot

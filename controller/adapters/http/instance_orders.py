@@ -50,7 +50,7 @@ from controller.core.operations.order_checks import (
     restart_refusal,
     undrain_refusal,
 )
-from controller.runtime.controller.operations.order_words import refuse_instances
+from controller.runtime.controller.operations.operated_cluster import refuse_instances
 from controller.runtime.controller.queries import Found
 
 

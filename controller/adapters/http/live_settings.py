@@ -27,7 +27,7 @@ from controller.api.wire.settings import (
 from controller.core.dispatch.policies import POLICIES
 from controller.core.load.freeness import finite
 from controller.core.rescheduling.roles import may_differ
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.live_config import LiveConfig
 
 MODE = "autoscale.mode"
@@ -48,7 +48,7 @@ class PlannedChanges:
 class LiveSettings:
     """`settings`: those that the controller runs with."""
 
-    def __init__(self, controller: Controller, settings: Settings) -> None:
+    def __init__(self, controller: ControllerProcess, settings: Settings) -> None:
         self._controller = controller
         self._settings = settings
 

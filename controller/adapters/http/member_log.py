@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.adapters.http.errors import ApiError
 from controller.api.state.log_tail import LogTail
 from controller.api.wire.models import MemberLog
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 OURS = ("controller", "head")
 """Processes that are no members, and write logs all the same."""
@@ -26,7 +26,7 @@ class LogQuery(BaseModel):
 
 
 async def member_log(
-    controller: Controller, log_dir: Path, member_id: str, query: LogQuery
+    controller: ControllerProcess, log_dir: Path, member_id: str, query: LogQuery
 ) -> MemberLog:
     """Only a member's id, or one of `OURS`, names a file, so a path cannot."""
     if member_id not in controller.roster.members and member_id not in OURS:

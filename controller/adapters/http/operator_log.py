@@ -15,7 +15,7 @@ from controller.api.errors import LlumctlError
 from controller.api.state.audit import AuditLog, one_short_line
 from controller.api.wire.operations import Undo
 from controller.runtime.controller.journal import Journal
-from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
+from controller.runtime.controller.operations.operated_cluster import RevisionConflictError
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
 from controller.api.operations.order import CLUSTER, Order, Report, Wanted
 from controller.api.wire.operations import Undo
 from controller.api.wire.settings import SettingValue
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.order_words import OperationRefusedError
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from controller.runtime.controller.queries import Found
 
 Args = Mapping[str, Any]
@@ -44,7 +44,7 @@ def allow_all(given: Args, before: Args, after: Args) -> None:
 class Operated:
     """What orders are carried out on. `check_engine` says which engine arguments may change."""
 
-    controller: Controller
+    controller: ControllerProcess
     settings: LiveSettings
     check_engine: EngineCheck = allow_all
 

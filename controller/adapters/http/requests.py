@@ -21,7 +21,7 @@ from controller.api.wire.models import (
 from controller.core.admission.waiting_reasons import HeldView
 from controller.core.record.request_record import ENDED, Match, RequestRecord
 from controller.core.record.request_record import RequestState as CoreState
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.queries import Found
 
 MAX_REFERENCE_CHARS = 256
@@ -49,7 +49,7 @@ class NameQuery(BaseModel):
     """Whether any of one client's choices will do (see `find_record`)."""
 
 
-async def list_requests(controller: Controller, query: RequestsQuery) -> RequestList:
+async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> RequestList:
     """What is held is listed as waiting, in the order in which it is to go. Raises ApiError for an
     unknown instance."""
     known = [member.member_id for member in controller.roster.instances()]
@@ -70,7 +70,7 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
     )
 
 
-async def _matching(controller: Controller, query: RequestsQuery) -> Found:
+async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Found:
     """Frontends do not know what is held: to them it is being dispatched. So where only one of both
     is wanted, they are asked for all of that kind, which is sorted out here."""
     frontends, states = _serving_frontends(controller), {CoreState(s.value) for s in query.state}
@@ -121,7 +121,7 @@ def place_of(view: HeldView, record: RequestRecord) -> HeldPlaceStatus | None:
     return None if found is None else place_status(found)
 
 
-async def find_request(controller: Controller, reference: str) -> RequestDetail:
+async def find_request(controller: ControllerProcess, reference: str) -> RequestDetail:
     """The request with its history, and whether it could move. Raises ApiError."""
     record = await find_record(controller, reference)
     refusals = await refusals_of(controller, (record,))
@@ -130,13 +130,15 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     return request_detail(record, time.time(), refusal, held)
 
 
-async def name_request(controller: Controller, reference: str, query: NameQuery) -> RequestName:
+async def name_request(
+    controller: ControllerProcess, reference: str, query: NameQuery
+) -> RequestName:
     """The whole id of the request that a reference names. Raises ApiError."""
     record = await find_record(controller, reference, any_choice=query.any_choice)
     return RequestName(request_id=record.request_id, client_id=record.client_request_id)
 
 
-async def find_for_order(controller: Controller, request_id: str) -> RequestRecord:
+async def find_for_order(controller: ControllerProcess, request_id: str) -> RequestRecord:
     """Finds the request that an order is about, by its whole id alone. What a shorter reference
     names changes as requests come and go: one that names a single request now may name another one
     when the order arrives, and an order that is carried out on the wrong request cannot be taken
@@ -160,7 +162,7 @@ async def find_for_order(controller: Controller, request_id: str) -> RequestReco
     )
 
 
-async def find_by_ids(controller: Controller, request_ids: Iterable[str]) -> Found:
+async def find_by_ids(controller: ControllerProcess, request_ids: Iterable[str]) -> Found:
     """The requests with these whole ids that live, or that their frontends still remember. Each
     frontend is asked once for all of them."""
     wanted = frozenset(request_ids)
@@ -181,7 +183,7 @@ def _check_length(reference: str) -> None:
 
 
 async def find_record(
-    controller: Controller, reference: str, *, any_choice: bool = False
+    controller: ControllerProcess, reference: str, *, any_choice: bool = False
 ) -> RequestRecord:
     """Finds a request to look at by its id, the client's id, the beginning of an id, or an id as
     tables shorten it. Of several that match equally well, the only live one is meant, as clients
@@ -225,7 +227,7 @@ async def find_record(
 
 
 async def refusals_of(
-    controller: Controller, records: Iterable[RequestRecord]
+    controller: ControllerProcess, records: Iterable[RequestRecord]
 ) -> Mapping[str, str]:
     """Why each request cannot move, empty if it can; requests whose instance did not answer are
     left out."""
@@ -242,10 +244,10 @@ async def refusals_of(
     }
 
 
-def _serving_frontends(controller: Controller) -> list[str]:
+def _serving_frontends(controller: ControllerProcess) -> list[str]:
     return [member.member_id for member in controller.roster.frontends() if member.serving]
 
 
-def _absent_frontends(controller: Controller) -> list[str]:
+def _absent_frontends(controller: ControllerProcess) -> list[str]:
     """Frontends that served and do not now: their requests are in no list."""
     return [m.member_id for m in controller.roster.frontends() if m.incarnation and not m.serving]

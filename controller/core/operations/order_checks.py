@@ -3,7 +3,7 @@ check is asked when the order comes, and again when it has been written to the a
 nothing. `schedulable`: the ids of the instances that may get requests now. `force`: the order is
 carried out though no instance would take requests then.
 
-Those who take orders say a refusal in words (`runtime/controller/operations/order_words.py`).
+Those who take orders say a refusal in words (`runtime/controller/operations/operated_cluster.py`).
 """
 
 from collections.abc import Collection

@@ -1,12 +1,37 @@
-"""How members join, die, are fenced and leave, and what the rest of the cluster is told of it."""
+"""How members join, die, are fenced and leave, and what the rest of the cluster is told of it; and
+the watch over the instances, which tells the core's machines (`core.fleet`) what they report, and
+carries out what those ask for.
+"""
 
 import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.emptying.claims import SlowDrain
+from controller.core.fleet.busyness import Busyness, IdleSeen
 from controller.core.fleet.incarnations import LastIncarnation
+from controller.core.fleet.liveness import (
+    Event,
+    Fence,
+    InstanceGone,
+    InstancesSeen,
+    Instruction,
+    Key,
+    Liveness,
+    LookAtRest,
+    Pull,
+    Rest,
+    Serving,
+    TellStall,
+)
+from controller.core.fleet.slowness import ACTOR, Empty, Slowness, StepsSeen
 from controller.core.operations.cluster_spec import ExitReason, why_emptied
+from controller.core.operations.order_checks import none_would_serve
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler_events import (
     FrontendDied,
@@ -15,15 +40,163 @@ from controller.core.scheduler_events import (
     InstanceStarted,
 )
 from controller.ports.incarnation_store import IncarnationStore
-from controller.runtime.controller.fleet_watch import FleetWatch
-from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
-from controller.runtime.controller.roster import Member, RosterChange
+from controller.runtime.controller.roster import Member, RosterChange, config_messages
 from controller.runtime.controller.traffic import Traffic
-from controller.runtime.messages.members import Hello, InstanceLost, StatusPull, Welcome
+from controller.runtime.messages.members import (
+    Hello,
+    InstanceLost,
+    StatusPull,
+    StatusPushed,
+    Welcome,
+)
 
 log = logging.getLogger(__name__)
+
+
+class FleetWatch:
+    """Liveness pulls statuses and fences, slowness empties, busyness puts on record. `fence` takes
+    a member for dead, with a reason."""
+
+    def __init__(
+        self,
+        cluster: OperatedCluster,
+        drains: Drains,
+        fence: Callable[[Member, str], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._drains = drains
+        self._fence = fence
+        self._wall_clock = wall_clock
+        self._liveness = Liveness()
+        self._slowness = Slowness()
+        self._busyness = Busyness()
+
+    def is_stalled(self, member: Member) -> bool:
+        """Whether it was silent for too long when this was last looked at."""
+        return self._liveness.is_stalled(member.member_id, member.incarnation)
+
+    def is_busy(self, member: Member) -> bool:
+        """Whether it is on record as one that computes without a request."""
+        return self._busyness.is_on_record(member.member_id, member.incarnation)
+
+    def gone(self, instance_id: str, incarnation: int) -> None:
+        """The instance died, or was removed."""
+        gone, now_s = InstanceGone(instance_id, incarnation), self._cluster.now_s()
+        self._liveness.handle(gone, now_s)
+        self._busyness.handle(gone, now_s)
+
+    # -- who lives -----------------------------------------------------------------------
+
+    def look_for_stalls(self) -> None:
+        settings, records = self._cluster.live.scheduler, self._cluster.scheduler.instances
+        serving = [
+            _serving(member, records[member.member_id])
+            for member in self._cluster.roster.instances()
+            if member.serving and member.member_id in records
+        ]
+        self._tell(
+            InstancesSeen(
+                serving, settings.fence_after_s, pulls_all=settings.status_push == "never"
+            )
+        )
+
+    def _tell(self, event: Event) -> None:
+        for instruction in self._liveness.handle(event, self._cluster.now_s()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        members = self._cluster.roster.members
+        match instruction:
+            case Pull(instance_id):
+                self._cluster.mail.send(members[instance_id], StatusPull(), droppable=True)
+            case TellStall(instance_id, silence_s, over):
+                self._cluster.journal.stalled(members[instance_id], not over, silence_s)
+            case LookAtRest():
+                self._tell(self._rest())
+            case Fence(instance_id, why):
+                self._fence(members[instance_id], why)
+
+    def _rest(self) -> Rest:
+        scheduler = self._cluster.scheduler
+        schedulable = scheduler.schedulable_snapshots(self._cluster.now_s())
+        unclaimed = sum(each.unclaimed_blocks for each in schedulable)
+        num_away = sum(member.fenced for member in self._cluster.roster.instances())
+        return Rest(len(schedulable), unclaimed - scheduler.held_demand_blocks, num_away)
+
+    # -- who is slow ---------------------------------------------------------------------
+
+    def look_for_slow(self) -> None:
+        settings, drained = self._cluster.live.scheduler, self._cluster.keeper.spec.drains
+        step_times_s: dict[Key, float] = {}
+        for member, status in self._statuses() if settings.slow_factor else ():
+            snapshot = status.snapshot
+            if snapshot.num_running and snapshot.incarnation == member.incarnation:
+                step_times_s[member.member_id, member.incarnation] = status.step_time_s
+        seen = StepsSeen(step_times_s, drained, settings.slow_factor, settings.slow_after_s)
+        for slow in self._slowness.handle(seen, self._cluster.now_s()):
+            self._empty(slow)
+
+    def _empty(self, slow: Empty) -> None:
+        cause_id = f"slow-{secrets.token_hex(4)}"
+        claim = SlowDrain(cause_id, self._wall_clock(), actor=ACTOR, reason=slow.why)
+        spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
+        if none_would_serve(spec, [slow.instance_id], schedulable):
+            return
+        self._drains.begin({slow.instance_id: claim})
+        log.warning("%s is emptied: %s", slow.instance_id, slow.why)
+
+    # -- who computes for nobody ---------------------------------------------------------
+
+    def look_for_busy(self) -> None:
+        cores: dict[Key, float] = {}
+        for member, status in self._statuses():
+            if (idle := idle_cores(status)) is not None:
+                cores[member.member_id, member.incarnation] = idle
+        members = self._cluster.roster.members
+        for told in self._busyness.handle(IdleSeen(cores), self._cluster.now_s()):
+            if (known := members.get(told.instance_id)) is not None:
+                self._cluster.journal.busy(known, not told.over, told.lasted_s, told.cpu_cores)
+
+    def _statuses(self) -> Iterable[tuple[Member, StatusPushed]]:
+        """The last one of each instance that serves, perhaps of an earlier incarnation."""
+        statuses = self._cluster.statuses
+        return (
+            (member, statuses[member.member_id])
+            for member in self._cluster.roster.instances()
+            if member.serving and member.member_id in statuses
+        )
+
+
+def idle_cores(status: StatusPushed) -> float | None:
+    """The CPU cores that an instance takes without a request; None if it has one, or is moving
+    one."""
+    snapshot = status.snapshot
+    has_work = snapshot.num_running or snapshot.num_queued or status.moves or status.num_moves_in
+    return None if has_work else status.cpu_cores or 0.0
+
+
+def _serving(member: Member, record: InstanceRecord) -> Serving:
+    """What an incarnation without a report may run is known from its Hello: nothing, or, as that
+    counts requests and not their memory, all that fits into it."""
+    snapshot = record.snapshot
+    if snapshot is not None:
+        need_blocks = snapshot.num_used_blocks + snapshot.queued_demand_blocks
+    else:
+        all_blocks = member.info.num_gpu_blocks if member.info else 0
+        need_blocks = all_blocks if member.num_live_reqs else 0
+    return Serving(
+        member.member_id,
+        member.incarnation,
+        None if snapshot is None else record.last_report_s,
+        need_blocks,
+        record.stall_timeout_s,
+        member.node,
+        is_dead=not record.alive,
+        fenced=member.fenced,
+    )
 
 
 class JoinedCluster(OperatedCluster, Protocol):
@@ -41,6 +214,8 @@ class JoinedCluster(OperatedCluster, Protocol):
 
 
 class MemberEvents:
+    """What happens when a member comes or goes."""
+
     def __init__(self, cluster: JoinedCluster) -> None:
         self._cluster = cluster
 

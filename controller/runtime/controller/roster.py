@@ -1,8 +1,11 @@
-"""The controller's table of the cluster's members, by what their Hellos say. Which process of a
-member is which incarnation, and which are dead, `core/fleet/incarnations.py` decides.
+"""The cluster's members: the controller's table of them, by what their Hellos say, and what they
+are told: messages, the configuration, and, of frontends, which instances serve.
+
+Which process of a member is which incarnation, and which are dead, `core/fleet/incarnations.py`
+decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,7 +19,24 @@ from controller.core.fleet.incarnations import (
     LastIncarnation,
 )
 from controller.core.instance_ref import InstanceRef
-from controller.runtime.messages.members import EngineInfo, Hello, MemberKind, Phase, Welcome
+from controller.core.scheduler import GlobalScheduler
+from controller.core.settings import StatusPush
+from controller.ports.engine import STEP_PHASES, StepPhase
+from controller.ports.mailbox import Mailbox
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import (
+    Directory,
+    EngineInfo,
+    Hello,
+    InstanceEntry,
+    MemberKind,
+    Phase,
+    Welcome,
+)
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.move_messages import MoveLimitsSet
+from controller.runtime.messages.operations import StatusPushSet
 
 
 @dataclass(slots=True)
@@ -176,3 +196,146 @@ class Roster:
         elsewhere = any(each.node not in ("", member.node) for each in self.instances())
         gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
         return there if gone else []
+
+
+class MemberMail:
+    """Messages from the controller. Sends to members that are alive; a message to another one is
+    dropped."""
+
+    def __init__(self, mailbox: Mailbox, roster: Roster) -> None:
+        self._mailbox = mailbox
+        self._roster = roster
+
+    def send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
+        if member.alive:
+            self._mailbox.send(member.address, encode(message), droppable=droppable)
+
+    def send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
+        """Does nothing if there is no such member any more."""
+        member = self._roster.members.get(member_id)
+        if member is not None:
+            self.send(member, message, droppable=droppable)
+
+    def send_to_all(self, members: Iterable[Member], message: Message) -> None:
+        encoded = encode(message)
+        for member in members:
+            if member.alive:
+                self._mailbox.send(member.address, encoded)
+
+    def send_to_frontends(self, message: Message) -> None:
+        self.send_to_all(self._roster.frontends(), message)
+
+
+# -- the configuration -----------------------------------------------------------------------------
+
+
+def config_messages(
+    member: Member, config: LiveConfig, before: LiveConfig | None = None
+) -> list[Message]:
+    """What differs from `before`, or all if that is None."""
+    known = {} if before is None else {type(m): m for m in _all(member, before)}
+    return [m for m in _all(member, config) if known.get(type(m)) != m]
+
+
+def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
+    """One message of each type."""
+    if member.kind == "instance":
+        limits, settings = config.rescheduling, config.scheduler
+        return (
+            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None),
+            StatusPushSet(settings.status_interval_s, _phases(settings.status_push)),
+        )
+    return (config.frontends,)
+
+
+def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
+    if push == "never":
+        return ()
+    return STEP_PHASES if push == "all" else (push,)
+
+
+# -- which instances serve -------------------------------------------------------------------------
+
+# Frontends take a controller for dead that is silent for 1 s.
+DIRECTORY_EVERY_S = 0.4
+# A frontend that was silent for so long gets no directories, which would pile up for it.
+SILENCE_S = 5.0
+
+
+class Directories:
+    """Tells frontends which instances serve, at once when that changes, and now and then their
+    loads."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        scheduler: GlobalScheduler,
+        send: Callable[[Sequence[Member], Directory], None],
+        now_s: Callable[[], float],
+        epoch: str,
+    ) -> None:
+        self._epoch = epoch
+        self._roster = roster
+        self._scheduler = scheduler
+        self._send = send
+        self._now_s = now_s
+        self._told: tuple[object, ...] | None = None
+        self._told_s = float("-inf")
+
+    def present(self) -> Directory:
+        records, placement = self._scheduler.instances, self._scheduler.placement
+        return Directory(
+            tuple(
+                InstanceEntry(
+                    member.member_id,
+                    member.incarnation,
+                    member.address,
+                    member.info,
+                    records[member.member_id].snapshot,
+                    not records[member.member_id].is_shut,
+                )
+                for member in self._roster.instances()
+                if member.serving and member.info and member.member_id in records
+            ),
+            self._epoch,
+            sum(frontend.serving for frontend in self._roster.frontends()),
+            None if placement is None else placement.config.room_to_grow_tokens,
+            any(record.schedulable(self._now_s()) for record in records.values()),
+            self._scheduler.hold_timeout_s,
+        )
+
+    def tell(self) -> None:
+        self._tell(self.present())
+
+    def tick(self) -> None:
+        """Tells all frontends if something changed, or if it is time again."""
+        present = self.present()
+        is_due = self._now_s() - self._told_s >= DIRECTORY_EVERY_S
+        if is_due or _without_loads(present) != self._told:
+            self._tell(present)
+
+    def _tell(self, directory: Directory) -> None:
+        now_s = self._now_s()
+        self._told, self._told_s = _without_loads(directory), now_s
+        listening = [
+            frontend
+            for frontend in self._roster.frontends()
+            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S
+        ]
+        self._send(listening, directory)
+
+
+def _without_loads(directory: Directory) -> tuple[object, ...]:
+    return (
+        directory.takes_requests,
+        directory.hold_timeout_s,
+        *(
+            (
+                entry.instance_id,
+                entry.incarnation,
+                entry.address,
+                entry.snapshot is not None and entry.takes_requests,
+            )
+            for entry in directory.instances
+        ),
+    )

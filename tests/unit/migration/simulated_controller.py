@@ -14,8 +14,8 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.launcher import LauncherLoss, LauncherLostError
 from controller.ports.mailbox import OnLost, OnMessage
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.message import Message
 from tests.unit.migration.simulated_messages import CONTROLLER
@@ -236,7 +236,7 @@ class ControllerMailbox:
         pass
 
 
-class ControllerProcess:
+class SimulatedController:
     """One process. `orders`: the tasks of orders by hand that somebody waits for."""
 
     def __init__(
@@ -252,7 +252,7 @@ class ControllerProcess:
         self._clock = clock
         self._mailbox = ControllerMailbox(send)
         self.orders: set[asyncio.Task[Any]] = set()
-        self.controller: Controller
+        self.controller: ControllerProcess
         self._launcher, self._disk, self._config = launcher, disk, config
         self._num_frontends = num_frontends
         asyncio._set_running_loop(self.loop)
@@ -263,7 +263,7 @@ class ControllerProcess:
 
     def _start(self) -> None:
         keeper = SpecKeeper(self._disk.spec, self._disk)  # type: ignore[arg-type]  # it loads no spec
-        self.controller = controller = Controller(
+        self.controller = controller = ControllerProcess(
             self._mailbox, self._launcher, self._config, keeper, incarnations=self._disk
         )
         for each in (controller.drains, controller.fleet, controller.autoscaling):

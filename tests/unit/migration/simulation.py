@@ -55,8 +55,8 @@ from controller.core.settings import (
     ReschedulingConfig,
 )
 from controller.ports.launcher import LauncherLostError
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.order_words import OperationRefusedError
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.message import Message
@@ -64,9 +64,9 @@ from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.room_messages import RoomOrdered
 from tests.unit.migration.simulated_controller import (
     ME,
-    ControllerProcess,
     Disk,
     ErrorsAreViolations,
+    SimulatedController,
     SimulatedLauncher,
 )
 from tests.unit.migration.simulated_engine import Asked, SimulatedEngine, blocks_for
@@ -163,7 +163,7 @@ class Simulation:
         self.config = self._drawn_config()
         self.disk = Disk(ClusterSpec.first(rng.choice([2, 3, 3, 4])))
         self.launcher = SimulatedLauncher(self)
-        self.controller: ControllerProcess | None = None
+        self.controller: SimulatedController | None = None
         self.hosts: dict[str, Host] = {}
         self.errors = ErrorsAreViolations()
 
@@ -415,7 +415,7 @@ class Simulation:
 
     # -- what operators order --------------------------------------------------------------
 
-    def _order(self, order: Callable[[Controller, str], None]) -> None:
+    def _order(self, order: Callable[[ControllerProcess, str], None]) -> None:
         """`order` gets an id too. What is refused changes nothing."""
         process, order_id = self.controller, f"o{next(self._num_orders)}"
         if process is None:
@@ -430,11 +430,13 @@ class Simulation:
 
         process.loop.do(give)
 
-    def _claim(self, named: str, claim: Callable[[Controller, str, str], Claim | None]) -> None:
+    def _claim(
+        self, named: str, claim: Callable[[ControllerProcess, str, str], Claim | None]
+    ) -> None:
         """For an instance of the spec; None: there is nothing to claim."""
         forced = self.rng.random() < 0.1
 
-        def order(controller: Controller, order_id: str) -> None:
+        def order(controller: ControllerProcess, order_id: str) -> None:
             ids = controller.keeper.spec.instance_ids
             if not ids:
                 return
@@ -455,7 +457,7 @@ class Simulation:
         in_s = self.rng.choice([None, None, 2.0, 6.0])
         keeps = self.rng.random() < 0.5
 
-        def claim(_controller: Controller, _instance_id: str, order_id: str) -> Claim:
+        def claim(_controller: ControllerProcess, _instance_id: str, order_id: str) -> Claim:
             deadline_s = None if in_s is None else self._wall_s() + in_s
             return Drain(order_id, self._wall_s(), deadline_s, "keep" if keeps else "abort")
 
@@ -464,7 +466,7 @@ class Simulation:
     def _restart(self) -> None:
         in_s, at_once = self.rng.choice([None, None, 4.0]), self.rng.random() < 0.3
 
-        def claim(controller: Controller, instance_id: str, order_id: str) -> Claim | None:
+        def claim(controller: ControllerProcess, instance_id: str, order_id: str) -> Claim | None:
             member = controller.roster.members.get(instance_id)
             claims = controller.keeper.spec.drains.get(instance_id)
             if member is None or not member.nonce or (claims is not None and claims.goes):
@@ -486,7 +488,7 @@ class Simulation:
         )
 
     def _undrain(self) -> None:
-        def order(controller: Controller, order_id: str) -> None:
+        def order(controller: ControllerProcess, order_id: str) -> None:
             if drained := sorted(controller.keeper.spec.drains):
                 instance_id = self.rng.choice(drained)
                 controller.drains.end(instance_id, "undrained")
@@ -498,7 +500,7 @@ class Simulation:
         self._scale_to(self.rng.choice([1, 2, 3, 3, 4]))
 
     def _scale_to(self, target: int) -> None:
-        def order(controller: Controller, order_id: str) -> None:
+        def order(controller: ControllerProcess, order_id: str) -> None:
             plan = controller.scaling.plan(target, force=False)
             hold = controller.autoscaling.hold("an operator", target)
             controller.scaling.carry_out(plan, Remove(order_id, self._wall_s()), hold)
@@ -509,7 +511,7 @@ class Simulation:
     def _roll(self) -> None:
         at_once, deadline_s = self.rng.choice([0, 1, 2]), self.rng.choice([None, None, 8.0])
 
-        def order(controller: Controller, order_id: str) -> None:
+        def order(controller: ControllerProcess, order_id: str) -> None:
             controller.rolling.check(force=False)
             rolling = RollingOrder(
                 order_id,
@@ -537,7 +539,7 @@ class Simulation:
         patience_s, is_named = rng.choice([1.0, 4.0, 10.0]), rng.random() < 0.5
         process = self.controller
 
-        def order(controller: Controller, _: str) -> None:
+        def order(controller: ControllerProcess, _: str) -> None:
             found = [
                 (request_id, owner.instance_id)
                 for frontend in self._frontends()
@@ -747,7 +749,7 @@ class Simulation:
 
     def _start_controller(self) -> None:
         self.note("start", CONTROLLER, self.disk.spec.revision)
-        self.controller = ControllerProcess(
+        self.controller = SimulatedController(
             self, self.send, self.launcher, self.disk, self.config, len(FRONTENDS)
         )
 
@@ -829,7 +831,7 @@ class Simulation:
         """By operators: some instances are to serve. With `ends` no drain stays. A rolling restart
         waits while the others are drained."""
 
-        def order(controller: Controller, _: str) -> None:
+        def order(controller: ControllerProcess, _: str) -> None:
             if controller.live.autoscale.config.mode != "off":
                 controller.configure(self.config)
             drains = controller.keeper.spec.drains
@@ -1206,8 +1208,8 @@ def run_seed(seed: int) -> Simulation:
     try:
         with ExitStack() as stack:
             enter = stack.enter_context
-            enter(mock.patch(f"{process}.member_mail.encode", lambda message: message))
-            enter(mock.patch(f"{process}.controller.TICK_S", TICK_S))
+            enter(mock.patch(f"{process}.roster.encode", lambda message: message))
+            enter(mock.patch(f"{process}.cluster.TICK_S", TICK_S))
             enter(mock.patch("secrets.token_hex", lambda n: f"{ids.getrandbits(8 * n):x}"))
             simulation.run()
     except Exception as error:

@@ -10,7 +10,7 @@ from msgspec.structs import replace as replaced
 from controller.core.fleet.autoscaler import Check
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import AutoscaleConfig, AutoscaleMode
-from controller.runtime.controller.operations.autoscaling import Autoscaling
+from controller.runtime.controller.operations.scaling import Autoscaling
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from tests.unit.runtime.controller_bed import CONFIG
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle

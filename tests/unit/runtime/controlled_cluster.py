@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.live_config import LiveConfig
 from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until
 from tests.unit.runtime.members import CONTROLLER, Frontend, Instance
@@ -17,7 +17,7 @@ class ControlledCluster:
 
     def __init__(self, network: FakeNetwork, rescheduling: ReschedulingConfig) -> None:
         self.network = network
-        self.controller = Controller(
+        self.controller = ControllerProcess(
             network.mailbox(CONTROLLER),
             FakeLauncher(),
             LiveConfig(rescheduling=rescheduling),

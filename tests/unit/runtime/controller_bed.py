@@ -7,8 +7,8 @@ from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import StatusPushed, Welcome
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
@@ -108,8 +108,8 @@ class Bed:
         self.controller.start(sum(i.startswith("f") for i in self.peers))
         self.task = asyncio.create_task(self.controller.run())
 
-    def _controller(self) -> Controller:
-        return Controller(
+    def _controller(self) -> ControllerProcess:
+        return ControllerProcess(
             self.network.mailbox(HERE),
             self.launcher,
             LiveConfig(CONFIG),

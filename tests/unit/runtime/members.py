@@ -27,7 +27,7 @@ def repeat_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What members do by the clock."""
     monkeypatch.setattr("controller.runtime.instance.engine_thread.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
-    monkeypatch.setattr("controller.runtime.controller.controller.TICK_S", 0.01)
+    monkeypatch.setattr("controller.runtime.controller.cluster.TICK_S", 0.01)
 
 
 class EndedByTestError(Exception):

@@ -14,8 +14,8 @@ from controller.core.operations.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
-from controller.runtime.controller.directories import DIRECTORY_EVERY_S, SILENCE_S
+from controller.runtime.controller.cluster import STOP_MARGIN_S, TICK_S
+from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import (
     Directory,

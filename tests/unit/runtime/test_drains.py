@@ -11,7 +11,7 @@ from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
 from controller.core.operations.order_checks import emptying_refusal
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drain_forecasts import LATELY_S
-from controller.runtime.controller.operations.order_words import (
+from controller.runtime.controller.operations.operated_cluster import (
     OperationRefusedError,
     refuse_instances,
 )

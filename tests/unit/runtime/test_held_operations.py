@@ -25,8 +25,8 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
 from controller.runtime.live_config import LiveConfig
 from tests.unit.runtime.fake_engine import tokens_of
@@ -46,7 +46,7 @@ class Cluster:
     def __init__(self, network: FakeNetwork) -> None:
         self.network = network
         self.launcher = FakeLauncher()
-        self.controller = Controller(
+        self.controller = ControllerProcess(
             network.mailbox(CONTROLLER), self.launcher, CONFIG, SpecKeeper(ClusterSpec.first(2))
         )
         self.controller.start(num_frontends=1)

@@ -15,7 +15,7 @@ from controller.core.operations.cluster_spec import (
 )
 from controller.core.operations.rolling import NO_OTHER_SERVES, RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.runtime.controller.operations.order_words import OperationRefusedError
+from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from controller.runtime.messages.members import Welcome
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time

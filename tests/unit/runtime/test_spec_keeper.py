@@ -4,7 +4,10 @@ import pytest
 
 from controller.core.emptying.claims import Drain
 from controller.core.operations.cluster_spec import ClusterSpec, Cordon
-from controller.runtime.controller.operations.spec_keeper import RevisionConflictError, SpecKeeper
+from controller.runtime.controller.operations.operated_cluster import (
+    RevisionConflictError,
+    SpecKeeper,
+)
 from controller.runtime.messages.members import Directory
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time

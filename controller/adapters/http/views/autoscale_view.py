@@ -6,10 +6,10 @@ from controller.api.wire.autoscale import (
     AutoscaleStatus,
 )
 from controller.core.fleet.autoscaler import Check
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 
-def autoscale_status(controller: Controller) -> AutoscaleStatus:
+def autoscale_status(controller: ControllerProcess) -> AutoscaleStatus:
     held, live = controller.autoscaling.held, controller.live.autoscale
     found = controller.autoscaling.view()
     next_in_s = found.next_check_in_s

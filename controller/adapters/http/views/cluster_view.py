@@ -25,7 +25,7 @@ from controller.api.wire.models import (
     LevelStatus,
 )
 from controller.core.load.snapshot import Level
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ class ClusterLabels:
     """When the cluster was started; seconds since the epoch."""
 
 
-def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: float) -> ClusterStatus:
+def cluster_status(
+    controller: ControllerProcess, labels: ClusterLabels, uptime_s: float
+) -> ClusterStatus:
     now_s = controller.now_s()
     schedulable = controller.scheduler.schedulable_snapshots(now_s)
     held = held_now(controller)
@@ -107,7 +109,7 @@ def _level(
 
 
 def _cluster_state(
-    controller: Controller, members: list[InstanceStatus | FrontendStatus]
+    controller: ControllerProcess, members: list[InstanceStatus | FrontendStatus]
 ) -> tuple[ClusterState, str]:
     loss = controller.launcher_loss
     if controller.stopping:

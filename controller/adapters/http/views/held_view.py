@@ -13,7 +13,7 @@ from controller.api.wire.holding import (
 from controller.core.admission.waiting_reasons import HeldPlace, HeldView
 from controller.core.admission.waiting_requests import Held
 from controller.core.load.snapshot import Level
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class HeldNow:
     kept_for: dict[str, KeptForStatus]
 
 
-def held_now(controller: Controller) -> HeldNow:
+def held_now(controller: ControllerProcess) -> HeldNow:
     view = controller.scheduler.held_view(controller.now_s())
     return held_status(view, controller.live.scheduler.levels, time.time())
 

@@ -25,7 +25,7 @@ from controller.core.load.virtual_usage import (
     total_headroom_blocks,
 )
 from controller.core.operations.scaling import planned_instances
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.roster import Member
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def frontend_status(member: Member, now_s: float, *, stopping: bool) -> Frontend
 
 
 def instance_status(
-    controller: Controller,
+    controller: ControllerProcess,
     member: Member,
     schedulable: list[InstanceSnapshot],
     now_s: float,
@@ -105,7 +105,7 @@ def instance_status(
     )
 
 
-def not_launched(controller: Controller) -> list[InstanceStatus]:
+def not_launched(controller: ControllerProcess) -> list[InstanceStatus]:
     """Instances of the spec whose process could not be launched yet."""
     return [
         InstanceStatus(
@@ -138,7 +138,7 @@ def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
 
 
 def _instance_state(
-    controller: Controller, member: Member, record: InstanceRecord | None, now_s: float
+    controller: ControllerProcess, member: Member, record: InstanceRecord | None, now_s: float
 ) -> InstanceState:
     if state := _process_state(member, stopping=controller.stopping):
         return state
@@ -152,7 +152,7 @@ def _instance_state(
     return InstanceState.DRAINING if Closed.DRAINING in closed_by else InstanceState.ACTIVE
 
 
-def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
+def _drain(controller: ControllerProcess, instance_id: str) -> DrainStatus | None:
     progress = controller.drains.progress(instance_id)
     if (claims := progress.claims) is None:
         return None
@@ -169,7 +169,7 @@ def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
     )
 
 
-def _detail(controller: Controller, member: Member) -> str:
+def _detail(controller: ControllerProcess, member: Member) -> str:
     if controller.fleet.is_busy(member):
         return "computes without a request"
     return member.detail

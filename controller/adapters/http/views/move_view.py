@@ -7,10 +7,10 @@ from controller.api.wire.moves import MoveAttempt, MoveStage
 from controller.core.emptying.by_hand import Attempt
 from controller.core.migration.move_log import EndedMove
 from controller.core.migration.refusals import why
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 
-def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
+def moves_under_way(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
     """Moves under way by the sources' last reports, the oldest first."""
     found = [
         MoveStatus(
@@ -33,7 +33,7 @@ def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
     return tuple(sorted(found, key=lambda move: (-move.age_s, move.migration_id)))
 
 
-def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
+def queued_moves(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
     """Moves that wait for their turn, in their order."""
     now_s = controller.now_s()
     return tuple(
@@ -53,7 +53,7 @@ def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
     )
 
 
-def ended_moves(controller: Controller) -> tuple[EndedMoveStatus, ...]:
+def ended_moves(controller: ControllerProcess) -> tuple[EndedMoveStatus, ...]:
     """The last moves that ended, the newest first."""
     since_s = time.time() - controller.now_s()
     return tuple(

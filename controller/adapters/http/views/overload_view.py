@@ -1,13 +1,13 @@
 """What was refused, and what API keys use, as the control API tells it."""
 
 from controller.api.wire.overload import KeyStatus, RefusedStatus
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 MAX_KEYS = 100
 """Keys that are told of, those that use most: each is a series of every metric by key."""
 
 
-def refused(controller: Controller) -> tuple[RefusedStatus, ...]:
+def refused(controller: ControllerProcess) -> tuple[RefusedStatus, ...]:
     names = {level.rank: level.name for level in controller.live.scheduler.levels}
     records, now_s = controller.admission_records, controller.now_s()
     return tuple(
@@ -21,7 +21,7 @@ def refused(controller: Controller) -> tuple[RefusedStatus, ...]:
     )
 
 
-def keys(controller: Controller) -> tuple[KeyStatus, ...]:
+def keys(controller: ControllerProcess) -> tuple[KeyStatus, ...]:
     totals = controller.scheduler.keys.totals()
     totals.sort(key=lambda each: (-each.num_tokens, -each.num_live, each.key))
     return tuple(

@@ -14,13 +14,13 @@ from controller.api.wire.replays import (
 )
 from controller.core.operations.cluster_spec import LEAVES_BY_MOVES
 from controller.core.replay.replay_log import ReplayLog, Way
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 MAX_SHOWN = 64
 """Replays under way in a status: the oldest. An instance may have had hundreds of requests."""
 
 
-def replays_now(controller: Controller) -> ReplaysStatus:
+def replays_now(controller: ControllerProcess) -> ReplaysStatus:
     log, now_s = controller.replays, controller.now_s()
     num_done, num_failed = log.last_minute(now_s)
     return ReplaysStatus(
@@ -34,7 +34,7 @@ def replays_now(controller: Controller) -> ReplaysStatus:
 
 
 def with_replays(
-    controller: Controller, instances: Iterable[InstanceStatus]
+    controller: ControllerProcess, instances: Iterable[InstanceStatus]
 ) -> tuple[InstanceStatus, ...]:
     """The instances with the replays under way to each and from each."""
     to, lost_with = controller.replays.num_by_instance()
@@ -77,7 +77,7 @@ def _ended(log: ReplayLog, since_s: float) -> Iterable[EndedReplayStatus]:
         )
 
 
-def _saved(controller: Controller) -> tuple[SavedStatus, ...]:
+def _saved(controller: ControllerProcess) -> tuple[SavedStatus, ...]:
     moved = controller.operator_moves.log.num_by_reason
     found: Counter[tuple[str, str]] = Counter(
         {(Way.MOVED, reason): moved["migrated", reason] for reason in LEAVES_BY_MOVES}

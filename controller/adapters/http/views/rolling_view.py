@@ -7,10 +7,10 @@ from controller.api.wire.rolling_models import (
     RestartTurn,
     RollingReport,
 )
-from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.cluster import ControllerProcess
 
 
-def rolling_report(controller: Controller) -> RollingReport:
+def rolling_report(controller: ControllerProcess) -> RollingReport:
     order, revision = controller.rolling.order, controller.keeper.spec.revision
     if order is None:
         return RollingReport(revision=revision)
@@ -41,7 +41,7 @@ def rolling_report(controller: Controller) -> RollingReport:
     )
 
 
-def _turn(controller: Controller, instance_id: str, began_s: float) -> RestartTurn:
+def _turn(controller: ControllerProcess, instance_id: str, began_s: float) -> RestartTurn:
     progress = controller.drains.progress(instance_id)
     return RestartTurn(
         instance_id=instance_id,
@@ -52,7 +52,7 @@ def _turn(controller: Controller, instance_id: str, began_s: float) -> RestartTu
     )
 
 
-def engine_changes(controller: Controller) -> tuple[EngineChangeStatus, ...]:
+def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, ...]:
     """Empty while every instance has the arguments of the cluster's start; else the cluster's own
     first, which new instances get."""
     spec = controller.keeper.spec

@@ -1,24 +1,117 @@
-"""The part of the controller that draining and scaling use."""
+"""What the operations of this folder share: the part of the controller that they use, the cluster's
+spec, and what operators read of an order that is refused.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.openness import Openness
+from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.operations.order_checks import OrderRefusal
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Event
-from controller.runtime.controller.directories import Directories
+from controller.ports.spec_store import SpecStore
 from controller.runtime.controller.journal import Journal
-from controller.runtime.controller.member_mail import MemberMail
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
-from controller.runtime.controller.roster import Roster
+from controller.runtime.controller.roster import Directories, MemberMail, Roster
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import StatusPushed
 
 
+class OperationRefusedError(Exception):
+    """The operation was not done, and nothing changed."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+def refuse_instances(
+    refusal: OrderRefusal | None, instance_ids: Sequence[str], despite: str = "drain {} --force"
+) -> None:
+    """Raises OperationRefusedError if there is a refusal of an order about these instances.
+    `despite`: the command that does it though it is about the last instance."""
+    names, ids = ", ".join(instance_ids), " ".join(instance_ids)
+    match refusal:
+        case None:
+            return
+        case OrderRefusal.NOT_STARTED:
+            message, hint = f"{names} has not started yet", "llumctl status"
+        case OrderRefusal.LEAVING:
+            message = f"{names} is to be removed once it is empty"
+            hint = f"llumctl undrain {ids}"
+        case OrderRefusal.NOT_DRAINING:
+            message, hint = f"{names} is not being drained", "llumctl status"
+        case _:
+            message = f"without {names} no instance would serve"
+            hint = f"llumctl scale +1      or      llumctl {despite.format(ids)}"
+    raise OperationRefusedError(refusal.value, message, hint)
+
+
+def scaling_refused(
+    refusal: OrderRefusal, target: int, num_added: int = 0, no_room: str = ""
+) -> OperationRefusedError:
+    """`no_room`: why `num_added` more instances would not start, in words."""
+    match refusal:
+        case OrderRefusal.MIN_INSTANCES:
+            message = f"{target} instances are wanted; a cluster has at least one"
+            hint = "llumctl scale 1      or      llumctl down"
+        case OrderRefusal.MAX_INSTANCES:
+            message = f"{target} instances are wanted; {MAX_INSTANCES} are the most"
+            hint = f"llumctl scale {MAX_INSTANCES}"
+        case OrderRefusal.NO_ROOM:
+            message = f"{num_added} more would not start: {no_room}"
+            hint = f"llumctl status -o wide      or      llumctl scale +{num_added} --force"
+        case _:
+            message = "this plan cannot be carried out any more: other instances come or go by now"
+            hint = "llumctl status      then      the same command again"
+    return OperationRefusedError(refusal.value, message, hint)
+
+
+class RevisionConflictError(Exception):
+    """Somebody else changed the spec since the caller looked at it."""
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(f"revision {expected} was looked at, and {found} is the present one")
+        self.expected, self.found = expected, found
+
+
+class SpecKeeper:
+    """The present spec, which is on disk before it counts. `store`: with None, the spec is kept as
+    long as this process lives."""
+
+    def __init__(self, spec: ClusterSpec, store: SpecStore | None = None) -> None:
+        self.spec = spec
+        """The present one; `change` alone replaces it."""
+        self._store = store
+        self.on_change: Callable[[], None] = lambda: None
+        """Called once another spec is the present one."""
+
+    def check_revision(self, if_revision: int | None) -> None:
+        """Raises RevisionConflictError unless `if_revision` is None or the present one."""
+        if if_revision is not None and if_revision != self.spec.revision:
+            raise RevisionConflictError(if_revision, self.spec.revision)
+
+    def change(self, spec: ClusterSpec) -> None:
+        """Saves the spec, then makes it the present one. It must be one revision after the present
+        one, so that of two changes of the same spec only one is made.
+
+        Raises RevisionConflictError, and what the store raises: nothing changed then.
+        """
+        if spec.revision != self.spec.revision + 1:
+            raise RevisionConflictError(spec.revision - 1, self.spec.revision)
+        if self._store is not None:
+            self._store.save(spec)
+        self.spec = spec
+        self.on_change()
+
+
 class OperatedCluster(Protocol):
+    """The part of the controller that draining and scaling use."""
+
     live: LiveConfig
     keeper: SpecKeeper
     scheduler: GlobalScheduler

@@ -27,8 +27,10 @@ from controller.core.operations.rolling import (
     refusal,
 )
 from controller.runtime.controller.operations.drain_runner import Drains
-from controller.runtime.controller.operations.operated_cluster import OperatedCluster
-from controller.runtime.controller.operations.order_words import OperationRefusedError
+from controller.runtime.controller.operations.operated_cluster import (
+    OperatedCluster,
+    OperationRefusedError,
+)
 from controller.runtime.controller.roster import Member
 
 log = logging.getLogger(__name__)

@@ -1,16 +1,43 @@
-"""More instances, or fewer. Growing first keeps instances that were to be removed, then launches
-new ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
+"""How many instances there are: scaling, and auto-scaling, which scales as an operator would.
+
+More instances, or fewer. Growing first keeps instances that were to be removed, then launches new
+ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
 
 A second order while one goes on starts from the planned instances: those that start count, those to
 be removed do not. The spec is saved first and then carried out; launches that fail are repeated.
 """
 
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from controller.core.emptying.claims import Remove
-from controller.core.fleet.outlook import Launches
+from controller.api.errors import LlumctlError
+from controller.core.admission.waiting_requests import Held
+from controller.core.emptying.claims import Claims, Remove
+from controller.core.fleet.autoscaler import (
+    ACTOR,
+    Autoscaler,
+    AutoscaleView,
+    Drain,
+    Event,
+    HoldBegan,
+    HoldEnded,
+    Instruction,
+    Keep,
+    Launch,
+    LeavingInstance,
+    LoadSeen,
+    LookAtLoad,
+    NoRoom,
+    ScaleDone,
+    ScaleRefused,
+    SettingsChanged,
+    Tell,
+    Ticked,
+)
+from controller.core.fleet.outlook import Launches, RecentLatencies
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.order_checks import OrderRefusal
 from controller.core.operations.scaling import (
@@ -21,8 +48,13 @@ from controller.core.operations.scaling import (
 )
 from controller.ports.launcher import Launcher
 from controller.runtime.controller.operations.drain_runner import Drains
-from controller.runtime.controller.operations.operated_cluster import OperatedCluster
-from controller.runtime.controller.operations.order_words import refuse_instances, scaling_refused
+from controller.runtime.controller.operations.operated_cluster import (
+    OperatedCluster,
+    OperationRefusedError,
+    refuse_instances,
+    scaling_refused,
+)
+from controller.runtime.live_config import LiveAutoscale
 
 log = logging.getLogger(__name__)
 
@@ -108,3 +140,180 @@ class Scaling:
             for record in self._cluster.scheduler.instances.values()
             if record.snapshot is not None and record.reports(now_s)
         }
+
+
+class Autoscaling:
+    """Tells the machine how instances stand, looks at the load when it asks for it, and scales.
+    `core.fleet.autoscaler` decides."""
+
+    def __init__(
+        self,
+        cluster: OperatedCluster,
+        scaling: Scaling,
+        launcher: Launcher,
+        epoch: str,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._scaling = scaling
+        self._launcher = launcher
+        self._wall_clock = wall_clock
+        self.machine = Autoscaler(epoch, _settings(cluster.live.autoscale))
+
+    @property
+    def held(self) -> ScaleHold | None:
+        """The operator's scale that wins, if auto-scaling is on or in a dry run."""
+        return self.machine.held(self._cluster.keeper.spec.autoscale_hold)
+
+    @property
+    def cold_start_s(self) -> float | None:
+        """From the launch of an instance until it serves, as it took lately."""
+        return self.machine.starts.cold_start_s
+
+    def view(self) -> AutoscaleView:
+        planned = planned_instances(self._cluster.keeper.spec)
+        return self.machine.view(planned, self._cluster.now_s())
+
+    # -- what operators do ---------------------------------------------------------------
+
+    def configure(self, live: LiveAutoscale) -> None:
+        self._tell(_settings(live))
+
+    def hold(self, actor: str, num_instances: int) -> ScaleHold | None:
+        """What an operator's scale puts into the spec; None where nothing is to be held."""
+        return self.machine.hold_for(actor, num_instances, self._wall_clock())
+
+    def would_hold(self, num_instances: int) -> bool:
+        """Whether an operator's scale to so many changes what is held."""
+        return self.machine.would_hold(num_instances, self._cluster.keeper.spec.autoscale_hold)
+
+    def hold_planned(self, cause_id: str, actor: str) -> None:
+        """An operator keeps an instance that was to go: as many as are planned now are to stay."""
+        if hold := self.hold(actor, self._scaling.num_planned):
+            keeper = self._cluster.keeper
+            keeper.change(keeper.spec.held_by(hold))
+            self.tell_held(cause_id, hold)
+
+    def tell_held(self, cause_id: str, hold: ScaleHold) -> None:
+        self._tell(HoldBegan(cause_id, hold))
+
+    def tell_released(self, cause_id: str, actor: str) -> None:
+        self._tell(HoldEnded(cause_id, actor))
+
+    # -- what it sees --------------------------------------------------------------------
+
+    def tick(self) -> None:
+        cluster, now_s = self._cluster, self._cluster.now_s()
+        members, records = cluster.roster.members, cluster.scheduler.instances
+        planned = planned_instances(cluster.keeper.spec)
+        serving: dict[str, float] = {}
+        gave_up: list[str] = []
+        for instance_id in planned:
+            member, record = members.get(instance_id), records.get(instance_id)
+            if member is None:
+                continue
+            if member.alive and member.phase == "failed":
+                gave_up.append(instance_id)
+            has_status = record is not None and record.alive and record.snapshot is not None
+            if member.serving and has_status:
+                serving[instance_id] = member.said.up_s
+        num_schedulable = len(cluster.scheduler.schedulable_snapshots(now_s))
+        self._tell(Ticked(planned, serving, gave_up, num_schedulable))
+
+    def look(self) -> LoadSeen:
+        """The last statuses, what the controller holds, and what comes and goes."""
+        cluster, now_s, wall_s = self._cluster, self._cluster.now_s(), self._wall_clock()
+        spec, scheduler = cluster.keeper.spec, cluster.scheduler
+        schedulable = scheduler.schedulable_snapshots(now_s)
+        known = [status.snapshot for status in cluster.statuses.values()]
+        num_held = scheduler.num_held
+        held = scheduler.held_view(now_s).entries if num_held else ()
+        return LoadSeen(
+            wall_s,
+            schedulable,
+            block_size=known[0].block_size if known else 1,
+            new_capacity_blocks=known[0].capacity_blocks if known else 0,
+            num_held=num_held,
+            held_demand_blocks=scheduler.held_demand_blocks,
+            recent=self._recent(schedulable, held, wall_s),
+            leaving=[self._leaving(*each) for each in spec.drains.items() if each[1].goes],
+            restarting=[key for key, each in spec.drains.items() if each.restarts],
+            fenced=[each.member_id for each in cluster.roster.instances() if each.fenced],
+            hold=spec.autoscale_hold,
+            rolling=spec.rolling is not None and spec.rolling.goes,
+        )
+
+    def _leaving(self, instance_id: str, claims: Claims) -> LeavingInstance:
+        member = self._cluster.roster.members.get(instance_id)
+        failed = member is not None and member.alive and member.phase == "failed"
+        # With another claim beside it the instance would not serve if this one were taken back.
+        actor = claims.strongest.actor if claims.without(Remove) is None else ""
+        return LeavingInstance(instance_id, actor, cannot_start=failed)
+
+    def _recent(
+        self, schedulable: Sequence[InstanceSnapshot], held: Iterable[Held], wall_s: float
+    ) -> RecentLatencies:
+        frontends = [each for each in self._cluster.roster.frontends() if each.serving]
+        ttfts_s = [each.said.ttft_p99_s for each in frontends if each.said.ttft_p99_s is not None]
+        tpots_s = [each.said.tpot_p99_s for each in frontends if each.said.tpot_p99_s is not None]
+        heads = [each.queue_head for each in schedulable if each.queue_head is not None]
+        # One that was evicted has its first token.
+        arrivals_s = [each.arrival_time_s for each in heads if not each.evicted]
+        arrivals_s += [each.arrival_time_s for each in held]
+        return RecentLatencies(
+            max(ttfts_s, default=None),
+            max(tpots_s, default=None),
+            sum(each.said.num_first_tokens for each in frontends),
+            max(0.0, wall_s - min(arrivals_s, default=wall_s)),
+        )
+
+    # -- what is done --------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        for instruction in self.machine.handle(event, self._cluster.now_s()):
+            answer = self._carry_out(instruction)
+            if answer is not None:
+                self._tell(answer)
+
+    def _carry_out(self, instruction: Instruction) -> Event | None:
+        match instruction:
+            case LookAtLoad():
+                return self.look()
+            case Tell(kind, cause_id, reason, numbers, instance_id, actor):
+                self._cluster.journal.autoscale(
+                    kind, cause_id, reason, numbers, instance_id=instance_id, actor=actor
+                )
+                return None
+        try:
+            return self._scale(instruction)
+        except (LlumctlError, OperationRefusedError) as error:
+            log.warning("%s: %s", instruction.check.cause_id, error)
+            return ScaleRefused(str(error))
+        except Exception as error:  # of Ray, for one: the next check tries it again
+            log.exception("%s could not be carried out", instruction.check.cause_id)
+            return ScaleRefused(f"{error!r:.200}")
+
+    def _scale(self, wanted: Launch | Drain | Keep) -> ScaleDone | NoRoom | ScaleRefused:
+        """Raises OperationRefusedError and LlumctlError: nothing more changed then."""
+        scaling = self._scaling
+        present = scaling.num_planned
+        match wanted:
+            case Launch(number=number):
+                if why_not := self._launcher.no_room(number):
+                    return NoRoom(why_not)
+                plan = scaling.plan(present + number, force=False)
+            case Drain(instance_ids=ids, forced=forced):
+                plan = scaling.plan(present - len(ids), force=forced, agreed=ids)
+            case Keep(instance_id=instance_id):
+                plan = scaling.plan(present + 1, force=False)
+                if plan.undrained != (instance_id,):
+                    return ScaleRefused(f"{instance_id} is gone already")
+        check = wanted.check
+        claim = Remove(check.cause_id, check.time_s, actor=ACTOR, reason=check.why)
+        added = scaling.carry_out(plan, claim)
+        drains = self._cluster.keeper.spec.drains
+        return ScaleDone(added, [key for key, claims in drains.items() if claims.goes])
+
+
+def _settings(live: LiveAutoscale) -> SettingsChanged:
+    return SettingsChanged(live.config, live.start_timeout_s)

@@ -35,23 +35,17 @@ from controller.ports.event_store import EventStore
 from controller.ports.incarnation_store import IncarnationStore
 from controller.ports.launcher import Launcher, LauncherLoss, LauncherLostError
 from controller.ports.mailbox import Mailbox
-from controller.runtime.controller.directories import Directories
-from controller.runtime.controller.fleet_watch import FleetWatch
 from controller.runtime.controller.journal import Journal
-from controller.runtime.controller.launcher_watch import LauncherWatch
-from controller.runtime.controller.member_config import config_messages
-from controller.runtime.controller.member_events import MemberEvents
-from controller.runtime.controller.member_mail import MemberMail
-from controller.runtime.controller.operations.autoscaling import Autoscaling
+from controller.runtime.controller.member_events import FleetWatch, MemberEvents
 from controller.runtime.controller.operations.drain_forecasts import DrainForecasts
 from controller.runtime.controller.operations.drain_runner import Drains
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.operations.rolling_runner import RollingRestarts
-from controller.runtime.controller.operations.scaling import Scaling
-from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.operations.scaling import Autoscaling, Scaling
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
-from controller.runtime.controller.roster import Roster
+from controller.runtime.controller.roster import Directories, MemberMail, Roster, config_messages
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.inbox import Handlers, Inbox
@@ -88,7 +82,7 @@ TICK_S = 0.1
 STOP_MARGIN_S = 6.0
 
 
-class Controller:
+class ControllerProcess:
     def __init__(
         self,
         mailbox: Mailbox,
@@ -393,3 +387,28 @@ class Controller:
     def _put_on_record(self, event: Ticked | Rejected) -> None:
         for record in self.admission_records.handle(event, self.now_s()):
             self.journal.admission(record)
+
+
+CUT_BEFORE_S = 8.0
+"""So long before all processes end, live requests do. An error takes milliseconds; the moment at
+which each process ends is known to a few seconds."""
+
+
+class LauncherWatch:
+    """What a controller does that can start and end no process any more: it says so, and ends the
+    streams with an error each before its own process is ended."""
+
+    def __init__(self, launcher: Launcher, journal: Journal, cut: Callable[[], None]) -> None:
+        self._launcher = launcher
+        self._journal = journal
+        self._cut = cut
+        self._lost = ""
+
+    def tick(self) -> None:
+        loss = self._launcher.loss()
+        what = "" if loss is None else loss.what
+        if what != self._lost:
+            self._journal.launcher(what or self._lost, lost=bool(what))
+            self._lost = what
+        if loss is not None and loss.ends_soon(CUT_BEFORE_S):
+            self._cut()
