@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from controller.core.emptying.relief import Candidate, ReliefView, next_move
+from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead, blocks_for
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.relief import ReliefView, next_move
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import DispatchRequested, InstanceStarted, StatusReported

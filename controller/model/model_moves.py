@@ -8,9 +8,9 @@ in the batch. That a real engine's steps get a little slower while it copies (th
 
 from collections.abc import Callable
 
+from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
-from controller.core.rescheduling.candidate import Candidate
 from controller.core.value import value
 from controller.model.engine_state import EngineState, ModelRequest, Pin, RequestState
 

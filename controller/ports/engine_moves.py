@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from controller.core.emptying.relief import Candidate
 from controller.core.migration.refusals import MoveFacts, MoveRefusal
-from controller.core.rescheduling.candidate import Candidate
 from controller.ports.frames import Frames
 
 

@@ -22,11 +22,10 @@ from controller.core.dispatch.policies import (
     outstanding_blocks,
     outstanding_tokens,
 )
+from controller.core.emptying.relief import Candidate, ReliefRules, ReliefView
+from controller.core.emptying.rounds import InstanceLoad, Pair
 from controller.core.load.freeness import freeness, num_in_batch
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.pairing import InstanceLoad, Pair
-from controller.core.rescheduling.relief import ReliefRules, ReliefView
 
 MIN_MATCH = 0.3
 """SGLang's router: a smaller share of the prompt is not worth going where it was seen."""

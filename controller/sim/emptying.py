@@ -12,7 +12,8 @@ from functools import partial
 
 from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying import rounds
-from controller.core.emptying.openness import Openness
+from controller.core.emptying.openness import Cooling, Openness
+from controller.core.emptying.relief import PastMoves
 from controller.core.emptying.relieving import (
     BeginMove,
     CancelMove,
@@ -34,27 +35,23 @@ from controller.core.emptying.relieving import (
 )
 from controller.core.emptying.rounds import (
     InstanceGone,
+    InstanceLoad,
+    LeftOut,
     OrderRelief,
     OrderRoom,
+    Pair,
     PairFruitless,
     ReliefRounds,
     RoundDue,
     RoundRules,
     WithdrawRelief,
-)
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.refusals import MoveRefusal
-from controller.core.rescheduling.avoided import Cooling
-from controller.core.rescheduling.candidate import PastMoves
-from controller.core.rescheduling.pairing import (
-    InstanceLoad,
-    LeftOut,
-    Pair,
     is_destination,
     is_source,
     pair,
 )
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.refusals import MoveRefusal
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import ReschedulingConfig
 from controller.sim.baselines import BALANCED, balanced_pairs, relief_rules

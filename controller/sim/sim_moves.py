@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from controller.core.emptying.relief import Candidate
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration import destination as dst
@@ -33,7 +34,6 @@ from controller.core.migration.protocol import (
 )
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove, SourceState
-from controller.core.rescheduling.candidate import Candidate
 from controller.core.token_order import Epoch
 from controller.model.model_moves import MovingState
 from controller.sim.event_queue import Action, EventQueue

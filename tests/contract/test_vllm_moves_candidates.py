@@ -9,7 +9,7 @@ import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.emptying.relief import Candidate
 from tests.contract.moving import Readers
 
 

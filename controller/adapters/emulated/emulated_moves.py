@@ -15,9 +15,9 @@ import msgspec
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.emulated_request import LiveRequest
 from controller.adapters.emulated.kv_blocks import NOTHING, BlockHashes, EmulatedBlocks
+from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
-from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState

@@ -27,12 +27,10 @@ from controller.core.emptying.claims import (
 )
 from controller.core.emptying.drains import DrainProgress, DrainState
 from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s
+from controller.core.emptying.relief import NO_DESTINATION, Link, evacuation
 from controller.core.migration.copy_rates import measured_pace
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
 from controller.core.operations.scaling import ScalePlan
-from controller.core.rescheduling.choose_destination import NO_DESTINATION
-from controller.core.rescheduling.evacuation import evacuation
-from controller.core.rescheduling.worth import Link
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.drain_forecasts import Forecast
 

@@ -25,8 +25,8 @@ from controller.api.wire.settings import (
     SettingsPatch,
 )
 from controller.core.dispatch.policies import POLICIES
+from controller.core.emptying.rounds import may_differ
 from controller.core.load.freeness import finite
-from controller.core.rescheduling.roles import may_differ
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.live_config import LiveConfig
 

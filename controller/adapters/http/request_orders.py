@@ -23,6 +23,7 @@ from controller.api.wire.operations import (
     Undo,
 )
 from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
+from controller.core.emptying.relief import NO_DESTINATION, lacks
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import finite, freeness, with_another_rank
 from controller.core.load.snapshot import Level, blocks_for
@@ -30,7 +31,6 @@ from controller.core.load.virtual_usage import total_headroom_blocks
 from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
-from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.queries import Found, MemberDiedError
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.move_messages import MoveAnswered

@@ -36,13 +36,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
+from controller.core.emptying.openness import Cooling
+from controller.core.emptying.relief import choose_destination
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.move_log import MoveLog
 from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.record import DESTINATION_DIED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, reason_of
-from controller.core.rescheduling.avoided import Cooling
-from controller.core.rescheduling.choose_destination import choose_destination
 
 MAX_TRIES = 3
 TIMED_PATIENCE_S = 2.0

@@ -1,8 +1,8 @@
 """What a drain would do that began now: which request goes where, and how long that takes.
 
 A forecast runs the drain's rounds on a copy of what the controller sees. Each round pairs the
-draining instance with a destination, as the controller's rounds do (`rescheduling.pairing`), and
-sends there, in turn, what the instance itself would send (`rescheduling.relief`), as many as may
+draining instance with a destination, as the controller's rounds do (`rounds.pair`), and
+sends there, in turn, what the instance itself would send (`relief`), as many as may
 move at a time; with the next round they are there. A destination that nothing can go to is left out
 from then on. So a plan and the moves after it are chosen by the same functions; they differ by what
 happens meanwhile: requests grow, end and arrive, and moves that take longer or shorter than a round
@@ -13,14 +13,19 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from controller.core.emptying.relief import (
+    NO_DESTINATION,
+    Candidate,
+    ReliefRules,
+    ReliefView,
+    lacks,
+    with_arrivals,
+    with_queued,
+)
+from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.copy_rates import MovePace
 from controller.core.migration.refusals import MoveRefusal, reason_of
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
-from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.projection import with_arrivals, with_queued
-from controller.core.rescheduling.relief import ReliefRules, ReliefView
 from controller.core.settings import ReschedulingConfig
 
 TOO_BUSY = "too_busy"

@@ -2,7 +2,7 @@
 rounds. This machine runs at the source; it sees requests, which no round does.
 
     relief    requests leave for one destination until the instance is no source any more
-              (`rescheduling.relief`); the order is renewed in each round, or ends
+              (`relief`); the order is renewed in each round, or ends
     head      the queue head goes to another queue
     room      others leave so that a blocked request fits, or for the growth of those that run:
               whole plans only (`room_plan`)
@@ -33,23 +33,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from controller.core.admission.room_orders import MakeRoom, MoveHead
-from controller.core.emptying.orders import HeadOrder, ReliefOrder, RoomOrder
+from controller.core.emptying.openness import Avoided
+from controller.core.emptying.relief import (
+    Candidate,
+    Decision,
+    HelpReason,
+    MoveReason,
+    NotMoved,
+    PastMoves,
+    ReliefRules,
+    ReliefView,
+    next_move,
+)
 from controller.core.emptying.room_plan import PLAN_FAILED, ends_plan, head_to_leave, room_plan_for
+from controller.core.emptying.rounds import HeadOrder, ReliefOrder, RoomOrder
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.move_table import MoveTable
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
-from controller.core.rescheduling.avoided import Avoided
-from controller.core.rescheduling.candidate import Candidate, PastMoves
-from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
-from controller.core.rescheduling.relief import (
-    Decision,
-    NotMoved,
-    ReliefRules,
-    ReliefView,
-    next_move,
-)
 from controller.core.value import value
 
 ORDER_INTERVALS = 2

@@ -13,9 +13,8 @@ from dataclasses import replace
 from enum import StrEnum
 
 from controller.core.admission.room_orders import MakeRoom, MoveHead
+from controller.core.emptying.relief import MINUTE_S, Candidate
 from controller.core.migration.refusals import ReliefRefusal
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.relief import MINUTE_S
 from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 

@@ -12,7 +12,7 @@ a code stands beside it.
     lasts       The request never moves.
     passes      It ends by itself within a few steps.
     elsewhere   Another destination may take the request.
-    cools       The destination failed, and is avoided for a while (`rescheduling/avoided.py`). A
+    cools       The destination failed, and is avoided for a while (`emptying/openness.py`). A
                 full one is not at fault, nor one that takes all bytes while the bandwidth limit
                 lets few through.
 """

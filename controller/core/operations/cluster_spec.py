@@ -18,8 +18,8 @@ from controller.core.emptying.claims import (
     SlowDrain,
     claimed,
 )
+from controller.core.emptying.relief import HelpReason, MoveReason
 from controller.core.load.closed import Closed, Reasons
-from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 
 SettingValue = float | int | str | bool | None
 RollingState = Literal["going", "done", "stopped", "failed"]

@@ -15,12 +15,11 @@ from functools import partial
 
 from controller.core.admission.api_keys import NO_KEYS, OwnLimits
 from controller.core.admission.records import AdmissionRecords, Rejected
-from controller.core.emptying.openness import Openness
+from controller.core.emptying.openness import Cooling, Openness
 from controller.core.load.closed import OPEN, Reasons
 from controller.core.operations.cluster_spec import move_reason
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
-from controller.core.rescheduling.avoided import Cooling
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     ClosedBy,

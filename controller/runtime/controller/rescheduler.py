@@ -7,16 +7,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from controller.core.admission.room_orders import MakeRoom, MoveHead
-from controller.core.emptying.openness import Openness
-from controller.core.emptying.orders import HeadOrder
+from controller.core.emptying.openness import Cooling, Openness
 from controller.core.emptying.rounds import (
     Event,
+    HeadOrder,
     InstanceGone,
+    InstanceLoad,
     Instruction,
     OrderRelief,
     OrderRoom,
     PairFruitless,
     ReliefRounds,
+    Role,
     RoundDue,
     RoundRules,
     RulesChanged,
@@ -24,9 +26,6 @@ from controller.core.emptying.rounds import (
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.rescheduling.avoided import Cooling
-from controller.core.rescheduling.pairing import InstanceLoad
-from controller.core.rescheduling.roles import Role
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.roster import Roster

@@ -6,10 +6,10 @@ A hop is one of the attempt that the message names.
 
 import msgspec
 
+from controller.core.emptying.relief import PastMoves
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import MoveMessage
 from controller.core.migration.record import MoveOrder, MovePlan, MoveRecord
-from controller.core.rescheduling.candidate import PastMoves
 from controller.core.token_order import Epoch
 from controller.runtime.messages.message import Message
 

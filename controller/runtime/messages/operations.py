@@ -2,7 +2,7 @@
 
 import msgspec
 
-from controller.core.emptying.orders import ReliefOrder
+from controller.core.emptying.rounds import ReliefOrder
 from controller.core.record.request_record import RequestState
 from controller.core.settings import KeyLimits, ReplayConfig
 from controller.ports.engine import StepPhase

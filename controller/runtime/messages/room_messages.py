@@ -1,6 +1,6 @@
 """Messages by which room is made for blocked requests (late binding, `core.holding`)."""
 
-from controller.core.emptying.orders import HeadOrder, RoomOrder
+from controller.core.emptying.rounds import HeadOrder, RoomOrder
 from controller.runtime.messages.message import Message
 
 

@@ -1,6 +1,6 @@
 """Who is avoided for a while; destinations that failed, first of all."""
 
-from controller.core.rescheduling.avoided import Avoided, Cooling
+from controller.core.emptying.openness import Avoided, Cooling
 
 
 def test_one_that_failed_cools_for_its_source_only() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.emptying.relief import choose_destination, lacks
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.rescheduling.choose_destination import choose_destination, lacks
 from tests.unit.core.core_builders import queued, running, snapshot_of, snapshots
 
 

@@ -14,12 +14,10 @@ from controller.core.emptying.forecast import (
     DrainForecast,
     estimate_s,
 )
+from controller.core.emptying.relief import NO_DESTINATION, Candidate, ReliefRules, ReliefView
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.migration.copy_rates import CopyRates, MovePace, measured_pace
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.choose_destination import NO_DESTINATION
-from controller.core.rescheduling.relief import ReliefRules, ReliefView
 from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import (
     BLOCK_SIZE,

@@ -12,6 +12,7 @@ from controller.core.emptying.claims import (
     Restart,
     SlowDrain,
 )
+from controller.core.emptying.relief import HelpReason, MoveReason
 from controller.core.operations.cluster_spec import (
     BY_HAND,
     MOVE_REASONS,
@@ -22,7 +23,6 @@ from controller.core.operations.cluster_spec import (
     move_reason,
     why_emptied,
 )
-from controller.core.rescheduling.move_reasons import HelpReason, MoveReason
 
 ROLLING = RollingOrder("op-2", 1.0, (), under_way=(Turn("i-0", "n-1", 1.0),))
 

@@ -9,7 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from controller.core.emptying.forecast import DrainForecast
-from controller.core.emptying.orders import ReliefOrder
+from controller.core.emptying.openness import FRUITLESS_S, Avoided, fruitless_until_s
+from controller.core.emptying.relief import Candidate
 from controller.core.emptying.relieving import (
     BeginMove,
     Instruction,
@@ -22,11 +23,9 @@ from controller.core.emptying.relieving import (
     RelievingSource,
     TellFruitless,
 )
+from controller.core.emptying.rounds import InstanceLoad, ReliefOrder, pair
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
-from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
 

@@ -30,10 +30,10 @@ from controller.core.emptying.by_hand import (
     WakeAt,
     Woken,
 )
+from controller.core.emptying.openness import Cooling
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import REASONS
-from controller.core.rescheduling.avoided import Cooling
 from tests.unit.runtime.fakes import idle_snapshot
 
 

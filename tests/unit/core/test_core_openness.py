@@ -5,15 +5,19 @@ import random
 import pytest
 
 from controller.core.emptying.by_hand import MovesByHand
-from controller.core.emptying.openness import Openness
-from controller.core.emptying.orders import ReliefOrder
-from controller.core.emptying.rounds import OrderRelief, ReliefRounds, RoundDue, RoundRules
+from controller.core.emptying.openness import Cooling, Openness
+from controller.core.emptying.rounds import (
+    OrderRelief,
+    ReliefOrder,
+    ReliefRounds,
+    RoundDue,
+    RoundRules,
+)
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.closed import OPEN, ROWS, Closed, Reasons, Row
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.operations.cluster_spec import ClusterSpec, Cordon
 from controller.core.operations.scaling import plan_scale
-from controller.core.rescheduling.avoided import Cooling
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.emptying.orders import HeadOrder, Opening, ReliefOrder, RoomOrder
+from controller.core.emptying.relief import Candidate
 from controller.core.emptying.relieving import (
     BeginMove,
     CancelMove,
@@ -29,10 +29,10 @@ from controller.core.emptying.relieving import (
     TellRoomNotMade,
 )
 from controller.core.emptying.room_plan import PLAN_FAILED
+from controller.core.emptying.rounds import HeadOrder, Opening, ReliefOrder, RoomOrder
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.rescheduling.candidate import Candidate
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import (
     BLOCK_BYTES,

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from controller.core.admission.room_orders import MakeRoom, MoveHead
-from controller.core.emptying.orders import RoomOrder
+from controller.core.emptying.openness import Cooling
 from controller.core.emptying.rounds import (
     InstanceGone,
     OrderRelief,
     OrderRoom,
     PairFruitless,
     ReliefRounds,
+    RoomOrder,
     RoundDue,
     RoundRules,
     RulesChanged,
@@ -21,7 +22,6 @@ from controller.core.emptying.rounds import (
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
-from controller.core.rescheduling.avoided import Cooling
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, running
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.migration.refusals import MoveFacts
-from controller.core.rescheduling.candidate import Candidate
 
 BLOCK_SIZE = 4
 MAX_RUNNING = 4

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from controller.core.emptying import relieving
+from controller.core.emptying.relief import Candidate
 from controller.core.emptying.relieving import RelievingSource
 from controller.core.fleet.incarnations import has_to_drop
 from controller.core.instance_ref import InstanceRef
@@ -25,7 +26,6 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceState
 from controller.core.replay import reentry_machine as reentry
 from controller.core.replay.reentry_machine import ReentryMachine
-from controller.core.rescheduling.candidate import Candidate
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.runtime.messages.members import (
     EngineInfo,

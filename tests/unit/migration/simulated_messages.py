@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from controller.core.emptying.relief import PastMoves
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import MoveMessage, MoveTiming
-from controller.core.rescheduling.candidate import PastMoves
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from tests.unit.migration.simulated_engine import Asked, State, Token
 

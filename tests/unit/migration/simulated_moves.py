@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from controller.core.emptying.relief import PastMoves
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
@@ -25,7 +26,6 @@ from controller.core.migration.protocol import (
 from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceMove
-from controller.core.rescheduling.candidate import PastMoves
 from controller.core.token_order import Epoch
 from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, State, Token, blocks_for
 from tests.unit.migration.simulated_messages import (

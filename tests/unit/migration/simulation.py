@@ -39,7 +39,7 @@ from unittest import mock
 from controller.api.errors import LlumctlError
 from controller.core.emptying.by_hand import MoveByHand
 from controller.core.emptying.claims import Claim, Drain, Evacuate, Remove, Restart
-from controller.core.emptying.orders import Opening, RoomOrder
+from controller.core.emptying.rounds import Opening, RoomOrder
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
+from controller.core.emptying.relief import HelpReason
 from controller.core.emptying.relieving import BeginMove, MoveBegan, MoveRefused
 from controller.core.migration import destination, source
 from controller.core.migration.destination import DestinationMove, DestinationState
 from controller.core.migration.protocol import Rule, StageLost
 from controller.core.migration.source import SourceMove, SourceState
-from controller.core.rescheduling.move_reasons import HelpReason
 from tests.unit.migration.simulated_engine import SimulatedEngine
 from tests.unit.migration.simulated_instance import Instance
 from tests.unit.migration.simulation import HistoryError, run_seed

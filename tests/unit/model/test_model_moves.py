@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal, refusal_of
-from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState

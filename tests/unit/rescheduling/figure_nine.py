@@ -7,12 +7,11 @@ Two instances of 20 blocks of 16 tokens, thresholds of 48 steps; moves take no t
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from controller.core.emptying.relief import Candidate, Decision, next_move
+from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.freeness import batch_size, freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.load.virtual_usage import instance_virtual_usage
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.relief import Decision, next_move
 from tests.unit.rescheduling.relief_builders import (
     BLOCK_SIZE,
     EASY,

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from controller.core.emptying.openness import Avoided, fruitless_until_s
+from controller.core.emptying.relief import Candidate, Decision, ReliefView, next_move
+from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.freeness import dispatch_freeness, freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
-from controller.core.rescheduling.avoided import Avoided, fruitless_until_s
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.core.settings import ReschedulingConfig
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest

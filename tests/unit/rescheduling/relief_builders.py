@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from controller.core.emptying.relief import Candidate, ReliefView
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.relief import ReliefView
 from controller.core.settings import ReschedulingConfig
 
 BLOCK_SIZE = 16

@@ -5,12 +5,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.emptying.relief import (
+    MARGIN_S,
+    Candidate,
+    Link,
+    MoveReason,
+    evacuation,
+    next_move,
+)
 from controller.core.migration.refusals import ReliefRefusal
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.evacuation import MARGIN_S, evacuation
-from controller.core.rescheduling.move_reasons import MoveReason
-from controller.core.rescheduling.relief import next_move
-from controller.core.rescheduling.worth import Link
 from tests.unit.rescheduling.relief_builders import begun, queued, running, view_of
 
 LINK = Link(block_bytes=100, bytes_per_s=1000.0)

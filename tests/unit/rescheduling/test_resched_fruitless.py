@@ -1,6 +1,6 @@
 """A pair between which nothing moves does not keep others from their work."""
 
-from controller.core.rescheduling.avoided import FRUITLESS_S, Avoided, fruitless_until_s
+from controller.core.emptying.openness import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.settings import ReschedulingConfig
 from controller.model.engine_state import ModelRequest
 from tests.unit.rescheduling.model_cluster import ModelCluster

@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.emptying.rounds import InstanceLoad, is_destination, is_source, pair
 from controller.core.load.snapshot import DEFAULT_LEVELS
-from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, queued, running
 

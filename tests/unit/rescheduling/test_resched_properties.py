@@ -5,13 +5,17 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.emptying.relief import (
+    Candidate,
+    ReliefView,
+    lacks,
+    next_move,
+    with_arrivals,
+    without,
+)
+from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.choose_destination import lacks
-from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.projection import with_arrivals, without
-from controller.core.rescheduling.relief import ReliefView, next_move
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
 

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.emptying.relief import Candidate, Decision, MoveReason, ReliefView, next_move
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.migration.refusals import REASONS, MoveRefusal, ReliefRefusal
-from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.move_reasons import MoveReason
-from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from tests.unit.rescheduling.relief_builders import (
     ARRIVALS,
     EASY,

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.emptying.rounds import InstanceLoad, Role, may_differ, pair, roles
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
-from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.roles import Role, may_differ, roles
 from controller.core.settings import ReschedulingConfig
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)

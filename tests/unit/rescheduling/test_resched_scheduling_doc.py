@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.emptying.relief import MoveReason
 from controller.core.migration.refusals import ReliefRefusal
-from controller.core.rescheduling.move_reasons import MoveReason
 from controller.core.settings import MigrationSettings
 from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
 

@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.rescheduling.projection import with_arrivals, with_queued, without
-from controller.core.rescheduling.worth import HeadWait, Link, head_wait, weigh
+from controller.core.emptying.relief import (
+    HeadWait,
+    Link,
+    head_wait,
+    weigh,
+    with_arrivals,
+    with_queued,
+    without,
+)
 from tests.unit.rescheduling.relief_builders import (
     BLOCK_BYTES,
     STEP_TIME_S,

@@ -16,9 +16,9 @@ from zlib import crc32
 
 import msgspec
 
+from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
-from controller.core.rescheduling.candidate import Candidate
 from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs, StepPhase
 from controller.ports.engine_moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
 from controller.ports.frames import Frames

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from controller.api.settings.settings import Settings
-from controller.core.emptying.orders import ReliefOrder
 from controller.core.emptying.relieving import RelievingView
+from controller.core.emptying.rounds import ReliefOrder
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.protocol import Verb

@@ -5,7 +5,7 @@ Each instance has 64 blocks of 16 tokens.
 
 from dataclasses import replace
 
-from controller.core.emptying.orders import HeadOrder, Opening, RoomOrder
+from controller.core.emptying.rounds import HeadOrder, Opening, RoomOrder
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.emptying.relief import ReliefRules, next_move
+from controller.core.emptying.rounds import InstanceLoad
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import ReliefRefusal
-from controller.core.rescheduling.pairing import InstanceLoad
-from controller.core.rescheduling.relief import ReliefRules, next_move
 from controller.core.settings import ReschedulingConfig
 from controller.sim.baselines import (
     BALANCED,

@@ -14,8 +14,8 @@ from typing import Any
 
 from controller.adapters.vllm.engine.parts import EngineParts, in_any_order
 from controller.adapters.vllm.moves.vllm_source import SourceMoves
+from controller.core.emptying.relief import Candidate
 from controller.core.migration.refusals import MOVABLE
-from controller.core.rescheduling.candidate import Candidate
 
 
 def candidates(parts: EngineParts, source: SourceMoves) -> Sequence[Candidate]:

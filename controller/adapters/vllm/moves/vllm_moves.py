@@ -14,7 +14,7 @@ from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
 from controller.adapters.vllm.moves.kv_blocks import HostBlocks
 from controller.adapters.vllm.moves.vllm_destination import DestinationMoves
 from controller.adapters.vllm.moves.vllm_source import SourceMoves
-from controller.core.rescheduling.candidate import Candidate
+from controller.core.emptying.relief import Candidate
 
 
 class VllmMoves(SourceMoves, DestinationMoves):

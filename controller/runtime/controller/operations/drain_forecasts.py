@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from controller.core.emptying.forecast import Departure, DrainForecast
+from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.core.rescheduling.candidate import Candidate
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 
 MAX_REQUESTS = 10_000

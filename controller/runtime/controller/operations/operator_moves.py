@@ -24,11 +24,10 @@ from controller.core.emptying.by_hand import (
     WakeAt,
     Woken,
 )
-from controller.core.emptying.openness import Openness
+from controller.core.emptying.openness import Cooling, Openness
 from controller.core.load.snapshot import Level
 from controller.core.migration.record import MoveOrder
 from controller.core.record.event_log import LoggedEvent
-from controller.core.rescheduling.avoided import Cooling
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked

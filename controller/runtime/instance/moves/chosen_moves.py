@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from statistics import median
 
+from controller.core.emptying.relief import Candidate, PastMoves
 from controller.core.emptying.relieving import (
     BeginMove,
     CancelMove,
@@ -40,7 +41,6 @@ from controller.core.migration.record import MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.migration.source import MoveCancelled, SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.core.rescheduling.candidate import Candidate, PastMoves
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.core.emptying.relief import PastMoves
 from controller.core.migration.record import MoveRecord
-from controller.core.rescheduling.candidate import PastMoves
 from controller.core.token_order import Epoch
 
 MAX_HOPS = 32

@@ -1,0 +1,757 @@
+"""The next request that a source sends to the destination it is paired with, if any.
+
+It is asked again after each move that begins. A move under way counts as gone from the source and
+as arrived at the destination, so a source stops by itself as soon as it is none any more.
+
+    drain         all requests leave: the queue in its order, then the running ones
+    evacuate      all leave that arrive before the instance goes (`Evacuation`)
+    headroom      only a headroom makes this a source: other requests leave, never its owner
+    queue head    the first in the queue does not fit: others make room, or it leaves itself
+    balance       the batch has too little room to grow
+
+A request of the lowest rank is tried first, then the one with the fewest tokens: those that run and
+the head of the queue, as those behind it weigh nothing (virtual_usage) until it has left. A refused
+request leaves its turn to the next one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from operator import attrgetter
+
+from controller.core.load.freeness import batch_size, finite, freeness, freest_first
+from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for, with_batch
+from controller.core.load.virtual_usage import headroom_blocks
+from controller.core.migration.refusals import (
+    MOVABLE,
+    MoveFacts,
+    MoveRefusal,
+    ReliefRefusal,
+    reason_of,
+)
+from controller.core.record.event_log import Number
+from controller.core.settings import ReschedulingConfig
+from controller.core.value import value
+
+
+class MoveReason(StrEnum):
+    """Why an instance is relieved of requests (`next_move`)."""
+
+    DRAIN = "drain"
+    EVACUATE = "evacuate"
+    HEADROOM = "headroom"
+    QUEUE_HEAD = "queue head"
+    BALANCE = "balance"
+
+
+class HelpReason(StrEnum):
+    """Why requests leave so that a blocked one can go on."""
+
+    BLOCKED_HEAD = "blocked head"
+    BEHIND_HEAD = "behind a blocked head"
+    ROOM = "room"
+    BEFORE_EVICTION = "before eviction"
+
+
+# -- one request of a source -----------------------------------------------------------------------
+
+PastMoves = tuple[tuple[str, float], ...]
+"""One request's moves: (the instance that it left, how many seconds ago), in any order."""
+
+
+@value
+class Candidate:
+    """Every request that its instance's snapshot counts is one, movable or not.
+
+    `num_tokens` counts prompt and outputs. `num_blocks` are those it holds, none when queued;
+    `num_freed_blocks` of them are free once it is gone: a shared block is not. `num_tokens_left` is
+    how many it may emit yet (None: not known). `refusal` says why it cannot move now; `facts` are
+    its engine's, of which that follows.
+
+    `outgoing`: a move of the request is under way. It stays a candidate for as long as the snapshot
+    counts it, so that the projection takes it out exactly once.
+    """
+
+    request_id: str
+    rank: int
+    num_tokens: int
+    num_blocks: int
+    num_freed_blocks: int
+    queued: bool
+    evicted: bool = False
+    arrival_time_s: float = 0.0
+    num_tokens_left: int | None = None
+    refusal: str | None = None
+    outgoing: bool = False
+    moves: PastMoves = ()
+    """All that are still remembered."""
+    facts: MoveFacts = MOVABLE
+
+    def as_known(self, refusal: str | None, outgoing: bool, moves: PastMoves) -> "Candidate":
+        """By position: `replace` takes four times as long, and each look makes many of them."""
+        return Candidate(
+            self.request_id,
+            self.rank,
+            self.num_tokens,
+            self.num_blocks,
+            self.num_freed_blocks,
+            self.queued,
+            self.evicted,
+            self.arrival_time_s,
+            self.num_tokens_left,
+            refusal,
+            outgoing,
+            moves,
+            self.facts,
+        )
+
+    def demand_blocks(self, block_size: int) -> int:
+        """Blocks for all of the request's tokens, as if nothing were cached."""
+        return blocks_for(self.num_tokens, block_size)
+
+    def blocks_there(self, block_size: int) -> int:
+        """The blocks that it takes of a destination on which it runs, also if it waited here."""
+        return self.demand_blocks(block_size) if self.queued else self.num_blocks
+
+    @property
+    def queue_order(self) -> tuple[int, float, str]:
+        return (-self.rank, self.arrival_time_s, self.request_id)
+
+    @property
+    def victim_order(self) -> tuple[int, int, str]:
+        """The paper's: the lowest rank first, so that it makes room for a higher one; then the
+        fewest tokens, which are the cheapest to copy."""
+        return (self.rank, self.num_tokens, self.request_id)
+
+
+def departing_in_turn(departing: Iterable[Candidate]) -> list[Candidate]:
+    """All requests of a draining instance: the queue in its own order, which moves without a copy,
+    then the running ones."""
+    everybody = list(departing)
+    queued = (each for each in everybody if each.queued)
+    running = (each for each in everybody if not each.queued)
+    return [
+        *sorted(queued, key=attrgetter("queue_order")),
+        *sorted(running, key=attrgetter("victim_order")),
+    ]
+
+
+# -- where a request may go ------------------------------------------------------------------------
+
+NO_DESTINATION = "no_destination"
+"""No other instance may take requests at all."""
+
+
+def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
+    """What an instance lacks for a request that holds `num_blocks`; 0 for a queued one, which needs
+    neither blocks nor a place in the batch."""
+    if num_blocks == 0:
+        return None
+    if snapshot.arrivable_blocks < num_blocks:
+        return MoveRefusal.NO_BLOCKS
+    if snapshot.max_num_running and snapshot.num_running >= snapshot.max_num_running:
+        return MoveRefusal.NO_SLOT
+    return None
+
+
+def choose_destination(
+    candidates: Iterable[InstanceSnapshot], levels: Sequence[Level], num_blocks: int
+) -> str | None:
+    """The id of the chosen instance; None if none may take the request."""
+    scores = {
+        snapshot.instance_id: freeness(snapshot, levels)
+        for snapshot in candidates
+        if not snapshot.draining and lacks(snapshot, num_blocks) is None
+    }
+    return min(scores, key=lambda each: freest_first(scores[each], each), default=None)
+
+
+# -- both instances as they will be ----------------------------------------------------------------
+
+
+def without(
+    snapshot: InstanceSnapshot, candidates: Iterable[Candidate], leaving: Collection[str]
+) -> InstanceSnapshot:
+    """The instance once the requests `leaving`, which are among its `candidates`, are gone.
+
+    If the queue's head leaves, the next in the queue becomes the head.
+    """
+    candidates = tuple(candidates)
+    gone = [c for c in candidates if c.request_id in leaving]
+    running, queued = [c for c in gone if not c.queued], [c for c in gone if c.queued]
+    if running:
+        num_freed_blocks = sum(c.num_freed_blocks for c in running)
+        by_rank = dict(snapshot.num_running_by_rank)
+        for c in running:
+            by_rank[c.rank] = by_rank.get(c.rank, 0) - 1
+        snapshot = with_batch(
+            snapshot,
+            snapshot.num_free_blocks + num_freed_blocks,
+            snapshot.num_running - len(running),
+            {rank: num for rank, num in by_rank.items() if num > 0},
+        )
+    if not queued:
+        return snapshot
+    bs = snapshot.block_size
+    queued_by_rank = Counter(snapshot.num_queued_by_rank)
+    queued_by_rank.subtract(c.rank for c in queued)
+    head = snapshot.queue_head
+    if head is not None and any(c.request_id == head.request_id for c in queued):
+        waiting = [c for c in candidates if c.queued and c.request_id not in leaving]
+        waiting.sort(key=lambda c: c.queue_order)
+        head = _as_head(waiting[0], bs) if waiting else None
+    return replace(
+        snapshot,
+        num_queued=snapshot.num_queued - len(queued),
+        num_queued_by_rank=+queued_by_rank,
+        queued_demand_blocks=snapshot.queued_demand_blocks
+        - sum(c.demand_blocks(bs) for c in queued),
+        queue_head=head,
+        num_evicted_queued=snapshot.num_evicted_queued - sum(c.evicted for c in queued),
+    )
+
+
+def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
+    """The instance once all of these requests run there, also those that were queued."""
+    arriving = tuple(arriving)
+    if not arriving:
+        return snapshot
+    by_rank = dict(snapshot.num_running_by_rank)
+    num_blocks = 0
+    for c in arriving:
+        by_rank[c.rank] = by_rank.get(c.rank, 0) + 1
+        num_blocks += c.blocks_there(snapshot.block_size)
+    return with_batch(
+        snapshot,
+        snapshot.num_free_blocks - num_blocks,
+        snapshot.num_running + len(arriving),
+        by_rank,
+    )
+
+
+def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
+    """The instance once all of these requests wait there, in the order of its queue."""
+    waiting = sorted(arriving, key=lambda c: c.queue_order)
+    if not waiting:
+        return snapshot
+    bs, by_rank = snapshot.block_size, Counter(snapshot.num_queued_by_rank)
+    by_rank.update(c.rank for c in waiting)
+    return replace(
+        snapshot,
+        num_queued=snapshot.num_queued + len(waiting),
+        num_queued_by_rank=by_rank,
+        queued_demand_blocks=snapshot.queued_demand_blocks
+        + sum(c.demand_blocks(bs) for c in waiting),
+        queue_head=_first(snapshot.queue_head, _as_head(waiting[0], bs)),
+        num_evicted_queued=snapshot.num_evicted_queued + sum(c.evicted for c in waiting),
+    )
+
+
+def _first(present: QueueHead | None, arriving: QueueHead) -> QueueHead:
+    if present is None:
+        return arriving
+    return min(present, arriving, key=lambda h: (-h.rank, h.arrival_time_s, h.request_id))
+
+
+def _as_head(candidate: Candidate, block_size: int) -> QueueHead:
+    return QueueHead(
+        candidate.request_id,
+        candidate.rank,
+        candidate.demand_blocks(block_size),
+        candidate.arrival_time_s,
+        candidate.evicted,
+    )
+
+
+# -- what a move is worth --------------------------------------------------------------------------
+#
+# What it costs and what it wins, both in seconds.
+#
+#     cost      the time of the copy: bytes / measured bandwidth of the link; nothing for a queued
+#               request, nor where no bandwidth was measured yet
+#     gain      + how long the source's batch lives on what the move frees: tokens freed / requests
+#                 in the batch * time of a step
+#               + of the head of the source's queue, the wait that it is spared, in so far as the
+#                 move frees what it lacks
+#               - how far the destination falls below its threshold: steps below it * time of a step
+#
+# A move is worth it if its gain lasts longer than the copy takes. The length of the request is on
+# both sides, so link, batch and shared blocks decide: on an A10 with LLaMA-7B a block of 16 tokens
+# takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 40 of a step of 80 ms, 32 ms.
+
+
+@value
+class Link:
+    """The link from a source to others. `bytes_per_s` is None as long as nothing was copied."""
+
+    block_bytes: int
+    bytes_per_s: float | None
+
+    def copy_time_s(self, num_blocks: int) -> float:
+        if not self.bytes_per_s:
+            return 0.0
+        return num_blocks * self.block_bytes / self.bytes_per_s
+
+
+@value
+class HeadWait:
+    """What the head of the source's queue lacks, and how long until that is free anyway."""
+
+    lacking_blocks: int = 0
+    wait_s: float = 0.0
+
+
+@value
+class Worth:
+    copy_time_s: float
+    relief_s: float
+    head_wait_s: float
+    destination_loss_s: float
+
+    @property
+    def gain_s(self) -> float:
+        return self.relief_s + self.head_wait_s - self.destination_loss_s
+
+    @property
+    def costs_more(self) -> bool:
+        return self.copy_time_s >= self.gain_s
+
+    def numbers(self) -> Mapping[str, Number]:
+        return {
+            "expected_copy_time_s": self.copy_time_s,
+            "gain_s": self.gain_s,
+            "relief_s": self.relief_s,
+            "head_wait_s": self.head_wait_s,
+            "destination_loss_s": self.destination_loss_s,
+        }
+
+
+def head_wait(
+    source: InstanceSnapshot, staying: Iterable[Candidate], step_time_s: float
+) -> HeadWait:
+    """Assumes that the running requests end at their limits and none grows: a guess, and so only
+    compared with the time of a copy. Nothing is known of requests without a limit."""
+    head = source.queue_head
+    if head is None:
+        return HeadWait()
+    lacking = head.demand_blocks - source.admissible_blocks
+    if lacking <= 0:
+        return HeadWait()
+    ending = sorted(
+        (c.num_tokens_left, c.num_freed_blocks)
+        for c in staying
+        if not c.queued and c.num_tokens_left is not None
+    )
+    wait_s, num_freed = 0.0, 0
+    for num_tokens_left, num_blocks in ending:
+        if num_freed >= lacking:
+            break
+        num_freed += num_blocks
+        wait_s = num_tokens_left * step_time_s
+    return HeadWait(lacking, wait_s)
+
+
+def weigh(
+    candidate: Candidate,
+    source: InstanceSnapshot,
+    head: HeadWait,
+    link: Link,
+    step_time_s: float,
+    destination_steps_below: float,
+) -> Worth:
+    """`source` is the instance before this move. `destination_steps_below`: how far the destination
+    is below its threshold after it; negative is above."""
+    bs = source.block_size
+    if candidate.queued:
+        freed, spared = candidate.demand_blocks(bs), 1.0
+    else:
+        freed = candidate.num_freed_blocks
+        spared = min(1.0, freed / head.lacking_blocks) if head.lacking_blocks else 0.0
+    return Worth(
+        copy_time_s=link.copy_time_s(candidate.num_blocks),
+        relief_s=bs * freed / batch_size(source) * step_time_s,
+        head_wait_s=spared * head.wait_s,
+        destination_loss_s=max(0.0, destination_steps_below) * step_time_s,
+    )
+
+
+# -- an instance that must go by a moment ----------------------------------------------------------
+#
+# Which of its requests leave in time, and in which turn. What counts is the highest rank first.
+# Within a rank as many as the link can carry by then are chosen, the smallest first; the largest of
+# the chosen ones leaves first, as that one cannot be made up for later. A request that certainly
+# ends by itself before the moment needs no move, and comes last. Those for which the time does not
+# suffice stay: a copy that is cut off takes the link's time from those that would have arrived.
+
+MARGIN_S = 0.5
+"""Of the time that is left so much is for what is not the copy: the last stage, the commit, and the
+answers. A move between two CPU instances took 0.05 to 0.2 s beside its copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evacuation:
+    """`in_turn`: the requests that leave; `too_late`: ids of those that would not arrive."""
+
+    in_turn: tuple[Candidate, ...]
+    too_late: frozenset[str] = frozenset()
+
+
+def evacuation(
+    candidates: Iterable[Candidate],
+    link: Link,
+    left_s: float,
+    step_time_s: float | None = None,
+) -> Evacuation:
+    """`candidates`: all requests of the instance; those with a move under way take their share of
+    the link. `left_s`: seconds until the instance goes. Takes n log n."""
+    everybody = list(candidates)
+    room_s = left_s - MARGIN_S
+    staying = [each for each in everybody if not each.outgoing]
+    under_way_s = sum(link.copy_time_s(each.num_blocks) for each in everybody if each.outgoing)
+    ends = {each.request_id for each in staying if _ends(each, room_s, step_time_s)}
+    chosen = list[Candidate]()
+    too_late = set[str]()
+    for each in sorted(staying, key=lambda each: (each.request_id in ends, *_smallest(each))):
+        takes_s = link.copy_time_s(each.num_blocks)
+        if room_s <= 0 or under_way_s + takes_s > room_s:
+            too_late.add(each.request_id)
+        else:
+            under_way_s += takes_s
+            chosen.append(each)
+    chosen.sort(key=lambda each: (each.request_id in ends, *_largest(each)))
+    return Evacuation(tuple(chosen), frozenset(too_late))
+
+
+def _ends(candidate: Candidate, room_s: float, step_time_s: float | None) -> bool:
+    """It runs, and its last token that may be is due before."""
+    if candidate.queued or candidate.num_tokens_left is None or not step_time_s:
+        return False
+    return candidate.num_tokens_left * step_time_s < room_s
+
+
+def _smallest(candidate: Candidate) -> tuple[int, int, int, str]:
+    return (-candidate.rank, candidate.num_blocks, candidate.num_tokens, candidate.request_id)
+
+
+def _largest(candidate: Candidate) -> tuple[int, int, int, str]:
+    return (-candidate.rank, -candidate.num_blocks, -candidate.num_tokens, candidate.request_id)
+
+
+# -- the decision ----------------------------------------------------------------------------------
+
+MINUTE_S = 60.0
+
+
+@value
+class ReliefView:
+    """What one decision looks at. `source` and `candidates` are of the same moment, between two
+    steps, and every request that `source` counts as its own is a candidate.
+
+    `sent` are the requests on their way to `destination` that its snapshot does not count yet.
+    `bytes_per_s` of the link and `step_time_s` of the source are the last measured, None if never.
+    `leaves_in_s`: how long until the source goes, whatever it has then; None: no such moment.
+    """
+
+    source: InstanceSnapshot
+    candidates: Sequence[Candidate]
+    destination: InstanceSnapshot
+    sent: Sequence[Candidate]
+    levels: Sequence[Level]
+    config: ReschedulingConfig
+    block_bytes: int
+    bytes_per_s: float | None = None
+    step_time_s: float | None = None
+    leaves_in_s: float | None = None
+
+
+@value
+class NotMoved:
+    """A request that was tried and not moved. `code`: a `ReliefRefusal` or a `MoveRefusal`."""
+
+    request_id: str
+    code: str
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+@value
+class Decision:
+    """`reason`: why requests are to leave; empty if the source is none any more. `numbers` are
+    about the chosen one; `refused` were tried before it, all of them if none was chosen."""
+
+    chosen: Candidate | None = None
+    reason: str = ""
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    refused: tuple[NotMoved, ...] = ()
+
+
+class ReliefRules:
+    """Of one decision: both instances as they will be, and what each candidate is judged by.
+
+    The simulator compares others (`sim.relief_baselines`) that override what is under "the rules".
+    """
+
+    def __init__(self, view: ReliefView) -> None:
+        self._view = view
+        self._config = view.config
+        self._draining = view.source.draining
+        leaving = {c.request_id for c in view.candidates if c.outgoing}
+        self._staying = [c for c in view.candidates if not c.outgoing]
+        self._source = without(view.source, view.candidates, leaving) if leaving else view.source
+        self._source_steps = freeness(self._source, view.levels)
+        self._link = Link(view.block_bytes, view.bytes_per_s)
+        self._step_time_s = view.step_time_s or 0.0
+        self._destination_after_steps: dict[tuple[int, int], float] = {}
+        """By rank and blocks of the arriving request: a batch has many alike."""
+
+    # More than half of all decisions end with what is above, as no source is left.
+
+    @cached_property
+    def _destination(self) -> InstanceSnapshot:
+        # From a draining instance's queue a request takes no room over there, but waits again.
+        taking_room = [c for c in self._view.sent if not (c.queued and self._draining)]
+        return with_arrivals(self._view.destination, taking_room)
+
+    @cached_property
+    def _evacuation(self) -> Evacuation | None:
+        view = self._view
+        if not self._draining or view.leaves_in_s is None:
+            return None
+        return evacuation(view.candidates, self._link, view.leaves_in_s, view.step_time_s)
+
+    @cached_property
+    def _steps_without_headroom(self) -> float:
+        return freeness(self._source, ())
+
+    @cached_property
+    def _lowest_rank(self) -> int:
+        """The lowest rank that may go, now or soon: a request that never may holds up none."""
+        return min((c.rank for c in self._tried if not reason_of(c.refusal or "").lasts), default=0)
+
+    @cached_property
+    def _head_wait(self) -> HeadWait:
+        return head_wait(self._source, self._staying, self._step_time_s)
+
+    def reason(self) -> MoveReason | None:
+        """Why requests are to leave; None if this is no source any more."""
+        if self._evacuation is not None:
+            return MoveReason.EVACUATE
+        if self._draining:
+            return MoveReason.DRAIN
+        if self._source_steps >= self._enough_steps:
+            return None
+        if self._steps_without_headroom >= self._enough_steps:
+            return MoveReason.HEADROOM
+        head_fits = self._head_wait.lacking_blocks == 0
+        return MoveReason.BALANCE if head_fits else MoveReason.QUEUE_HEAD
+
+    def in_turn(self) -> list[Candidate]:
+        if self._evacuation is not None:
+            too_late = self._evacuation.too_late
+            late = (each for each in self._staying if each.request_id in too_late)
+            return [*self._evacuation.in_turn, *late]
+        return departing_in_turn(self._staying) if self._draining else self._in_victim_order()
+
+    # -- the rules ---------------------------------------------------------------------------
+
+    @cached_property
+    def _tried(self) -> list[Candidate]:
+        """Those that may be chosen, in no order."""
+        head = self._source.queue_head
+        head_id = head.request_id if head is not None else None
+        return [c for c in self._staying if not c.queued or c.request_id == head_id]
+
+    def _in_victim_order(self) -> list[Candidate]:
+        return sorted(self._tried, key=attrgetter("victim_order"))
+
+    @cached_property
+    def _enough_steps(self) -> float:
+        """With such a freeness the source is none any more."""
+        return self._config.source_below_steps
+
+    def _least_steps_there(self, _candidate: Candidate) -> float:
+        """The freeness that the destination must keep once the request runs there."""
+        return self._config.source_below_steps
+
+    def _steps_below(self, candidate: Candidate) -> float:
+        """How far the destination is below its threshold then; negative is above."""
+        return self._config.destination_above_steps - self._destination_after(candidate)
+
+    # -- what speaks against it ------------------------------------------------------------
+
+    def refusal(self, candidate: Candidate) -> NotMoved | None:
+        """Why this request may not go now; a draining instance asks only whether it can."""
+        if candidate.refusal is not None:
+            return NotMoved(candidate.request_id, candidate.refusal)
+        if self._evacuation is not None and candidate.request_id in self._evacuation.too_late:
+            return self._comes_too_late(candidate)
+        refusal = self._lacks_room(candidate)
+        if not self._draining:
+            refusal = self._keeps_headroom(candidate) or refusal
+        if refusal is None and self._config.guard:
+            refusal = self._ends_first(candidate)
+            if refusal is None and not self._draining:
+                refusal = (
+                    self._moved_lately(candidate)
+                    or self._moves_often(candidate)
+                    or self._would_overload(candidate)
+                    or self._costs_more(candidate)
+                )
+        return refusal
+
+    def _comes_too_late(self, candidate: Candidate) -> NotMoved:
+        numbers = {
+            "leaves_in_s": self._view.leaves_in_s,
+            "expected_copy_time_s": self._link.copy_time_s(candidate.num_blocks),
+        }
+        return NotMoved(candidate.request_id, ReliefRefusal.TOO_LATE, numbers)
+
+    def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
+        """A request with a headroom would take it along. So it leaves only when no movable one of a
+        lower rank is left, and only if the instance is a source even without any headroom."""
+        if candidate.queued or not self._has_headroom(candidate.rank):
+            return None
+        needed = self._steps_without_headroom < self._enough_steps
+        if needed and self._lowest_rank >= candidate.rank:
+            return None
+        return NotMoved(
+            candidate.request_id,
+            ReliefRefusal.HEADROOM,
+            {
+                "source_freeness_steps": finite(self._source_steps),
+                "without_headroom_steps": self._steps_without_headroom,
+            },
+        )
+
+    def _lacks_room(self, candidate: Candidate) -> NotMoved | None:
+        """From a draining instance's queue a request needs no room: it waits there as here."""
+        to = self._destination
+        waits_on = candidate.queued and self._draining
+        num_blocks = 0 if waits_on else candidate.blocks_there(to.block_size)
+        lacking = lacks(to, num_blocks)
+        if lacking is None:
+            return None
+        return NotMoved(
+            candidate.request_id,
+            lacking,
+            {
+                "needed_blocks": num_blocks,
+                "destination_free_blocks": to.arrivable_blocks,
+                "destination_num_running": to.num_running,
+                "destination_max_num_running": to.max_num_running,
+            },
+        )
+
+    def _ends_first(self, candidate: Candidate) -> NotMoved | None:
+        if candidate.queued or candidate.num_tokens_left is None or not self._step_time_s:
+            return None
+        left_s = candidate.num_tokens_left * self._step_time_s
+        copy_time_s = self._link.copy_time_s(candidate.num_blocks)
+        if left_s > copy_time_s + self._step_time_s:
+            return None
+        return NotMoved(
+            candidate.request_id,
+            ReliefRefusal.ENDS_FIRST,
+            {
+                "left_s": left_s,
+                "expected_copy_time_s": copy_time_s,
+                "step_time_s": self._step_time_s,
+            },
+        )
+
+    def _moved_lately(self, candidate: Candidate) -> NotMoved | None:
+        """The request left this destination lately. All that it left count, not only the last one:
+        three instances that pass one request round do no better than two."""
+        to, not_back_s = self._destination.instance_id, self._config.not_back_s
+        left_ago_s = min((ago_s for left, ago_s in candidate.moves if left == to), default=None)
+        if left_ago_s is None or left_ago_s >= not_back_s:
+            return None
+        numbers = {"left_ago_s": left_ago_s, "not_back_s": not_back_s}
+        return NotMoved(candidate.request_id, ReliefRefusal.MOVED_LATELY, numbers)
+
+    def _moves_often(self, candidate: Candidate) -> NotMoved | None:
+        num_moves = sum(ago_s < MINUTE_S for _, ago_s in candidate.moves)
+        most = self._config.max_moves_per_minute
+        if num_moves < most:
+            return None
+        numbers = {"num_moves_last_minute": num_moves, "max_moves_per_minute": most}
+        return NotMoved(candidate.request_id, ReliefRefusal.MOVES_OFTEN, numbers)
+
+    def _would_overload(self, candidate: Candidate) -> NotMoved | None:
+        after_steps = self._destination_after(candidate)
+        least_steps = self._least_steps_there(candidate)
+        if after_steps >= least_steps:
+            return None
+        numbers = {
+            "destination_freeness_after_steps": after_steps,
+            "destination_least_steps": least_steps,
+        }
+        return NotMoved(candidate.request_id, ReliefRefusal.WOULD_OVERLOAD, numbers)
+
+    def _costs_more(self, candidate: Candidate) -> NotMoved | None:
+        if not self._step_time_s:
+            return None
+        worth = self._worth(candidate)
+        if not worth.costs_more:
+            return None
+        return NotMoved(candidate.request_id, ReliefRefusal.COSTS_MORE, worth.numbers())
+
+    # -- what it comes to --------------------------------------------------------------------
+
+    def figures(self, candidate: Candidate) -> Mapping[str, Number]:
+        """Freeness of source and destination before and after, and what the move is worth."""
+        return {
+            "source_freeness_steps": finite(self._source_steps),
+            "source_freeness_after_steps": finite(self._source_after(candidate)),
+            "destination_freeness_steps": freeness(self._destination, self._view.levels),
+            "destination_freeness_after_steps": self._destination_after(candidate),
+            "request_blocks": candidate.num_blocks,
+            "request_tokens": candidate.num_tokens,
+            **self._worth(candidate).numbers(),
+        }
+
+    def _worth(self, candidate: Candidate) -> Worth:
+        return weigh(
+            candidate,
+            self._source,
+            self._head_wait,
+            self._link,
+            self._step_time_s,
+            self._steps_below(candidate),
+        )
+
+    def _source_after(self, candidate: Candidate) -> float:
+        staying = self._staying if candidate.queued else [candidate]
+        after = without(self._source, staying, {candidate.request_id})
+        return freeness(after, self._view.levels)
+
+    def _destination_after(self, candidate: Candidate) -> float:
+        like = candidate.rank, candidate.blocks_there(self._destination.block_size)
+        if like not in self._destination_after_steps:
+            after = with_arrivals(self._destination, [candidate])
+            self._destination_after_steps[like] = freeness(after, self._view.levels)
+        return self._destination_after_steps[like]
+
+    def _has_headroom(self, rank: int) -> bool:
+        return any(
+            level.rank == rank and headroom_blocks(level, self._source) > 0
+            for level in self._view.levels
+        )
+
+
+def next_move(
+    view: ReliefView, rules: Callable[[ReliefView], ReliefRules] = ReliefRules
+) -> Decision:
+    """Takes n log n for n candidates."""
+    relief = rules(view)
+    reason = relief.reason()
+    if reason is None:
+        return Decision()
+    refused: list[NotMoved] = []
+    for candidate in relief.in_turn():
+        refusal = relief.refusal(candidate)
+        if refusal is None:
+            return Decision(candidate, reason, relief.figures(candidate), tuple(refused))
+        refused.append(refusal)
+    return Decision(reason=reason, refused=tuple(refused))
