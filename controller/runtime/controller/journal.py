@@ -159,57 +159,22 @@ class Journal:
             numbers=record.numbers,
         )
 
-    def drain(
-        self,
-        kind: EventKind,
-        instance_id: str,
-        drain_id: str,
-        reason: str,
-        actor: str | None,
-        numbers: Mapping[str, Number],
-    ) -> None:
-        self._append(
-            kind,
-            drain_id,
-            reason,
-            instance_id=instance_id,
-            actor=actor or None,
-            numbers=numbers,
-        )
-
-    def rolling(
-        self,
-        kind: EventKind,
-        cause_id: str,
-        reason: str,
-        actor: str,
-        numbers: Mapping[str, Number],
-        instance_id: str = "",
-    ) -> None:
-        self._append(
-            kind,
-            cause_id,
-            reason,
-            instance_id=instance_id or None,
-            actor=actor or None,
-            numbers=numbers,
-        )
-
-    def autoscale(
+    def note(
         self,
         kind: EventKind,
         cause_id: str,
         reason: str,
         numbers: Mapping[str, Number],
         *,
-        instance_id: str | None = None,
-        actor: str = "",
+        instance_id: str | None,
+        actor: str | None,
     ) -> None:
+        """An event that a machine of the core tells. Empty is none."""
         self._append(
             kind,
             cause_id,
             reason,
-            instance_id=instance_id,
+            instance_id=instance_id or None,
             actor=actor or None,
             numbers=numbers,
         )

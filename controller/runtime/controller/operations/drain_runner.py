@@ -200,7 +200,9 @@ class Drains:
                 cluster.keeper.change(cluster.keeper.spec.without_instance(instance_id))
                 self._handle(Removed(instance_id, num_left))
             case Log(instance_id, kind, drain_id, reason, actor, numbers):
-                cluster.journal.drain(kind, instance_id, drain_id, reason, actor, numbers)
+                cluster.journal.note(
+                    kind, drain_id, reason, numbers, instance_id=instance_id, actor=actor
+                )
 
     def _ask(self, instance_id: str, drain_id: str, question: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(question)

@@ -117,8 +117,10 @@ class RollingRestarts:
         for instruction in self._machine.handle(event, cluster.now_s()):
             match instruction:
                 case Tell(kind, order, reason, numbers, actor, instance_id):
-                    journal, cause_id = cluster.journal, order.order_id
-                    journal.rolling(kind, cause_id, reason, actor, numbers, instance_id)
+                    cause_id = order.order_id
+                    cluster.journal.note(
+                        kind, cause_id, reason, numbers, instance_id=instance_id, actor=actor
+                    )
                 case ChangeSpec():
                     self._change(instruction)
                     self._say(SpecChanged(self.wall_clock()))

@@ -280,7 +280,7 @@ class Autoscaling:
             case LookAtLoad():
                 return self.look()
             case Tell(kind, cause_id, reason, numbers, instance_id, actor):
-                self._cluster.journal.autoscale(
+                self._cluster.journal.note(
                     kind, cause_id, reason, numbers, instance_id=instance_id, actor=actor
                 )
                 return None
