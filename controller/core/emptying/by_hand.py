@@ -15,6 +15,7 @@ destinations are at fault. Of an order:
                               OVER      Done, if there is no destination, or no move may wait
     QUEUED   Looked           ASKED     AskSource
                               QUEUED, OVER  the attempt is over, as its source or destination died
+                                        or was closed to it meanwhile
     QUEUED   Woken            OVER      Done: its turn did not come
     ASKED    SourceAnswered   TIMED     WakeAt, if the request has moved
                               RETRYING  WakeAt
@@ -38,6 +39,7 @@ from typing import Protocol
 
 from controller.core.emptying.openness import Cooling
 from controller.core.emptying.relief import choose_destination
+from controller.core.load.closed import Closed, stop_arrivals, stop_sending
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.move_log import MoveLog
 from controller.core.migration.protocol import MAX_STAGES
@@ -59,6 +61,7 @@ MAX_WAITING = 64
 
 # Why a move did not get its turn.
 NO_TURN, QUEUE_FULL, NO_MOVES = "no_turn", "queue_full", "no_moves"
+CLOSED, SOURCE_CLOSED = "closed", "source_closed"
 BY_MAX_MOVES = frozenset({NO_TURN, QUEUE_FULL, NO_MOVES, str(MoveRefusal.TOO_MANY_MOVES)})
 """Codes for which `migration.max_moves` stands in the way."""
 
@@ -163,7 +166,10 @@ class Attempt:
 
     @property
     def another_may_take_it(self) -> bool:
-        """The request runs on at its source, and what failed was the destination."""
+        """The request runs on at its source, and what failed was the destination, perhaps before
+        the source was asked."""
+        if self.outcome == "refused":
+            return self.code in (CLOSED, DESTINATION_DIED)
         return self.outcome in ("kept", "resumed") and reason_of(self.code).elsewhere
 
 
@@ -295,7 +301,10 @@ class Instances(Protocol):
     def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
         """To which moves from there may go, by their last statuses."""
 
-    def serves(self, instance_id: str) -> bool: ...
+    def closed_by(
+        self, instance_id: str, now_s: float, source_id: str | None = None
+    ) -> Sequence[Closed]:
+        """All that is against the instance; against moves from `source_id` (None: from any)."""
 
     def num_moves(self, instance_id: str) -> int:
         """Under way there by its last status."""
@@ -421,7 +430,7 @@ class MovesByHand:
             for move in begun:
                 order = self._orders[self._by_move[move.migration_id]]
                 order.queued_s = now_s - move.since_s
-                if code := self.gone(move):
+                if code := self.barred(move, now_s):
                     self._queue.leave(move.migration_id)
                     refused = self._refused(order, code, now_s)
                     instructions += self._over(order, refused, now_s)
@@ -431,11 +440,22 @@ class MovesByHand:
                     instructions.append(AskSource(order.order_id, move, patience_s))
         return instructions
 
-    def gone(self, move: QueuedMove) -> str:
-        """The code of the instance that died while the move waited; empty if both live."""
-        if not self._instances.serves(move.wanted.source_id):
+    def barred(self, move: QueuedMove, now_s: float) -> str:
+        """The code of why the move cannot begin any more: while it waited for its turn, one of its
+        instances died, or was closed to it. Empty if it can begin."""
+        source_id, destination_id = move.instance_ids
+        here = self._instances.closed_by(source_id, now_s)
+        if Closed.NOT_SERVING in here:
             return "source_died"
-        return "" if self._instances.serves(move.destination_id) else DESTINATION_DIED
+        if stop_sending(here):
+            return SOURCE_CLOSED
+        there = self._instances.closed_by(destination_id, now_s, source_id)
+        if Closed.NOT_SERVING in there:
+            return DESTINATION_DIED
+        order = self._orders[self._by_move[move.migration_id]]
+        if order.ordered.destination_id is None:
+            return CLOSED if stop_arrivals(there) else ""
+        return CLOSED if any(each.stops_named_arrivals for each in there) else ""
 
     def _woken(self, event: Woken, now_s: float) -> list[Instruction]:
         order = self._orders.get(event.order_id)

@@ -182,6 +182,8 @@ REASONS: Mapping[str, Reason] = {
     "no_turn": Reason("as many moves as allowed were under way all the time"),
     "queue_full": Reason("too many moves wait for their turn already"),
     "no_moves": Reason("no moves are allowed"),
+    "closed": _there("the destination was closed to it while it waited for its turn"),
+    "source_closed": Reason("no move may begin at its source any more"),
     "no_destination": Reason("no instance can take it"),
 }
 

@@ -31,6 +31,7 @@ from controller.core.emptying.by_hand import (
     Woken,
 )
 from controller.core.emptying.openness import Cooling
+from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import REASONS
@@ -146,22 +147,31 @@ class World:
         self.random = Random(seed)
         self.now_s = 0.0
         self.serving = set("abcd")
+        self.closed: dict[str, Closed] = {}
         self.asked: dict[str, AskSource] = {}
         self.timers: dict[str, float] = {}
         self.done: dict[str, Sequence[Attempt]] = {}
         self.given_up: set[str] = set()
+        self.named: dict[str, str | None] = {}
         self.machine = MovesByHand(self, Cooling(), LEVELS, 2, "e")
 
     def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
         assert now_s == self.now_s
         return [
             idle_snapshot(each)
-            for each in sorted(self.serving)
+            for each in sorted(self.serving - self.closed.keys())
             if not self.machine.cooling.remaining_s(each, now_s, source_id)
         ]
 
-    def serves(self, instance_id: str) -> bool:
-        return instance_id in self.serving
+    def closed_by(
+        self, instance_id: str, now_s: float, source_id: str | None = None
+    ) -> tuple[Closed, ...]:
+        found = [] if instance_id in self.serving else [Closed.NOT_SERVING]
+        if instance_id in self.closed:
+            found.append(self.closed[instance_id])
+        if self.machine.cooling.remaining_s(instance_id, now_s, source_id):
+            found.append(Closed.COOLING)
+        return tuple(found)
 
     def num_moves(self, instance_id: str) -> int:
         ends = (a.move.instance_ids for a in self.asked.values())
@@ -173,6 +183,11 @@ class World:
                 case AskSource(order_id, move):
                     assert order_id not in self.asked, "asked twice at a time"
                     assert set(move.instance_ids) <= self.serving, "asked for one that is gone"
+                    for each in self.closed_by(move.destination_id, self.now_s):
+                        assert each in (Closed.RESERVED, Closed.COOLING), "asked for a closed one"
+                        assert move.destination_id == self.named.get(order_id), "it was chosen"
+                    here = self.closed_by(move.wanted.source_id, self.now_s)
+                    assert not any(each.stops_sending for each in here)
                     self.asked[order_id] = instruction
                 case WakeAt(order_id, time_s):
                     self.timers[order_id] = time_s
@@ -185,6 +200,7 @@ class World:
         assert max(counts.values(), default=0) <= max(2, self.machine.max_moves), "too many"
 
     def order(self, ordered: Ordered) -> None:
+        self.named[ordered.migration_id] = ordered.destination_id
         self.take(ordered)
 
     def answer(self, order_id: str) -> None:
@@ -215,6 +231,11 @@ class World:
         elif draw.random() < 0.2:
             self.serving ^= {draw.choice("abcd")}
             self.take(Looked())
+        elif draw.random() < 0.2:
+            one = draw.choice("abcd")
+            if self.closed.pop(one, None) is None:
+                self.closed[one] = draw.choice([*Closed][1:-1])
+            self.take(Looked())
         elif draw.random() < 0.1:
             self.machine.max_moves = draw.choice([0, 1, 2])
             self.take(Looked())
@@ -227,6 +248,30 @@ class World:
         else:
             known = [a.move.migration_id for a in self.asked.values()] or ["m-e-1"]
             self.take(Timed(draw.choice(known), 0.01, 0.001, 0.01))
+
+
+@pytest.mark.parametrize(("named", "codes"), [("b", ["closed"]), (None, ["closed", ""])])
+def test_a_destination_that_is_cordoned_while_a_move_waits(
+    named: str | None, codes: list[str]
+) -> None:
+    world = World(0)
+    world.machine.max_moves = 1
+    first, second = (MoveByHand(f"r-{number}", "a", 4, "by hand") for number in range(2))
+    world.closed = dict.fromkeys("cd", Closed.CORDONED)
+    world.order(Ordered("m-1", first, "b", 60.0))
+    world.order(Ordered("m-2", second, named, 60.0))
+    assert [each.destination_id for each in world.machine.waiting] == ["b"]
+    world.closed = {"b": Closed.CORDONED}
+    world.asked.pop("m-1")
+    world.take(SourceAnswered("m-1", "finished"))
+    if named is None:
+        move = world.asked.pop("m-2").move
+        assert move.destination_id in "cd", "the machine chose b, so it chooses again"
+        ids = (move.migration_id, "r-1", *move.instance_ids)
+        record = MoveRecord(*ids, "by hand", "migrated", "", 60, 0, 0.05)
+        world.take(Timed(move.migration_id, 0.01, 0.001, 0.01))
+        world.take(SourceAnswered(move.migration_id, "", record))
+    assert [each.code for each in world.done["m-2"]] == codes
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -55,7 +55,7 @@ class Cluster:
         self.cooling = Cooling()
         self.openness = Openness(self.scheduler, self.cooling)
         self.closed_to_moves = self.openness.closed_to_moves
-        self.destinations = self.openness.destinations
+        self.destinations, self.closed_by = self.openness.destinations, self.openness.closed_by
         rules = RoundRules(ReschedulingConfig(), DEFAULT_LEVELS)
         self.rounds = ReliefRounds(self, self.cooling, rules, "x")
         self.by_hand = MovesByHand(self, self.cooling, DEFAULT_LEVELS, 4, "x")
@@ -77,9 +77,6 @@ class Cluster:
 
     def frontend_of(self, _order):
         return "f"
-
-    def serves(self, _instance_id):
-        return True
 
     def num_moves(self, _instance_id):
         return 0

@@ -15,6 +15,7 @@ from controller.core.emptying.by_hand import (
     MoveByHand,
 )
 from controller.core.instance_ref import InstanceRef
+from controller.core.load.closed import Closed
 from controller.core.migration.record import (
     DESTINATION_DIED,
     MovePlan,
@@ -23,6 +24,7 @@ from controller.core.migration.record import (
 )
 from controller.core.migration.refusals import REASONS, reason_of
 from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.scheduler_events import ClosedBy, InstanceRemoved
 from controller.runtime.controller import queries as calls
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.queries import REFUSALS_PATIENCE_S, MemberDiedError
@@ -341,8 +343,8 @@ async def test_what_dies_while_a_move_waits_for_it(network: FakeNetwork) -> None
 
 
 @virtual_time
-@pytest.mark.parametrize("gone", ["i-1", "i-0"])
-async def test_what_is_removed_just_before_the_source_is_asked(
+@pytest.mark.parametrize("gone", ["i-1", "i-0", ""])
+async def test_what_is_removed_or_closed_just_before_the_source_is_asked(
     network: FakeNetwork, gone: str
 ) -> None:
     """Its turn has come, and the question goes out a moment later."""
@@ -350,9 +352,10 @@ async def test_what_is_removed_just_before_the_source_is_asked(
     bed.controller.operator_moves.machine.max_moves = 1
     moving = ordered(bed, "i-1")
     await asyncio.sleep(0)
-    del bed.controller.roster.members[gone]
+    event = InstanceRemoved(gone) if gone else ClosedBy("i-1", frozenset({Closed.CORDONED}))
+    bed.controller.handle(event)
     (attempt,) = await moving
-    code = "source_died" if gone == "i-0" else DESTINATION_DIED
+    code = {"i-0": "source_died", "i-1": DESTINATION_DIED, "": "closed"}[gone]
     assert (attempt.outcome, attempt.code) == ("refused", code)
 
 

@@ -53,17 +53,13 @@ class OperatorMoves:
         self._now_s = now_s
         self._queries = queries
         self.num_moves = num_reported
-        self.destinations = openness.destinations
+        self.destinations, self.closed_by = openness.destinations, openness.closed_by
         self.machine = MovesByHand(self, cooling, levels, max_moves, epoch)
         self.cooling, self.log = self.machine.cooling, self.machine.log
         self._done: dict[str, asyncio.Future[Sequence[Attempt]]] = {}
         """By order id, of the callers that wait."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
-
-    def serves(self, instance_id: str) -> bool:
-        member = self._roster.members.get(instance_id)
-        return member is not None and member.serving
 
     # -- what is heard -------------------------------------------------------------------
 
@@ -152,7 +148,8 @@ class OperatorMoves:
         move, migration_id = asked.move, asked.move.migration_id
         event: Event
         try:
-            if code := self.machine.gone(move):  # since the machine looked a task had to start
+            # Since the machine looked a task had to start.
+            if code := self.machine.barred(move, self._now_s()):
                 event = SourceAnswered(migration_id, code)
             else:
                 answer = await self.ask_source(
