@@ -465,7 +465,10 @@ class ReliefRounds:
         closed = self._cluster.closed_to_moves(now_s)
         statuses = self._cluster.statuses(now_s, closed)
         loads = [_seen(self.load_of(status), closed) for status in statuses]
-        pairs = self._pairs(loads, now_s) if loads else ()
+        pairs: Sequence[Pair] = ()
+        if loads:
+            left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
+            pairs = self._pairing(loads, self.rules.config, left_out)
         if not pairs and not self._ordered:
             return out  # as in most rounds
         if pairs:
@@ -478,10 +481,6 @@ class ReliefRounds:
         withdrawn = sorted(before.keys() - self._ordered.keys())
         out += [WithdrawRelief(source_id, round_id) for source_id in withdrawn]
         return out
-
-    def _pairs(self, loads: Sequence[InstanceLoad], now_s: float) -> Sequence[Pair]:
-        left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
-        return self._pairing(loads, self.rules.config, left_out)
 
     def _freest(self, loads: Iterable[InstanceLoad]) -> tuple[tuple[str, float], ...]:
         if not self._names_candidates:

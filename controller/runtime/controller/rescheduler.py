@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from controller.core.admission.room_orders import MakeRoom, MoveHead
+from controller.core.admission.room_orders import MakeRoom
 from controller.core.emptying.openness import Cooling, Openness
 from controller.core.emptying.rounds import (
     Event,
@@ -38,8 +38,9 @@ Order = ReliefOrdered | HeadMoveOrdered | RoomOrdered
 
 
 class Rescheduler:
-    """`has_moves_left`: whether one more move of that instance may begin, as far as is known.
-    `send` gets an instance's id."""
+    """Runs the machine, and is the `ClusterView` that its rounds look at: the members and their
+    last statuses. `has_moves_left`: whether one more move of that instance may begin, as far as is
+    known. `send` gets an instance's id."""
 
     def __init__(
         self,
@@ -54,8 +55,13 @@ class Rescheduler:
         epoch: str,
         config: ReschedulingConfig,
     ) -> None:
-        cluster = _Cluster(roster, scheduler, openness, has_moves_left)
-        self.machine = ReliefRounds(cluster, cooling, RoundRules(config, tuple(levels)), epoch)
+        self._roster = roster
+        self._scheduler = scheduler
+        self._openness = openness
+        self.closed_to_moves = openness.closed_to_moves
+        self.help_blocked = scheduler.help_blocked
+        self.has_moves_left = has_moves_left
+        self.machine = ReliefRounds(self, cooling, RoundRules(config, tuple(levels)), epoch)
         self._send = send
         self._now_s = now_s
         self._changed = asyncio.Event()
@@ -120,41 +126,7 @@ class Rescheduler:
         rules = RoundRules(config, tuple(levels), self.evacuated)
         return self.machine.roles(rules, self._now_s())
 
-    def _handle(self, event: Event) -> None:
-        for instruction in self.machine.handle(event, self._now_s()):
-            self._carry_out(instruction)
-
-    def _carry_out(self, instruction: Instruction) -> None:
-        match instruction:
-            case OrderRelief(source_id=source_id, round_id=round_id, order=order):
-                self._send(source_id, ReliefOrdered(round_id, order))
-            case WithdrawRelief(source_id=source_id, round_id=round_id):
-                self._send(source_id, ReliefOrdered(round_id))
-            case OrderRoom(source_id=source_id, order=order):
-                if isinstance(order, HeadOrder):
-                    self._send(source_id, HeadMoveOrdered(order))
-                else:
-                    self._send(source_id, RoomOrdered(order))
-
-
-class _Cluster:
-    """The members and their statuses as a round looks at them: a `ClusterView`."""
-
-    def __init__(
-        self,
-        roster: Roster,
-        scheduler: GlobalScheduler,
-        openness: Openness,
-        has_moves_left: Callable[[str], bool],
-    ) -> None:
-        self._roster = roster
-        self._scheduler = scheduler
-        self._openness = openness
-        self.closed_to_moves = openness.closed_to_moves
-        self.has_moves_left = has_moves_left
-        self.help_blocked: Callable[
-            [float, Callable[[str, str], bool]], Sequence[MoveHead | MakeRoom]
-        ] = scheduler.help_blocked
+    # -- what a round looks at -------------------------------------------------------------
 
     def statuses(self, now_s: float, _closed: Collection[str]) -> Iterable[InstanceSnapshot]:
         return self._openness.sources(now_s)
@@ -171,3 +143,21 @@ class _Cluster:
         if key is None or key[1] != order.request_id:
             return ""
         return self._roster.members[key[0]].address
+
+    # -- what it orders --------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        for instruction in self.machine.handle(event, self._now_s()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case OrderRelief(source_id=source_id, round_id=round_id, order=order):
+                self._send(source_id, ReliefOrdered(round_id, order))
+            case WithdrawRelief(source_id=source_id, round_id=round_id):
+                self._send(source_id, ReliefOrdered(round_id))
+            case OrderRoom(source_id=source_id, order=order):
+                if isinstance(order, HeadOrder):
+                    self._send(source_id, HeadMoveOrdered(order))
+                else:
+                    self._send(source_id, RoomOrdered(order))

@@ -7,7 +7,6 @@ decides.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from controller.api.text.starts import LAUNCHING
 from controller.core.fleet import incarnations
@@ -39,47 +38,22 @@ from controller.runtime.messages.move_messages import MoveLimitsSet
 from controller.runtime.messages.operations import StatusPushSet
 
 
-@dataclass(slots=True)
-class Member:
-    """`said`: its last Hello, in which the figures of its process are. What stands here beside it
-    is the controller's."""
+class Member(Incarnations):
+    """A member, whose process is which incarnation, and what that says. `said`: its last Hello, in
+    which the figures of its process are. What stands here beside it is the controller's."""
 
-    kind: MemberKind
-    member_id: str
-    said: Hello
-    process: Incarnations
-    phase: Phase = "starting"
-    detail: str = LAUNCHING
-    num_live_reqs: int = 0
-    heard_s: float | None = None
+    __slots__ = ("detail", "heard_s", "kind", "member_id", "num_live_reqs", "phase", "said")
 
-    @classmethod
-    def expected(cls, kind: MemberKind, member_id: str, before: LastIncarnation) -> Self:
+    def __init__(self, kind: MemberKind, member_id: str, before: LastIncarnation) -> None:
         """One that has said nothing yet."""
-        said = Hello(kind, member_id, "", 0, "", "", 0, "starting")
-        return cls(kind, member_id, said, Incarnations(before))
-
-    @property
-    def incarnation(self) -> int:
-        return self.process.incarnation
-
-    @property
-    def nonce(self) -> str:
-        return self.process.nonce
-
-    @property
-    def alive(self) -> bool:
-        return self.process.alive
-
-    @property
-    def fenced(self) -> bool:
-        """Whether its process was taken for dead while it may live, and its engine has not reported
-        since. Its loop may say Hello all the while."""
-        return self.process.fenced
-
-    @property
-    def num_restarts(self) -> int:
-        return self.process.num_restarts
+        super().__init__(before)
+        self.kind = kind
+        self.member_id = member_id
+        self.said = Hello(kind, member_id, "", 0, "", "", 0, "starting")
+        self.phase: Phase = "starting"
+        self.detail = LAUNCHING
+        self.num_live_reqs = 0
+        self.heard_s: float | None = None
 
     @property
     def address(self) -> str:
@@ -128,7 +102,7 @@ class Roster:
     def expect(self, kind: MemberKind, member_id: str) -> None:
         """A process of this id is being launched."""
         before = self.before.get(member_id, NO_INCARNATION)
-        self.members.setdefault(member_id, Member.expected(kind, member_id, before))
+        self.members.setdefault(member_id, Member(kind, member_id, before))
 
     def forget(self, member_id: str) -> Member | None:
         """The member was ended for good: it is not expected any more, and its Hellos are a
@@ -150,7 +124,7 @@ class Roster:
         had_failed = member.phase == "failed" and member.nonce == hello.nonce
         died, welcome = None, None
         said = incarnations.Hello(hello.nonce, hello.incarnation, hello.asks)
-        for instruction in member.process.handle(said):
+        for instruction in member.handle(said):
             match instruction:
                 case Died(incarnation):
                     died = incarnation
@@ -167,14 +141,14 @@ class Roster:
     def reported(self, member: Member) -> None:
         """Its engine makes progress."""
         if member.fenced:
-            member.process.handle(incarnations.Reported())
+            member.handle(incarnations.Reported())
             member.detail = ""
 
     def lost(self, address: str) -> Member | None:
         """The process behind `address` is gone; None if no live member was there."""
         for member in self.members.values():
             if member.alive and member.address == address:
-                member.process.handle(incarnations.Gone())
+                member.handle(incarnations.Gone())
                 member.num_live_reqs = 0
                 member.detail = "its process is gone"
                 return member
@@ -184,7 +158,7 @@ class Roster:
         """Takes a live member for dead. If its process says Hello again, that is a new incarnation,
         which drops what it ran."""
         member = self.members[member_id]
-        member.process.handle(incarnations.TakenForDead())
+        member.handle(incarnations.TakenForDead())
         member.num_live_reqs = 0
         member.detail = why
         return member
