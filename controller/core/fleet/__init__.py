@@ -4,8 +4,7 @@
     outlook           what a check looks at: what would be with another number, how starts go
     incarnations      which process of a member is which incarnation
     liveness          who is asked for its status, who stalls, which silent ones are fenced
-    slowness          which one steps far more slowly than the others, and is emptied
-    busyness          which ones compute though no request is there
+                      also which one steps slowly and is emptied, which compute for nobody
 
 An open port proves nothing: instances live by the progress that they report.
 """

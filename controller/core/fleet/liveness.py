@@ -1,4 +1,5 @@
-"""Which instances live: who is asked for its status, who counts as stalled, who is fenced.
+"""Which instances live: who is asked for its status, who counts as stalled, who is fenced. And
+which of those that live step slowly (`Slowness`), or compute for nobody (`Busyness`).
 
 An open port proves nothing: an instance lives by the progress that it reports. Of one that serves:
 
@@ -23,9 +24,10 @@ says Hello all the while. So an instance that a restarted controller adopts whil
 is fenced like any other, and a fenced one counts as away until it reports, whatever its loop says.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from controller.core.value import value
 
@@ -304,3 +306,182 @@ def _faults(silent: Sequence[Silent], after_s: float) -> Iterator[list[Silent]]:
 
 def _longest_first(fault: Sequence[Silent]) -> tuple[float, str]:
     return -max(each.silent_s for each in fault), fault[0].instance_id
+
+
+# -- which one steps slowly ------------------------------------------------------------------------
+#
+# Far longer per step than the others, for a while. It is emptied.
+#
+# A step's length depends on what runs in it, and load differs between instances by less than two
+# times after rescheduling; a GPU that throttles, or a neighbour that takes the cores, shows as
+# more. A step with a long prompt is as slow as it is meant to be, so medians are compared.
+#
+# An instance is watched while it has something to do and nobody empties it; one that rested begins
+# anew. None is emptied while another one is: the others have enough to take. Whether it serves
+# again is for an operator to say, as an empty instance makes no steps that could tell.
+
+SLOW_WATCH = "slow-watch"
+"""Whose drains they are."""
+MIN_SAMPLES = 20
+MIN_OTHERS = 2
+"""With fewer nobody knows which one is the exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsSeen:
+    """The last step, in seconds, of each incarnation that has something to do. At even intervals.
+    `drained`: the instances that somebody empties. An instance is slow whose steps take `factor`
+    times as long as the others' for `window_s`; with factor 0 none is."""
+
+    step_times_s: Mapping[Key, float]
+    drained: Collection[str]
+    factor: float
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Drain the instance, as an operator would, if another one serves beside it."""
+
+    instance_id: str
+    incarnation: int
+    step_time_s: float
+    """Its median step."""
+    others_s: float
+    """The median of the others' medians."""
+
+    @property
+    def factor(self) -> float:
+        return self.step_time_s / self.others_s
+
+    @property
+    def why(self) -> str:
+        return (
+            f"its steps take {1000 * self.step_time_s:.0f} ms, {self.factor:.1f} times as long as"
+            " the others'"
+        )
+
+
+class Slowness:
+    """Times are seconds of any one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Key, deque[tuple[float, float]]] = {}
+        """(when, the step) of just the incarnations that were busy at the last look, in order of
+        time, none older than the window."""
+
+    def handle(self, seen: StepsSeen, now_s: float) -> list[Empty]:
+        if not seen.factor:
+            self._samples = {}
+            return []
+        self._add(seen, now_s)
+        if seen.drained:
+            return []
+        slowest = self._slowest(seen, now_s)
+        return [] if slowest is None else [slowest]
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for (instance_id, _), samples in self._samples.items():
+            assert samples, f"{instance_id} is watched without a sample"
+            times_s = [time_s for time_s, _ in samples]
+            assert times_s == sorted(times_s), f"the samples of {instance_id} are out of order"
+
+    def _add(self, seen: StepsSeen, now_s: float) -> None:
+        busy = {
+            key: step_s for key, step_s in seen.step_times_s.items() if key[0] not in seen.drained
+        }
+        self._samples = {key: self._samples.get(key, deque()) for key in busy}
+        for key, step_time_s in busy.items():
+            samples = self._samples[key]
+            samples.append((now_s, step_time_s))
+            while samples[0][0] < now_s - seen.window_s:
+                samples.popleft()
+
+    def _slowest(self, seen: StepsSeen, now_s: float) -> Empty | None:
+        medians = {
+            key: median(step_s for _, step_s in samples)
+            for key, samples in self._samples.items()
+            if len(samples) >= MIN_SAMPLES and samples[0][0] <= now_s - 0.9 * seen.window_s
+        }
+        if len(medians) <= MIN_OTHERS:
+            return None
+        key = max(medians, key=lambda each: (medians[each], each))
+        slowest_s = medians.pop(key)
+        others_s = median(medians.values())
+        if others_s <= 0 or slowest_s < seen.factor * others_s:
+            return None
+        return Empty(*key, slowest_s, others_s)
+
+
+# -- which ones compute though no request is there -------------------------------------------------
+#
+# For a while: that is put on record.
+#
+#     QUIET   it has work, or computes little
+#     BUSY    it computes without work; on record once that has lasted
+#
+#     QUIET -> BUSY -> QUIET, which is put on record too if the first was
+
+BUSY_CORES = 0.5
+"""A compiler that nobody can end (grammar_guard.py) or a thread that spins takes more. An idle
+instance takes 0.02."""
+LASTS_S = 5.0
+"""Longer than a second, for which the CPU time of a request that has just ended still counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSeen:
+    """The CPU cores that each incarnation takes that serves and has nothing to do."""
+
+    cores: Mapping[Key, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TellBusy:
+    """For the journal. `over`: it computes for nobody no more, after `lasted_s`."""
+
+    instance_id: str
+    incarnation: int
+    lasted_s: float
+    cpu_cores: float = 0.0
+    over: bool = False
+
+
+class Busyness:
+    """Times are seconds of any one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[Key, float] = {}
+        """Since when an incarnation computes for nobody."""
+        self._on_record: set[Key] = set()
+        """Those of `_since_s` for which that has lasted."""
+
+    def handle(self, event: IdleSeen | InstanceGone, now_s: float) -> list[TellBusy]:
+        if isinstance(event, InstanceGone):
+            key = (event.instance_id, event.incarnation)
+            self._since_s.pop(key, None)
+            self._on_record.discard(key)
+            return []
+        busy = {key: cores for key, cores in event.cores.items() if cores >= BUSY_CORES}
+        told: list[TellBusy] = []
+        for key in [key for key in self._since_s if key not in busy]:
+            since_s = self._since_s.pop(key)
+            if key in self._on_record:
+                self._on_record.remove(key)
+                told.append(TellBusy(*key, now_s - since_s, over=True))
+        for key, cores in busy.items():
+            since_s = self._since_s.setdefault(key, now_s)
+            if now_s - since_s >= LASTS_S and key not in self._on_record:
+                self._on_record.add(key)
+                told.append(TellBusy(*key, now_s - since_s, cores))
+        return told
+
+    def is_on_record(self, instance_id: str, incarnation: int) -> bool:
+        return (instance_id, incarnation) in self._on_record
+
+    def check(self, now_s: float) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self._on_record <= set(self._since_s), "on record, and not busy"
+        assert all(since_s <= now_s for since_s in self._since_s.values())
+        assert all(now_s - self._since_s[key] >= LASTS_S for key in self._on_record)

@@ -13,11 +13,14 @@ from msgspec.structs import replace
 
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.emptying.claims import SlowDrain
-from controller.core.fleet.busyness import Busyness, IdleSeen
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.fleet.liveness import (
+    SLOW_WATCH,
+    Busyness,
+    Empty,
     Event,
     Fence,
+    IdleSeen,
     InstanceGone,
     InstancesSeen,
     Instruction,
@@ -27,9 +30,10 @@ from controller.core.fleet.liveness import (
     Pull,
     Rest,
     Serving,
+    Slowness,
+    StepsSeen,
     TellStall,
 )
-from controller.core.fleet.slowness import ACTOR, Empty, Slowness, StepsSeen
 from controller.core.operations.cluster_spec import ExitReason, why_emptied
 from controller.core.operations.order_checks import none_would_serve
 from controller.core.replay.replay_log import ReplayLog
@@ -141,7 +145,7 @@ class FleetWatch:
 
     def _empty(self, slow: Empty) -> None:
         cause_id = f"slow-{secrets.token_hex(4)}"
-        claim = SlowDrain(cause_id, self._wall_clock(), actor=ACTOR, reason=slow.why)
+        claim = SlowDrain(cause_id, self._wall_clock(), actor=SLOW_WATCH, reason=slow.why)
         spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
         if none_would_serve(spec, [slow.instance_id], schedulable):
             return

@@ -1,7 +1,13 @@
 """Instances that compute though no request is there."""
 
-from controller.core.fleet.busyness import BUSY_CORES, LASTS_S, Busyness, IdleSeen, TellBusy
-from controller.core.fleet.liveness import InstanceGone
+from controller.core.fleet.liveness import (
+    BUSY_CORES,
+    LASTS_S,
+    Busyness,
+    IdleSeen,
+    InstanceGone,
+    TellBusy,
+)
 
 
 class Watched:

@@ -1,6 +1,6 @@
 """Which instance steps slowly."""
 
-from controller.core.fleet.slowness import Empty, Slowness, StepsSeen
+from controller.core.fleet.liveness import Empty, Slowness, StepsSeen
 
 WINDOW_S, FACTOR = 10.0, 3.0
 STEP_S = 0.04
