@@ -1,1 +1,1 @@
-"""What operators ask for: instances, drains, scaling."""
+"""What operators ask for: the spec that keeps it, why an order is refused, rolling restarts."""

@@ -17,7 +17,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.load.closed import OPEN, ROWS, Closed, Reasons, Row
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.operations.cluster_spec import ClusterSpec, Cordon
-from controller.core.operations.scaling import plan_scale
+from controller.core.operations.order_checks import plan_scale
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import Drain, Remove, Restart
 from controller.core.operations.cluster_spec import ClusterSpec, Cordon
-from controller.core.operations.order_checks import OrderRefusal
-from controller.core.operations.scaling import (
+from controller.core.operations.order_checks import (
+    OrderRefusal,
     ScalePlan,
     plan_scale,
     planned_instances,

@@ -7,7 +7,7 @@ from controller.api.errors import LlumctlError
 from controller.core.emptying.claims import Claim, Drain, Remove
 from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.scaling import ScalePlan
+from controller.core.operations.order_checks import ScalePlan
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.messages.members import StatusPushed

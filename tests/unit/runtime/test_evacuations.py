@@ -7,7 +7,7 @@ import msgspec
 from controller.core.emptying.claims import Claims, Evacuate, Remove
 from controller.core.emptying.drains import DrainState
 from controller.core.operations.cluster_spec import ClusterSpec, ExitReason
-from controller.core.operations.scaling import plan_scale
+from controller.core.operations.order_checks import plan_scale
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.operations import DrainSet

@@ -24,7 +24,7 @@ from controller.core.load.virtual_usage import (
     instance_virtual_usage,
     total_headroom_blocks,
 )
-from controller.core.operations.scaling import planned_instances
+from controller.core.operations.order_checks import planned_instances
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.roster import Member
 

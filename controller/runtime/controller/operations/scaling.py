@@ -39,8 +39,8 @@ from controller.core.fleet.autoscaler import (
 from controller.core.fleet.outlook import Launches, RecentLatencies
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
-from controller.core.operations.order_checks import OrderRefusal
-from controller.core.operations.scaling import (
+from controller.core.operations.order_checks import (
+    OrderRefusal,
     ScalePlan,
     plan_scale,
     planned_instances,
