@@ -60,99 +60,6 @@ from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.setup import SimPolicy
 from controller.sim.sim_moves import Links, SimMove
 
-Holds = Callable[[InstanceSnapshot], bool]
-
-
-class Moments:
-    """From when on something may hold of an instance that comes to hold as its free blocks run out.
-
-    A round asks of all instances whether they need help or are sources, and that took half of a
-    run. So an instance is looked at once per change, and in a round only from its moment on.
-    `holds` of a status also holds of one that differs only in having fewer free blocks."""
-
-    def __init__(self, holds: Holds) -> None:
-        self._holds = holds
-        self._changed: dict[SimInstance, None] = {}
-        """Since they were looked at last."""
-        self._from_s: dict[SimInstance, float] = {}
-
-    def changed(self, instance: SimInstance) -> None:
-        self._changed[instance] = None
-
-    def gone(self, instance: SimInstance) -> None:
-        self._changed.pop(instance, None)
-        self._from_s.pop(instance, None)
-
-    def come(self, now_s: float) -> list[SimInstance]:
-        """The instances whose moment has come, up to one of their steps early: of all others it
-        does not hold now."""
-        for instance in self._changed:
-            from_s = instance.first_s(self._holds)
-            if from_s < math.inf:
-                self._from_s[instance] = from_s
-            else:
-                self._from_s.pop(instance, None)
-        self._changed.clear()
-        return [instance for instance, from_s in self._from_s.items() if from_s <= now_s]
-
-
-class Loads:
-    """The statuses that a round of rescheduling looks at, of as few instances as will do.
-
-    While its batch only decodes, an instance's freeness falls: one that cannot be a destination
-    stays so, and one that is no source becomes one at a known moment. In most rounds there is
-    nobody of one of the two kinds. `changed` has to be called whenever something else happens on an
-    instance than to decode, `gone` when it serves no more."""
-
-    def __init__(
-        self, load_of: Callable[[InstanceSnapshot], InstanceLoad], config: ReschedulingConfig
-    ) -> None:
-        self._load_of = load_of
-        self._config = config
-        self._sources = Moments(lambda status: is_source(load_of(status), config))
-        self._changed: dict[SimInstance, None] = {}
-        """Of these it is not known whether they may be destinations."""
-        self._destinations: dict[SimInstance, None] = {}
-        """Those that may be, before they change next."""
-
-    def changed(self, instance: SimInstance) -> None:
-        self._sources.changed(instance)
-        self._changed[instance] = None
-
-    def gone(self, instance: SimInstance) -> None:
-        self._sources.gone(instance)
-        self._changed.pop(instance, None)
-        self._destinations.pop(instance, None)
-
-    def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceSnapshot]:
-        """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
-        config = self._config
-        self._look_for_destinations()
-        if not self._destinations:
-            return []
-        sources = self._sources.come(now_s)
-        destinations = [each for each in self._destinations if each.instance_id not in closed]
-        if not sources or not destinations:
-            return []
-        found = list[InstanceSnapshot]()
-        # The fewer ones first: with little load there are no sources.
-        kinds = ((sources, is_source), (destinations, is_destination))
-        for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
-            statuses = [each.status() for each in instances]
-            of_kind = [each for each in statuses if is_one(self._load_of(each), config)]
-            if not of_kind:
-                return []
-            found += of_kind
-        return found
-
-    def _look_for_destinations(self) -> None:
-        for instance in self._changed:
-            if is_destination(self._load_of(instance.freest_status()), self._config):
-                self._destinations[instance] = None
-            else:
-                self._destinations.pop(instance, None)
-        self._changed.clear()
-
 
 class SimEmptying:
     """The controller's part, and the `ClusterView` that its rounds look at. `block_bytes`: of one
@@ -397,3 +304,99 @@ class SimSource:
 
 def ref(instance_id: str) -> InstanceRef:
     return InstanceRef(instance_id, INCARNATION, "")
+
+
+# -- short cuts ------------------------------------------------------------------------------------
+
+Holds = Callable[[InstanceSnapshot], bool]
+
+
+class Moments:
+    """From when on something may hold of an instance that comes to hold as its free blocks run out.
+
+    A round asks of all instances whether they need help or are sources, and that took half of a
+    run. So an instance is looked at once per change, and in a round only from its moment on.
+    `holds` of a status also holds of one that differs only in having fewer free blocks."""
+
+    def __init__(self, holds: Holds) -> None:
+        self._holds = holds
+        self._changed: dict[SimInstance, None] = {}
+        """Since they were looked at last."""
+        self._from_s: dict[SimInstance, float] = {}
+
+    def changed(self, instance: SimInstance) -> None:
+        self._changed[instance] = None
+
+    def gone(self, instance: SimInstance) -> None:
+        self._changed.pop(instance, None)
+        self._from_s.pop(instance, None)
+
+    def come(self, now_s: float) -> list[SimInstance]:
+        """The instances whose moment has come, up to one of their steps early: of all others it
+        does not hold now."""
+        for instance in self._changed:
+            from_s = instance.first_s(self._holds)
+            if from_s < math.inf:
+                self._from_s[instance] = from_s
+            else:
+                self._from_s.pop(instance, None)
+        self._changed.clear()
+        return [instance for instance, from_s in self._from_s.items() if from_s <= now_s]
+
+
+class Loads:
+    """The statuses that a round of rescheduling looks at, of as few instances as will do.
+
+    While its batch only decodes, an instance's freeness falls: one that cannot be a destination
+    stays so, and one that is no source becomes one at a known moment. In most rounds there is
+    nobody of one of the two kinds. `changed` has to be called whenever something else happens on an
+    instance than to decode, `gone` when it serves no more."""
+
+    def __init__(
+        self, load_of: Callable[[InstanceSnapshot], InstanceLoad], config: ReschedulingConfig
+    ) -> None:
+        self._load_of = load_of
+        self._config = config
+        self._sources = Moments(lambda status: is_source(load_of(status), config))
+        self._changed: dict[SimInstance, None] = {}
+        """Of these it is not known whether they may be destinations."""
+        self._destinations: dict[SimInstance, None] = {}
+        """Those that may be, before they change next."""
+
+    def changed(self, instance: SimInstance) -> None:
+        self._sources.changed(instance)
+        self._changed[instance] = None
+
+    def gone(self, instance: SimInstance) -> None:
+        self._sources.gone(instance)
+        self._changed.pop(instance, None)
+        self._destinations.pop(instance, None)
+
+    def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceSnapshot]:
+        """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
+        config = self._config
+        self._look_for_destinations()
+        if not self._destinations:
+            return []
+        sources = self._sources.come(now_s)
+        destinations = [each for each in self._destinations if each.instance_id not in closed]
+        if not sources or not destinations:
+            return []
+        found = list[InstanceSnapshot]()
+        # The fewer ones first: with little load there are no sources.
+        kinds = ((sources, is_source), (destinations, is_destination))
+        for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
+            statuses = [each.status() for each in instances]
+            of_kind = [each for each in statuses if is_one(self._load_of(each), config)]
+            if not of_kind:
+                return []
+            found += of_kind
+        return found
+
+    def _look_for_destinations(self) -> None:
+        for instance in self._changed:
+            if is_destination(self._load_of(instance.freest_status()), self._config):
+                self._destinations[instance] = None
+            else:
+                self._destinations.pop(instance, None)
+        self._changed.clear()
