@@ -13,7 +13,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -154,7 +154,22 @@ class Cluster:
         await self.frontend.router.close()
 
 
+async def _repeat_until_silent(
+    every_s: float,
+    _name: str,
+    turn: Callable[[], Awaitable[None] | None],
+    _needed: asyncio.Event | None = None,
+) -> None:
+    """As `runtime.repeating.repeat`, which waits for as long as it was told first."""
+    while controller_link.HELLO_INTERVAL_S != NEVER_S:
+        await asyncio.sleep(every_s)
+        if (pending := turn()) is not None:
+            await pending
+    await asyncio.sleep(NEVER_S)
+
+
 def _set_clock(interval_s: float) -> None:
+    vars(controller_link)["repeat"] = _repeat_until_silent
     controller_link.HELLO_INTERVAL_S = engine_thread.HEARTBEAT_S = process.TICK_S = interval_s
     rank_changes.TELL_EVERY_S = routes.MISSING_S = interval_s
 

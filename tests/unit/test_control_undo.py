@@ -14,10 +14,8 @@ from controller.api.wire.operations import OperationEntry, OperationList
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState
-from controller.runtime.frontend.dispatcher import Dispatcher
-from controller.runtime.frontend.frontend_keys import FrontendKeys
-from controller.runtime.frontend.known_instances import KnownInstances
-from controller.runtime.frontend.rank_runner import RankRunner
+from controller.runtime.frontend.dispatcher import Dispatcher, FrontendKeys, KnownInstances
+from controller.runtime.frontend.route_runner import RankRunner
 from controller.runtime.messages.operations import RankChangeAsked
 from controller.runtime.messages.requests import RequestsAsked
 from llumctl.app import run

@@ -22,8 +22,7 @@ from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.runtime.frontend.book_entry import MAX_HISTORY
-from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.frontend.request_book import MAX_HISTORY, RequestBook
 from controller.runtime.messages.requests import RequestsAsked
 
 DECISION = {

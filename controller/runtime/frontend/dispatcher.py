@@ -1,10 +1,13 @@
-"""Finds an instance for each new request: carries out what `core/admission/asking.py` decides."""
+"""Where a frontend's new requests go: carries out what `core/admission/asking.py` decides, by the
+instances that the frontend knows (`KnownInstances`) and what API keys use of it (`FrontendKeys`).
+"""
 
 import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from controller.core.admission.api_keys import NO_KEYS, KeyUse, OwnLimits, Refusal, refusal
 from controller.core.admission.asking import (
     Aborted,
-    Answered,
     AskController,
     Asked,
     Asking,
@@ -14,30 +17,115 @@ from controller.core.admission.asking import (
     Event,
     Instruction,
     OwnRequests,
-    RankChanged,
     Refuse,
     Resume,
     Resumed,
     TellKeysAgain,
     TellUnused,
-    Unused,
     Use,
     WakeAt,
     Withdraw,
     Woken,
 )
-from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.record.request_record import RequestRecord
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchRequested,
+    KeysTold,
+    RejectCode,
+)
+from controller.core.settings import KeyLimits
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.frontend.frontend_keys import FrontendKeys
-from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import Directory, InstanceEntry
-from controller.runtime.messages.requests import (
-    DispatchAsked,
-    DispatchUnused,
-    DispatchWithdrawn,
-)
+from controller.runtime.messages.requests import DispatchAsked, DispatchUnused, DispatchWithdrawn
+from controller.runtime.repeating import repeat
+
+
+class KnownInstances:
+    """The controller's last directory, less the instances that died."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, InstanceEntry] = {}
+
+    def __iter__(self) -> Iterator[InstanceEntry]:
+        return iter(list(self._entries.values()))
+
+    def learn(self, entries: Sequence[InstanceEntry]) -> None:
+        """Replaces all entries."""
+        self._entries = {entry.instance_id: entry for entry in entries}
+
+    def forget(self, entry: InstanceEntry) -> None:
+        del self._entries[entry.instance_id]
+
+    def incarnation(self, instance_id: str) -> int | None:
+        entry = self._entries.get(instance_id)
+        return None if entry is None else entry.incarnation
+
+    def find(self, instance_id: str, incarnation: int) -> InstanceEntry | None:
+        """None if the instance is not listed, or another incarnation of it is."""
+        entry = self._entries.get(instance_id)
+        return entry if entry is not None and entry.incarnation == incarnation else None
+
+    def ref(self, instance_id: str, incarnation: int) -> InstanceRef | None:
+        entry = self.find(instance_id, incarnation)
+        return None if entry is None else entry.ref
+
+    def snapshots(self) -> Iterable[InstanceSnapshot]:
+        return [entry.snapshot for entry in self if entry.snapshot is not None]
+
+    def open_snapshots(self) -> Sequence[InstanceSnapshot]:
+        return [
+            entry.snapshot for entry in self if entry.snapshot is not None and entry.takes_requests
+        ]
+
+
+TELL_EVERY_S = 0.1
+
+
+class FrontendKeys:
+    """A frontend's part in the limits of API keys: it counts its own use, tells the controller,
+    which decides, and goes by its share of the limits while the controller is away. `tell` sends to
+    the controller."""
+
+    def __init__(
+        self,
+        frontend_id: str,
+        tell: Callable[[KeysTold], None],
+        own: OwnLimits = NO_KEYS,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._tell = tell
+        self._own = own
+        self.limits = KeyLimits()
+        self.use = KeyUse()
+        self._has_keys = asyncio.Event()
+
+    def began(self, request: DispatchRequested) -> DispatchRequested:
+        if request.api_key:
+            self._has_keys.set()
+        return self.use.began(request, asyncio.get_running_loop().time())
+
+    def ended(self, record: RequestRecord) -> None:
+        self.use.ended(record.request_id, ran=record.instance_id is not None)
+
+    def refusal_alone(self, request: DispatchRequested, num_frontends: int) -> Refusal | None:
+        """Without a controller: why this frontend, one of so many, refuses the request."""
+        if not request.api_key:
+            return None
+        limits = self.limits.of(request.api_key, self._own)
+        return refusal(request, limits.shared_by(num_frontends))
+
+    async def keep_telling(self) -> None:
+        what = "the count of what API keys use"
+        await repeat(TELL_EVERY_S, what, self._tell_news, self._has_keys)
+
+    def _tell_news(self) -> None:
+        if news := self.use.news(asyncio.get_running_loop().time()):
+            self._tell(KeysTold(self._frontend_id, news))
 
 
 class NotDispatchedError(Exception):
@@ -77,12 +165,18 @@ class Dispatcher:
     async def find(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry] | None:
         """The decision and its instance; None if the request was aborted meanwhile. Raises
         NotDispatchedError."""
-        request_id = request.request_id
-        waiting = self._wait(request_id)
-        self._take(Asked(request))
+        request_id, loop = request.request_id, asyncio.get_running_loop()
+        waiting = self._waiting[request_id] = loop.create_future()
+        self.take(Asked(request))
         try:
-            while await self._is_answered(request_id, waiting):
-                for instruction in self.asked.handle(Resumed(request_id), self._now_s()):
+            while True:
+                await waiting
+                if self._waiting.get(request_id) is not waiting:
+                    return None  # it was aborted, and is asked for anew
+                told = self.asked.handle(Resumed(request_id), loop.time())
+                if not told:
+                    return None
+                for instruction in told:
                     match instruction:
                         case Use(dispatch):
                             entry = self._known.find(dispatch.instance_id, dispatch.incarnation)
@@ -91,36 +185,22 @@ class Dispatcher:
                         case Refuse(code, retry_after_s):
                             raise NotDispatchedError(code, retry_after_s)
                     self._do(instruction)
-                waiting = self._wait(request_id)
-            return None
+                waiting = self._waiting[request_id] = loop.create_future()
+        except asyncio.CancelledError:
+            if self._waiting.get(request_id) is waiting:  # the client left, not `abort`
+                self.take(Aborted(request_id))
+            raise
         finally:
             if self._waiting.get(request_id) is waiting:
                 del self._waiting[request_id]
                 if timer := self._timers.pop(request_id, None):
                     timer.cancel()
 
-    def _wait(self, request_id: str) -> "asyncio.Future[None]":
-        waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
-        return waiting
-
-    async def _is_answered(self, request_id: str, waiting: "asyncio.Future[None]") -> bool:
-        """False if the request was aborted meanwhile."""
-        try:
-            await waiting
-        except asyncio.CancelledError:
-            if self._is_mine(request_id, waiting):  # the client left, not `abort`
-                self._take(Aborted(request_id))
-                raise
-        return self._is_mine(request_id, waiting)
-
-    def _is_mine(self, request_id: str, waiting: "asyncio.Future[None]") -> bool:
-        return request_id in self.asked and self._waiting.get(request_id) is waiting
-
     # -- events --------------------------------------------------------------------------
 
     def heard_controller(self, directory: Directory) -> None:
         """Call it once the controller's directory is known."""
-        self._take(
+        self.take(
             ControllerHeard(
                 directory.controller,
                 directory.num_frontends,
@@ -131,29 +211,11 @@ class Dispatcher:
         )
 
     def why_not_ready(self) -> str:
-        return self.asked.why_not_ready(self._now_s())
+        return self.asked.why_not_ready(asyncio.get_running_loop().time())
 
-    def abort(self, request_id: str) -> None:
-        """Does nothing for a request that does not wait for a decision."""
-        self._take(Aborted(request_id))
-
-    def change_rank(self, request_id: str, rank: int) -> None:
-        """Does nothing for a request that does not wait for a decision."""
-        self._take(RankChanged(request_id, rank))
-
-    def answered(self, answer: Dispatch | Reject) -> None:
-        self._take(Answered(answer))
-
-    def decline(self, dispatch: Dispatch) -> None:
-        """Gives a dispatch back that was found, and is not used."""
-        self._take(Unused(dispatch))
-
-    def _take(self, event: Event) -> None:
-        for instruction in self.asked.handle(event, self._now_s()):
+    def take(self, event: Event) -> None:
+        for instruction in self.asked.handle(event, asyncio.get_running_loop().time()):
             self._do(instruction)
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
     # -- instructions --------------------------------------------------------------------
 
@@ -166,7 +228,7 @@ class Dispatcher:
                 if timer := self._timers.pop(request_id, None):
                     timer.cancel()
                 woken = Woken(request_id, time_s)
-                self._timers[request_id] = loop.call_at(time_s, self._take, woken)
+                self._timers[request_id] = loop.call_at(time_s, self.take, woken)
             case Resume(request_id):
                 waiting = self._waiting.get(request_id)
                 if waiting is not None and not waiting.done():
@@ -179,7 +241,7 @@ class Dispatcher:
             case TellKeysAgain():
                 self._keys.use.tell_all_again()
             case BypassAt(time_s):
-                self._bypass = loop.call_at(time_s, self._take, BypassDue())
+                self._bypass = loop.call_at(time_s, self.take, BypassDue())
 
     def _send(self, message: DispatchAsked | DispatchWithdrawn) -> None:
         self._mailbox.send(self._member.controller_address, encode(message), droppable=True)

@@ -4,17 +4,13 @@ The frontend keeps a request's history, as it stays with the request wherever th
 """
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from controller.core.load.windows import (
-    LatencyWindow,
-    LatencyWindows,
-    Percentiles,
-    ServedLately,
-)
+from controller.core.load.windows import LatencyWindow, LatencyWindows, Percentiles, ServedLately
 from controller.core.migration.record import MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
@@ -27,8 +23,84 @@ from controller.core.record.request_record import (
 )
 from controller.core.replay.replay import Replay, ReplayRefusal, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.runtime.frontend.book_entry import BookEntry
 from controller.runtime.messages.requests import RequestsAsked
+
+MAX_HISTORY = 64
+"""Events kept per request: the first ones say where it came from, the last where it is, so events
+in the middle are dropped."""
+
+
+@dataclass(slots=True)
+class BookEntry:
+    """What is counted of one request, and what happened to it."""
+
+    request_id: str
+    client_request_id: str
+    parent_id: str | None
+    level: str
+    arrival_time_s: float
+    num_prompt_tokens: int
+    rank: int = 0
+    state: RequestState = RequestState.DISPATCHING
+    instance_id: str | None = None
+    incarnation: int | None = None
+    num_output_tokens: int = 0
+    num_evictions: int = 0
+    num_moves: int = 0
+    num_replays: int = 0
+    not_replayable: str = ""
+    dispatched: bool = False
+    first_token_time_s: float | None = None
+    end_time_s: float | None = None
+    finish_reason: str | None = None
+    beginning: list[LoggedEvent] = field(default_factory=list)
+    recent: deque[LoggedEvent] = field(default_factory=partial(deque, maxlen=MAX_HISTORY // 2))
+    num_forgotten: int = 0
+
+    def remember(self, event: LoggedEvent) -> None:
+        if len(self.beginning) < MAX_HISTORY // 2:
+            self.beginning.append(event)
+        else:
+            self.num_forgotten += len(self.recent) == self.recent.maxlen
+            self.recent.append(event)
+
+    def record(self, frontend_id: str, *, history: bool) -> RequestRecord:
+        return RequestRecord(
+            request_id=self.request_id,
+            client_request_id=self.client_request_id,
+            parent_id=self.parent_id,
+            frontend_id=frontend_id,
+            level=self.level,
+            state=self.state,
+            instance_id=self.instance_id,
+            incarnation=self.incarnation,
+            arrival_time_s=self.arrival_time_s,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_evictions=self.num_evictions,
+            first_token_time_s=self.first_token_time_s,
+            end_time_s=self.end_time_s,
+            finish_reason=self.finish_reason,
+            num_moves=self.num_moves,
+            num_replays=self.num_replays,
+            not_replayable=self.not_replayable,
+            rank=self.rank,
+            history=(*self.beginning, *self.recent) if history else (),
+            num_forgotten=self.num_forgotten,
+        )
+
+    def outcome(self) -> dict[str, Number]:
+        """The figures of a request that has ended."""
+        assert self.end_time_s is not None
+        first_s = self.first_token_time_s
+        return {
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "num_evictions": self.num_evictions,
+            "ttft_s": None if first_s is None else round(first_s - self.arrival_time_s, 4),
+            "e2e_latency_s": round(self.end_time_s - self.arrival_time_s, 4),
+        }
+
 
 ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}

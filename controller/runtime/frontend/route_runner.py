@@ -1,5 +1,7 @@
 """Carries out what `core/migration/routes.py` decides: which instance runs each live request of a
-frontend, and which lost ones go on elsewhere."""
+frontend, and which lost ones go on elsewhere; and what `core/migration/rank_changes.py` decides
+about changed priorities.
+"""
 
 import asyncio
 import logging
@@ -8,15 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from controller.core.admission.asking import Aborted, RankChanged, Unused
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import routes
-from controller.core.record.request_record import RequestState
+from controller.core.migration import rank_changes, routes
+from controller.core.migration.rank_changes import RankChanges
+from controller.core.record.request_record import ENDED, RequestState
 from controller.core.replay import replay_machine as replays
-from controller.core.replay.replay import ReplayRefusal, cause_of
+from controller.core.replay.replay import cause_of
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.token_order import Epoch
 from controller.ports.mailbox import Mailbox
-from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
-from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.frontend.dispatcher import Dispatcher, KnownInstances, NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages import move_messages as moves
 from controller.runtime.messages import output_tokens, requests
@@ -24,6 +28,12 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers
 from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.message import Message
+from controller.runtime.messages.operations import (
+    RankChangeAnswered,
+    RankChangeAsked,
+    RankConfirmed,
+    RankSet,
+)
 from controller.runtime.repeating import repeat
 
 log = logging.getLogger(__name__)
@@ -64,7 +74,7 @@ class RouteRunner:
 
     @property
     def handlers(self) -> Handlers:
-        take = self._take
+        take = self.take
         return {
             moves.MoveAnnounced: lambda m: take(
                 routes.Announced(m.request_id, m.epoch, m.destination)
@@ -82,20 +92,11 @@ class RouteRunner:
             InstanceLost: self._instance_lost,
         }
 
-    def keep(
-        self,
-        request: DispatchRequested,
-        frames: Sequence[bytes | memoryview],
-        mark: ReplayRefusal | None = None,
-    ) -> None:
-        """A new request came. `mark`: why it cannot be replayed once it has outputs."""
-        self._take(replays.Kept(request, frames, mark))
-
     def send_first(
         self, request: DispatchRequested, dispatch: Dispatch, to: InstanceRef, frames: Sequence[Any]
     ) -> None:
         request_id = request.request_id
-        self._take(routes.Sent(request_id, to, request.num_prompt_tokens))
+        self.take(routes.Sent(request_id, to, request.num_prompt_tokens))
         add = requests.AddRequest(
             request_id,
             self._mailbox.address,
@@ -108,30 +109,18 @@ class RouteRunner:
         self._on_sent(request_id)  # its rank may have changed since it was encoded
         self._book.dispatched(dispatch)  # the instance prepares the request meanwhile
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Forgets these requests and has their instances free their blocks."""
-        self._take(routes.Aborted(request_ids))
-
-    def forget(self, request_id: str) -> None:
-        """The request is over."""
-        self._take(replays.Over(request_id))
-
     def address_lost(self, address: str) -> None:
         for entry in self._known:
             if entry.address == address:
                 self._known.forget(entry)
-        self._take(routes.AddressLost(address))
+        self.take(routes.AddressLost(address))
 
     def _instance_lost(self, lost: InstanceLost) -> None:
         entry = self._known.find(lost.instance_id, lost.incarnation)
         if entry is not None:
             self._known.forget(entry)
             self._mailbox.forget(entry.address)
-        self._take(routes.InstanceDied(lost.instance_id, lost.incarnation))
-
-    def learned(self) -> None:
-        """The controller's directory came."""
-        self._take(routes.InstancesLearned())
+        self.take(routes.InstanceDied(lost.instance_id, lost.incarnation))
 
     async def keep_looking(self) -> None:
         """Asks for missing tokens and owners, and tells senders of unread tokens."""
@@ -150,15 +139,12 @@ class RouteRunner:
         if self.machine.has_to_look:
             self._has_to_look.set()
 
-    def _take(self, event: routes.Event) -> None:
-        self._follow(self.machine.handle(event, asyncio.get_running_loop().time()))
+    def take(self, event: routes.Event) -> None:
+        for instruction in self.machine.handle(event, asyncio.get_running_loop().time()):
+            self.carry_out(instruction)
         self.look_if_needed()
 
     # -- instructions --------------------------------------------------------------------
-
-    def _follow(self, instructions: routes.Instructions) -> None:
-        for instruction in instructions:
-            self.carry_out(instruction)
 
     def carry_out(self, instruction: routes.Instruction) -> None:
         loop = asyncio.get_running_loop()
@@ -199,7 +185,7 @@ class RouteRunner:
             case replays.Send():
                 self._send_anew(instruction)
             case replays.Decline(dispatch):
-                self._dispatcher.decline(dispatch)
+                self._dispatcher.take(Unused(dispatch))
             case replays.Mark(request_id, refusal):
                 self._book.marked(request_id, refusal)
             case replays.RecordLoss(request_id, loss):
@@ -233,7 +219,7 @@ class RouteRunner:
     def _answer(self, request_id: str, event: routes.Event) -> None:
         """Ends what is pending: the event is its outcome."""
         self._pending.pop(request_id, None)
-        self._take(event)
+        self.take(event)
 
     def _rank(self, request: DispatchRequested) -> int:
         """The rank as it is now: an operator may have changed it."""
@@ -244,7 +230,7 @@ class RouteRunner:
         return self.machine.replays.state(request_id) is state
 
     def _call_off(self, request_id: str) -> None:
-        self._dispatcher.abort(request_id)
+        self._dispatcher.take(Aborted(request_id))
         if pending := self._pending.pop(request_id, None):
             pending.cancel()
 
@@ -276,3 +262,59 @@ class RouteRunner:
             request_id, RequestState.FAILED, fail.message, cause_of(owner), labels=labels
         )
         self._on_failed(request_id, fail.message)
+
+
+class RankRunner:
+    """Tells owners of changed ranks. For a request that no instance has yet, an instance is asked
+    for anew with the new rank. `send` takes an address and a message."""
+
+    def __init__(
+        self,
+        machine: RankChanges,
+        dispatcher: Dispatcher,
+        book: RequestBook,
+        send: Callable[[str, Message], None],
+    ) -> None:
+        self.machine = machine
+        self._dispatcher = dispatcher
+        self._book = book
+        self._send = send
+        self._has_changes = asyncio.Event()
+
+    def asked(self, ask: RankChangeAsked) -> RankChangeAnswered:
+        """Changes the rank as an operator asked, unless it is a dry run."""
+        request_id = ask.request_id
+        found = self._book.find(request_id)
+        if found is None or found.state in ENDED:
+            return RankChangeAnswered(ask.query_id, "unknown" if found is None else "ended")
+        previous, level = found.level, self._book.level_name(ask.rank)
+        if not ask.dry_run and previous != level:
+            self._book.level_changed(request_id, ask.rank, ask.cause_id, ask.actor, ask.reason)
+            self._dispatcher.take(RankChanged(request_id, ask.rank))
+            self._take(rank_changes.Changed(request_id, ask.rank))
+            self._has_changes.set()
+        return RankChangeAnswered(ask.query_id, "", previous, found.instance_id)
+
+    def sent(self, request_id: str) -> None:
+        """An instance gets the request."""
+        self._take(rank_changes.Sent(request_id))
+
+    def ended(self, request_id: str) -> None:
+        self._take(rank_changes.Ended(request_id))
+
+    def confirmed(self, told: RankConfirmed) -> None:
+        by, epoch = (told.instance_id, told.incarnation), Epoch(told.attempt, told.hop)
+        self._take(rank_changes.Confirmed(told.request_id, told.change, by, epoch))
+
+    async def keep_telling(self) -> None:
+        every_s = rank_changes.TELL_EVERY_S
+        await repeat(every_s, "the telling of priorities", self._tell_again, self._has_changes)
+
+    def _tell_again(self) -> None:
+        self._take(rank_changes.Due())
+        if not self.machine.has_changes:
+            self._has_changes.clear()
+
+    def _take(self, event: rank_changes.Event) -> None:
+        for told in self.machine.handle(event):
+            self._send(told.owner.address, RankSet(told.request_id, told.rank, told.number))

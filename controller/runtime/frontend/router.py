@@ -10,21 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.admission.api_keys import NO_KEYS, OwnLimits
+from controller.core.admission.asking import Answered
+from controller.core.migration import routes
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
-from controller.runtime.frontend.frontend_keys import FrontendKeys
-from controller.runtime.frontend.known_instances import KnownInstances
-from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
-from controller.runtime.frontend.rank_runner import RankRunner
+from controller.runtime.frontend.dispatcher import (
+    Dispatcher,
+    FrontendKeys,
+    KnownInstances,
+    NotDispatchedError,
+)
+from controller.runtime.frontend.prompt_hashes import PromptPrefixes
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.frontend.route_runner import RouteRunner
+from controller.runtime.frontend.route_runner import RankRunner, RouteRunner
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Inbox
@@ -123,8 +128,8 @@ class Router:
         book.on_ended = self._ended
         self.inbox = Inbox(
             {
-                Dispatched: lambda told: self.dispatcher.answered(told.dispatch),
-                Refused: lambda told: self.dispatcher.answered(told.reject),
+                Dispatched: lambda told: self.dispatcher.take(Answered(told.dispatch)),
+                Refused: lambda told: self.dispatcher.take(Answered(told.reject)),
                 RequestEvents: self._happened,
                 RequestsAsked: self._answer,
                 Directory: self._learn,
@@ -186,7 +191,7 @@ class Router:
         self._book.arrived(request, client_request_id, parent_id)
         self.traffic.arrived(request, prompt_token_ids)
         request = self.keys.began(request)
-        self.routes.keep(request, payload, not_replayable)
+        self.routes.take(replays.Kept(request, payload, not_replayable))
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
@@ -207,7 +212,7 @@ class Router:
     ) -> None:
         """Forgets these requests and has their instances free their blocks; `outcome` is how they
         ended for their clients. `actor` wanted it."""
-        self.routes.abort(request_ids)
+        self.routes.take(routes.Aborted(request_ids))
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason, cause_id, actor)
 
@@ -256,7 +261,7 @@ class Router:
         self.traffic.ended(record)
         self.keys.ended(record)
         self.ranks.ended(record.request_id)
-        self.routes.forget(record.request_id)
+        self.routes.take(replays.Over(record.request_id))
 
     def _limit(self, limits: FrontendLimits) -> None:
         self.routes.machine.replays.config = limits.replay
@@ -299,5 +304,5 @@ class Router:
     def _learn(self, directory: Directory) -> None:
         self._known.learn(directory.instances)
         self.dispatcher.heard_controller(directory)
-        self.routes.learned()
+        self.routes.take(routes.InstancesLearned())
         self._events.on_directory(directory.instances)

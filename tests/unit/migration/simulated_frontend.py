@@ -15,7 +15,7 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.replay import replay_machine as replay
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.token_order import Delivery, Epoch
-from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.frontend.dispatcher import KnownInstances
 from controller.runtime.messages.members import Directory, Hello, InstanceLost, Welcome
 from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from controller.core.admission.asking import CONTROLLER_SILENCE_S, GONE_WAITS_S
+from controller.core.admission.asking import CONTROLLER_SILENCE_S, GONE_WAITS_S, Answered
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
     Dispatch,
@@ -117,7 +117,8 @@ async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
     await bed.know()
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.router.dispatcher.answered(Dispatch("r", "f-0", "i-0", 1, 4))  # before the submit can go on
+    answer = Dispatch("r", "f-0", "i-0", 1, 4)
+    bed.router.dispatcher.take(Answered(answer))  # before the submit can go on
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     await submitted
     await settle()

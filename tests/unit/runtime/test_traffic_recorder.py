@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from controller.core.record.prefix_hashes import prefix_hashes, session_hash
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend import traffic_recorder
+from controller.runtime.frontend.prompt_hashes import prefix_hashes, session_hash
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from controller.runtime.messages.traffic_messages import RequestTraffic, TrafficAsked, TrafficTold
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time

@@ -37,7 +37,7 @@ from controller.core.record.request_record import RequestState
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
-from controller.runtime.frontend.prompt_prefixes import HASH_TOKENS
+from controller.runtime.frontend.prompt_hashes import HASH_TOKENS
 from controller.runtime.frontend.router import Router
 from controller.runtime.messages.requests import OutputsEmitted
 
