@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.record import StageRecord
+from controller.core.migration.move_records import StageRecord
 from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames
 

@@ -21,8 +21,8 @@ from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationMove
+from controller.core.migration.move_records import MoveOrder
 from controller.core.migration.protocol import MoveTiming
-from controller.core.migration.record import MoveOrder
 from controller.core.migration.source import SourceMove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import Dispatch, DispatchRequested, RejectCode

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
+from controller.core.migration.move_records import MovePlan, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook

@@ -10,7 +10,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import EXIT_INTERRUPTED
-from controller.core.migration.record import MovePlan
+from controller.core.migration.move_records import MovePlan
 from controller.core.record.request_record import RequestState
 from llumctl.app import run
 from tests.unit.cli_support import remember

@@ -10,7 +10,7 @@ import pytest
 
 from controller.api.wire.models import EventPage, RequestDetail, RequestList
 from controller.api.wire.moves import MigrationReport
-from controller.core.migration.record import MoveInFlight
+from controller.core.migration.move_records import MoveInFlight
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.move_messages import MoveAsked

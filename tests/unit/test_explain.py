@@ -18,7 +18,7 @@ from controller.api.wire.explain import (
 )
 from controller.api.wire.models import Event
 from controller.api.wire.moves import MoveStage
-from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.migration.move_records import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested

@@ -9,7 +9,7 @@ from controller.adapters.http.views.cluster_view import cluster_status
 from controller.adapters.prometheus.cluster_metrics import render
 from controller.api.settings.settings import Settings
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
-from controller.core.migration.move_log import MoveLog
+from controller.core.migration.move_records import MoveLog
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import DispatchRequested, InstanceStarted, StatusReported
 from controller.runtime.frontend.request_book import RequestBook

@@ -28,7 +28,7 @@ from controller.core.emptying.claims import (
 from controller.core.emptying.drains import DrainProgress, DrainState
 from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s
 from controller.core.emptying.relief import NO_DESTINATION, Link, evacuation
-from controller.core.migration.copy_rates import measured_pace
+from controller.core.migration.move_records import measured_pace
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
 from controller.core.operations.order_checks import ScalePlan
 from controller.runtime.controller.cluster import ControllerProcess

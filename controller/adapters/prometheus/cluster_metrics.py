@@ -33,7 +33,7 @@ from controller.api.wire.models import (
     InstanceState,
     InstanceStatus,
 )
-from controller.core.migration.move_log import MoveLog
+from controller.core.migration.move_records import MoveLog
 from controller.core.record.event_log import EventKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

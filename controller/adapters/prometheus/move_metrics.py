@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MoveLog
+from controller.core.migration.move_records import DOWNTIME_BOUNDS_S, MoveLog
 from controller.core.operations.cluster_spec import MOVE_REASONS
 
 

@@ -41,9 +41,8 @@ from controller.core.emptying.openness import Cooling
 from controller.core.emptying.relief import choose_destination
 from controller.core.load.closed import Closed, stop_arrivals, stop_sending
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.migration.move_log import MoveLog
+from controller.core.migration.move_records import DESTINATION_DIED, MoveLog, MoveRecord
 from controller.core.migration.protocol import MAX_STAGES
-from controller.core.migration.record import DESTINATION_DIED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, reason_of
 
 MAX_TRIES = 3

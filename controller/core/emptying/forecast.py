@@ -24,7 +24,7 @@ from controller.core.emptying.relief import (
 )
 from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.migration.copy_rates import MovePace
+from controller.core.migration.move_records import MovePace
 from controller.core.migration.refusals import MoveRefusal, reason_of
 from controller.core.settings import ReschedulingConfig
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from controller.core.migration.destination import DestinationMove
+from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, refusal_of
 from controller.core.migration.source import IN_DOUBT, SourceMove, SourceState
-from controller.core.token_order import FIRST_EPOCH, Epoch
 
 
 class MoveAway(Protocol):

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.routes import Route, Routes, RouteState
-from controller.core.token_order import Epoch
 
 TELL_EVERY_S = 0.1
 """An owner that has not confirmed a change is told again after so long."""

@@ -43,12 +43,11 @@ from typing import Any, NamedTuple, Protocol
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.ownership import Loss, Ownership
+from controller.core.migration.move_records import MoveRecord
+from controller.core.migration.ownership import FIRST_EPOCH, Delivery, Epoch, Loss, Ownership
 from controller.core.migration.protocol import UNCLEAR_S
-from controller.core.migration.record import MoveRecord
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import Replay
-from controller.core.token_order import FIRST_EPOCH, Delivery, Epoch
 
 MISSING_S = 0.05
 """Tokens that are missing for so long are asked for, and so is a missing owner, again each time so

@@ -28,7 +28,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.token_order import Epoch
+from controller.core.migration.ownership import Epoch
 
 ARRIVING_S = 0.01
 """Between two looks at a move to here."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from controller.core.load.windows import LatencyWindow, LatencyWindows, Percentiles, ServedLately
-from controller.core.migration.record import MoveRecord
+from controller.core.migration.move_records import MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
     ENDED,

@@ -13,12 +13,12 @@ from typing import Any
 from controller.core.admission.asking import Aborted, RankChanged, Unused
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import rank_changes, routes
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.record.request_record import ENDED, RequestState
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import cause_of
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.core.token_order import Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, KnownInstances, NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook

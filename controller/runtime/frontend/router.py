@@ -12,13 +12,13 @@ from typing import Any
 from controller.core.admission.api_keys import NO_KEYS, OwnLimits
 from controller.core.admission.asking import Answered
 from controller.core.migration import routes
+from controller.core.migration.ownership import Delivery, Epoch
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
-from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import (

@@ -14,9 +14,9 @@ import msgspec
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import QueueHead
-from controller.core.migration.copy_rates import CopyRates
+from controller.core.migration.move_records import CopyRates
+from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.ports.engine import Engine, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer

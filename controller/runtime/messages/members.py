@@ -7,7 +7,7 @@ import msgspec
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.record import MoveInFlight
+from controller.core.migration.move_records import MoveInFlight
 from controller.core.operations.cluster_spec import AS_STARTED, EngineChange
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.engine import Emulation

@@ -8,9 +8,9 @@ import msgspec
 
 from controller.core.emptying.relief import PastMoves
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.move_records import MoveOrder, MovePlan, MoveRecord
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import MoveMessage
-from controller.core.migration.record import MoveOrder, MovePlan, MoveRecord
-from controller.core.token_order import Epoch
 from controller.runtime.messages.message import Message
 
 

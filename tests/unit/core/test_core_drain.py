@@ -16,8 +16,13 @@ from controller.core.emptying.forecast import (
 )
 from controller.core.emptying.relief import NO_DESTINATION, Candidate, ReliefRules, ReliefView
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
-from controller.core.migration.copy_rates import CopyRates, MovePace, measured_pace
-from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.migration.move_records import (
+    CopyRates,
+    MovePace,
+    MoveRecord,
+    StageRecord,
+    measured_pace,
+)
 from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import (
     BLOCK_SIZE,

@@ -2,8 +2,14 @@
 
 import pytest
 
-from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MAX_RECENT, OUTCOMES, MoveLog
-from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.migration.move_records import (
+    DOWNTIME_BOUNDS_S,
+    MAX_RECENT,
+    OUTCOMES,
+    MoveLog,
+    MoveRecord,
+    StageRecord,
+)
 from controller.core.migration.refusals import MoveRefusal, why
 
 

@@ -33,7 +33,7 @@ from controller.core.emptying.by_hand import (
 from controller.core.emptying.openness import Cooling
 from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.migration.record import MoveRecord
+from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.refusals import REASONS
 from tests.unit.runtime.fakes import idle_snapshot
 

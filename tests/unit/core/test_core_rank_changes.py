@@ -4,11 +4,11 @@ import random
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import rank_changes, routes
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.rank_changes import RankChanges, TellRank
 from controller.core.migration.routes import Routes
 from controller.core.replay import replay_machine as replays
 from controller.core.scheduler_events import DispatchRequested
-from controller.core.token_order import Epoch
 
 REFS = [InstanceRef(f"i-{n}", 1, f"mem://{n}") for n in range(3)]
 

@@ -4,6 +4,7 @@ single ones, `tests/unit/runtime/test_reentries.py` says."""
 import random
 from collections.abc import Iterator
 
+from controller.core.migration.ownership import Epoch
 from controller.core.replay.reentry_machine import (
     Aborted,
     Account,
@@ -25,7 +26,6 @@ from controller.core.replay.reentry_machine import (
     WakeAt,
     Woken,
 )
-from controller.core.token_order import Epoch
 
 REQUESTS = ("a", "b", "c")
 

@@ -8,9 +8,9 @@ import pytest
 
 from controller.core.emptying.relieving import known
 from controller.core.migration.move_table import MoveTable
+from controller.core.migration.ownership import FIRST_EPOCH
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove
-from controller.core.token_order import FIRST_EPOCH
 from tests.unit.rescheduling.relief_builders import running
 
 MULTIMODAL = MoveFacts(never=MoveRefusal.MULTIMODAL)

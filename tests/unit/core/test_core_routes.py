@@ -8,12 +8,12 @@ import pytest
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import routes
+from controller.core.migration.ownership import FIRST_EPOCH, Delivery, Epoch
 from controller.core.migration.protocol import UNCLEAR_S
 from controller.core.migration.routes import MISSING_S, Routes, RouteState
 from controller.core.replay import replay_machine as replays
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
-from controller.core.token_order import FIRST_EPOCH, Delivery, Epoch
 
 NUM_TOKENS = 12
 I0 = InstanceRef("i-0", 1, "mem://i-0")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.token_order import Delivery, Epoch, TokenOrder
+from controller.core.migration.ownership import Delivery, Epoch, TokenOrder
 
 FIRST = Epoch(0, 0)
 MOVED = Epoch(0, 1)

@@ -14,7 +14,7 @@ from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState
 from controller.core.migration.destination import Instruction as DestinationInstruction
-from controller.core.migration.ownership import Loss, Ownership
+from controller.core.migration.ownership import Epoch, Loss, Ownership
 from controller.core.migration.protocol import (
     DEFAULT_TIMING,
     CancelCopy,
@@ -27,7 +27,6 @@ from controller.core.migration.protocol import (
 )
 from controller.core.migration.source import Instruction as SourceInstruction
 from controller.core.migration.source import SourceMove, SourceState
-from controller.core.token_order import Epoch
 
 SOURCE = InstanceRef("source", 1, "s")
 DESTINATION = InstanceRef("destination", 1, "d")

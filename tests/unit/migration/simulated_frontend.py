@@ -10,11 +10,11 @@ from controller.core.admission import asking
 from controller.core.admission.asking import Asking
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import routes
+from controller.core.migration.ownership import Delivery, Epoch
 from controller.core.migration.routes import Route, Routes, RouteState
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.replay import replay_machine as replay
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.core.token_order import Delivery, Epoch
 from controller.runtime.frontend.dispatcher import KnownInstances
 from controller.runtime.messages.members import Directory, Hello, InstanceLost, Welcome
 from controller.runtime.messages.operations import FrontendLimits

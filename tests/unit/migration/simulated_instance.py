@@ -19,14 +19,14 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationState
+from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.move_table import MoveTable
+from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
-from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceState
 from controller.core.replay import reentry_machine as reentry
 from controller.core.replay.reentry_machine import ReentryMachine
-from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.runtime.messages.members import (
     EngineInfo,
     Hello,

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from controller.core.emptying.relief import PastMoves
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.protocol import MoveMessage, MoveTiming
-from controller.core.token_order import FIRST_EPOCH, Epoch
 from tests.unit.migration.simulated_engine import Asked, State, Token
 
 TIMING = MoveTiming(

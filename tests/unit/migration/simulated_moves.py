@@ -12,6 +12,8 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove
+from controller.core.migration.move_records import MoveInFlight, MoveRecord
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import (
     CancelCopy,
     MoveMessage,
@@ -23,10 +25,8 @@ from controller.core.migration.protocol import (
     blocks_to_reserve,
     is_last,
 )
-from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceMove
-from controller.core.token_order import Epoch
 from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, State, Token, blocks_for
 from tests.unit.migration.simulated_messages import (
     TIMING,

@@ -3,9 +3,8 @@
 import pytest
 
 from controller.core.migration import destination as dst
-from controller.core.migration.ownership import Loss, Ownership
+from controller.core.migration.ownership import Epoch, Loss, Ownership
 from controller.core.migration.protocol import DEFAULT_TIMING, IllegalMoveError, MoveMessage, Verb
-from controller.core.token_order import Epoch
 from tests.unit.migration.move_pair import (
     DESTINATION,
     ENDED,

@@ -3,8 +3,7 @@
 import pytest
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.ownership import Loss, Ownership
-from controller.core.token_order import Epoch
+from controller.core.migration.ownership import Epoch, Loss, Ownership
 
 A, B, C = (InstanceRef(each, 1, each) for each in "abc")
 

@@ -18,7 +18,7 @@ from controller.api.wire.models import (
     LevelStatus,
     QueueHeadStatus,
 )
-from controller.core.migration.move_log import MoveLog
+from controller.core.migration.move_records import MoveLog
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestRecord, RequestState
 

@@ -15,8 +15,7 @@ from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatu
 from controller.api.wire.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
 from controller.api.wire.replays import ReplaysStatus, ReplayStatus, SavedStatus
-from controller.core.migration.move_log import OUTCOMES, MoveLog
-from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.migration.move_records import OUTCOMES, MoveLog, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
 from tests.unit.prometheus.prometheus_support import (
     SECRET,

@@ -7,7 +7,7 @@ import pytest
 from controller.core.emptying.relief import Candidate, Decision, MoveReason, ReliefView, next_move
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
-from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.migration.move_records import MoveRecord, StageRecord
 from controller.core.migration.refusals import REASONS, MoveRefusal, ReliefRefusal
 from tests.unit.rescheduling.relief_builders import (
     ARRIVALS,

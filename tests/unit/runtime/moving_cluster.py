@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationState
-from controller.core.migration.record import MoveOrder, MoveRecord
+from controller.core.migration.move_records import MoveOrder, MoveRecord
 from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState

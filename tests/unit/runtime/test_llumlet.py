@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.record import MoveOrder
+from controller.core.migration.move_records import MoveOrder
 from controller.ports.engine import StepPhase
 from controller.runtime.instance import engine_thread
 from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome

@@ -16,7 +16,7 @@ from controller.core.emptying.by_hand import (
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.closed import Closed
-from controller.core.migration.record import (
+from controller.core.migration.move_records import (
     DESTINATION_DIED,
     MovePlan,
     MoveRecord,

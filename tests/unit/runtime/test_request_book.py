@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.migration.move_records import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.protocol import UNCLEAR_S
-from controller.core.migration.record import MoveRecord
 from controller.core.migration.routes import MISSING_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState

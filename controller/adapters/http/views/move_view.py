@@ -5,7 +5,7 @@ import time
 from controller.api.wire.models import EndedMoveStatus, MoveStatus
 from controller.api.wire.moves import MoveAttempt, MoveStage
 from controller.core.emptying.by_hand import Attempt
-from controller.core.migration.move_log import EndedMove
+from controller.core.migration.move_records import EndedMove
 from controller.core.migration.refusals import why
 from controller.runtime.controller.cluster import ControllerProcess
 

@@ -44,7 +44,7 @@ from controller.core.emptying.drains import (
     Unanswered,
 )
 from controller.core.emptying.drains import Drains as Machine
-from controller.core.migration.record import MoveRecord
+from controller.core.migration.move_records import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.launcher import LauncherLostError
 from controller.runtime.controller.operations.drain_forecasts import DrainForecasts

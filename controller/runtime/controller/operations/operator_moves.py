@@ -26,7 +26,7 @@ from controller.core.emptying.by_hand import (
 )
 from controller.core.emptying.openness import Cooling, Openness
 from controller.core.load.snapshot import Level
-from controller.core.migration.record import MoveOrder
+from controller.core.migration.move_records import MoveOrder
 from controller.core.record.event_log import LoggedEvent
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster

@@ -36,8 +36,7 @@ from controller.core.emptying.relieving import (
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.copy_rates import CopyRates
-from controller.core.migration.record import MoveOrder, MoveRecord
+from controller.core.migration.move_records import CopyRates, MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.migration.source import MoveCancelled, SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent

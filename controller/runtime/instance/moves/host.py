@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Epoch
 from controller.core.record.event_log import LoggedEvent
-from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
 from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames

@@ -10,6 +10,7 @@ from typing import Any
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination
 from controller.core.migration.destination import DestinationMove
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import (
     CancelCopy,
     MoveMessage,
@@ -19,7 +20,6 @@ from controller.core.migration.protocol import (
     StageLost,
 )
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
 from controller.ports.engine_moves import ReservedBlocks
 from controller.ports.kv_transfer import StageCopy

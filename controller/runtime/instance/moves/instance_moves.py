@@ -8,13 +8,13 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination, source
+from controller.core.migration.move_records import MoveInFlight, MoveOrder, MoveRecord
 from controller.core.migration.move_table import MoveTable
+from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, MoveMessage, Verb
-from controller.core.migration.record import MoveInFlight, MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
 from controller.core.settings import MigrationSettings
-from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.incoming import IncomingMove
 from controller.runtime.instance.moves.outgoing import OutgoingMove

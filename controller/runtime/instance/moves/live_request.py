@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.emptying.relief import PastMoves
-from controller.core.migration.record import MoveRecord
-from controller.core.token_order import Epoch
+from controller.core.migration.move_records import MoveRecord
+from controller.core.migration.ownership import Epoch
 
 MAX_HOPS = 32
 """Moves kept of one request, and so the largest limit of moves in a minute."""

@@ -4,8 +4,7 @@ requests cannot move."""
 from functools import partial
 
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.copy_rates import CopyRates
-from controller.core.migration.record import MovePlan, MoveRecord
+from controller.core.migration.move_records import CopyRates, MovePlan, MoveRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal, refusal_of
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost

@@ -9,6 +9,8 @@ from functools import partial
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration import source
+from controller.core.migration.move_records import MoveInFlight, MoveOrder, MoveRecord
+from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import (
     CancelCopy,
     MoveMessage,
@@ -18,11 +20,9 @@ from controller.core.migration.protocol import (
     blocks_to_reserve,
     is_last,
 )
-from controller.core.migration.record import MoveInFlight, MoveOrder, MoveRecord
 from controller.core.migration.refusals import MoveRefusal, refusal_of, why
 from controller.core.migration.source import SourceMove
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
-from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
 from controller.ports.engine_moves import PinnedBlocks, SuspendedRequest
 from controller.ports.frames import Frames

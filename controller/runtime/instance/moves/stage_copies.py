@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from controller.core.migration.move_records import MoveOrder, StageRecord
 from controller.core.migration.protocol import StageCopied, StageLost
-from controller.core.migration.record import MoveOrder, StageRecord
 from controller.ports.engine_moves import KvBlocks
 from controller.runtime.instance.moves.host import MoveHost
 

@@ -1,0 +1,266 @@
+"""An order to move a request, and what is remembered of its move: its plan while it runs, its
+figures when it is over, the cluster's log of moves that are over, and how fast blocks went lately.
+
+Nothing here has a clock: times are the caller's.
+"""
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.windows import CountWindow
+from controller.core.migration.protocol import MAX_STAGES
+from controller.core.migration.refusals import why
+from controller.core.record.event_log import Number
+
+DESTINATION_DIED = "destination_died"
+
+# -- one move ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """To a source, by the controller or by the source itself. `migration_id` is empty where only a
+    plan is wanted."""
+
+    migration_id: str
+    request_id: str
+    destination: InstanceRef
+    reason: str
+    verify_kv: bool = False
+    max_stages: int = MAX_STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage's copy, as one side saw it; waits for the bandwidth limit are part of the time."""
+
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """One move that is over. `outcome` is the source's last state, `code` why it is not `migrated`.
+    `num_cached_blocks` were at the destination already."""
+
+    migration_id: str
+    request_id: str
+    source_id: str
+    destination_id: str
+    reason: str
+    outcome: str
+    code: str
+    num_tokens: int
+    num_cached_blocks: int
+    duration_s: float
+    stages: tuple[StageRecord, ...] = ()
+    decision: Mapping[str, Number] = field(default_factory=dict)
+    """The figures by which the cluster chose the move, if it did."""
+    waited: bool = False
+    """The request waited for memory before it moved, or at the destination before its first token
+    there: that is what its client waited for, and not the move."""
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(stage.num_blocks for stage in self.stages)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stage.num_bytes for stage in self.stages)
+
+    @property
+    def copy_time_s(self) -> float:
+        return sum(stage.copy_time_s for stage in self.stages)
+
+    def labels(self) -> Mapping[str, str]:
+        """The labels of this move's event."""
+        labels = {"from": self.source_id, "to": self.destination_id, "reason": self.reason}
+        return labels | ({"code": self.code, "why": why(self.code)} if self.code else {})
+
+    def numbers(self) -> Mapping[str, Number]:
+        """The figures of this move's event: the decision's, totals, then stage by stage."""
+        figures: dict[str, Number] = {
+            **self.decision,
+            "num_stages": len(self.stages),
+            "num_tokens": self.num_tokens,
+            "num_blocks": self.num_blocks,
+            "num_cached_blocks": self.num_cached_blocks,
+            "num_bytes": self.num_bytes,
+            "copy_time_s": self.copy_time_s,
+            "duration_s": self.duration_s,
+        }
+        for index, stage in enumerate(self.stages):
+            figures[f"stage_{index}_blocks"] = stage.num_blocks
+            figures[f"stage_{index}_bytes"] = stage.num_bytes
+            figures[f"stage_{index}_copy_time_s"] = stage.copy_time_s
+        return figures
+
+
+@dataclass(frozen=True, slots=True)
+class MoveInFlight:
+    """One move under way, as its source sees it."""
+
+    migration_id: str
+    request_id: str
+    destination_id: str
+    state: str
+    stage: int
+    num_blocks_copied: int
+    num_blocks: int
+    """The request's full blocks and the one that is being filled; 0 while it is queued."""
+    reason: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """What a move would take, without moving: an estimate by the source."""
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    expected_copy_time_s: float | None
+    """None: nothing was copied yet from which to tell."""
+
+
+# -- the moves that are over --------------------------------------------------------------
+
+MAX_RECENT = 16
+DOWNTIME_BOUNDS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+OUTCOMES = ("migrated", "kept", "resumed", "ended")
+
+
+@dataclass(slots=True)
+class EndedMove:
+    """`downtime_s` and `excess_s` are known when the client got its next token."""
+
+    record: MoveRecord
+    ended_s: float
+    downtime_s: float | None = None
+    excess_s: float | None = None
+
+
+class MoveLog:
+    """The moves that are over, as the cluster counts them."""
+
+    def __init__(self) -> None:
+        self.recent: deque[EndedMove] = deque(maxlen=MAX_RECENT)
+        """The last moves that ended, the newest last."""
+        self.num_by_outcome: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.num_by_reason: Counter[tuple[str, str]] = Counter()
+        """By (outcome, reason)."""
+        self.num_bytes = 0
+        """Bytes copied by all moves, also by those that came to nothing."""
+        self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
+        """Moves by the first bound that their downtime does not exceed; the last number is of those
+        above all bounds."""
+        self.sum_downtimes_s = 0.0
+        self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """(downtime, excess) by move, for the last few that were timed before they ended."""
+        self._migrated, self._failed = CountWindow(), CountWindow()
+        """Those of the last minute. A move whose request ended is neither."""
+
+    def ended(self, record: MoveRecord, now_s: float, reason: str) -> None:
+        """`reason`: one of `leaving.MOVE_REASONS`."""
+        downtime_s, excess_s = self._timed.pop(record.migration_id, (None, None))
+        self.recent.append(EndedMove(record, now_s, downtime_s, excess_s))
+        self.num_by_outcome[record.outcome] += 1
+        self.num_by_reason[record.outcome, reason] += 1
+        self.num_bytes += record.num_bytes
+        if record.outcome == "migrated":
+            self._migrated.add(1, now_s)
+        elif record.outcome != "ended":
+            self._failed.add(1, now_s)
+
+    def timed(self, migration_id: str, downtime_s: float, excess_s: float) -> None:
+        """The request's frontend says how long its client waited in a move."""
+        self.num_downtimes[bisect_left(DOWNTIME_BOUNDS_S, downtime_s)] += 1
+        self.sum_downtimes_s += downtime_s
+        for move in self.recent:
+            if move.record.migration_id == migration_id:
+                move.downtime_s, move.excess_s = downtime_s, excess_s
+                return
+        self._timed[migration_id] = (downtime_s, excess_s)
+        if len(self._timed) > MAX_RECENT:
+            self._timed.popitem(last=False)
+
+    def last_minute(self, now_s: float) -> tuple[int, int]:
+        """How many moves (migrated, failed)."""
+        return self._migrated.total(now_s), self._failed.total(now_s)
+
+    def typical_excess_s(self) -> float | None:
+        """The median of the last moves; None if none was timed."""
+        found = [move.excess_s for move in self.recent if move.excess_s is not None]
+        return median(found) if found else None
+
+
+# -- how fast blocks go -------------------------------------------------------------------
+
+NUM_MOVES_MEASURED = 16
+MAX_LINKS = 256
+_Copied = tuple[int, float]
+"""How much, and in how many seconds."""
+
+
+class CopyRates:
+    """How fast blocks went over each of one instance's links lately, by the last moves over it that
+    came to something.
+
+    An instance asks by it how long a move to a destination would take; how long a drain will take,
+    the controller asks `measured_pace`. Both divide all that went by all the time that it took. In
+    a mean of the single moves' rates a move of one block, most of whose time is the way there and
+    back, would weigh as much as one of hundreds. Waits for the bandwidth limit are part of a copy's
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._all: deque[_Copied] = deque(maxlen=NUM_MOVES_MEASURED)
+        self._by_destination: OrderedDict[str, deque[_Copied]] = OrderedDict()
+        """In bytes; the last used link last."""
+
+    def measured(self, record: MoveRecord) -> None:
+        """Ignores a move that came to nothing, or copied nothing."""
+        if record.outcome != "migrated" or record.copy_time_s <= 0 or not record.num_bytes:
+            return
+        link = self._by_destination.setdefault(
+            record.destination_id, deque(maxlen=NUM_MOVES_MEASURED)
+        )
+        self._by_destination.move_to_end(record.destination_id)
+        if len(self._by_destination) > MAX_LINKS:
+            self._by_destination.popitem(last=False)
+        for copied in (self._all, link):
+            copied.append((record.num_bytes, record.copy_time_s))
+
+    def bytes_per_s(self, destination_id: str) -> float | None:
+        """To that instance, or over all links if nothing went there yet; None if nothing was copied
+        yet."""
+        return _rate(self._by_destination.get(destination_id) or self._all)
+
+
+@dataclass(frozen=True, slots=True)
+class MovePace:
+    """How fast moves went lately. `overhead_s`: the time of one move beside its copies."""
+
+    blocks_per_s: float | None
+    overhead_s: float
+
+
+def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
+    """None if none of the moves moved anything. In blocks, as the controller does not know how many
+    bytes a block has."""
+    moved = [record for record in records if record.outcome == "migrated"]
+    if not moved:
+        return None
+    overhead_s = median(max(0.0, record.duration_s - record.copy_time_s) for record in moved)
+    return MovePace(_rate((each.num_blocks, each.copy_time_s) for each in moved), overhead_s)
+
+
+def _rate(copied: Iterable[_Copied]) -> float | None:
+    amounts = list(copied)
+    time_s = sum(each[1] for each in amounts)
+    return sum(each[0] for each in amounts) / time_s if time_s > 0 else None
