@@ -23,7 +23,7 @@ import uvloop
 import zmq
 
 from benchmarks.loop_probe import LoopProbe
-from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
+from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec

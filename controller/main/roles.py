@@ -17,7 +17,7 @@ from typing import Any
 
 from controller.adapters.ray.head_watch import HeadWatch
 from controller.adapters.ray.ray_starts import Start
-from controller.adapters.zmq.cluster_key import ClusterKey
+from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.api.hosts import url_host
 from controller.api.settings.endpoint_options import frontend_options

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.adapters.zmq.cluster_key import ClusterKey
+from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
 from controller.ports.kv_transfer import StageCopy, TransferError

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.zmq.cluster_key import new_secret_key
+from controller.adapters.zmq.inbox_access import new_secret_key
 
 PATIENCE_S = 60.0
 REPOSITORY = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from controller.adapters.zmq.cluster_key import ClusterKey
+from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationMove

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
+from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
 from controller.adapters.zmq.zmq_mailbox import HIGH_WATER_MARK, MAX_PER_TURN, ZmqMailbox
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
@@ -194,7 +194,7 @@ async def test_a_malformed_message_is_logged_and_the_next_one_is_heard(
 
 PEER = """
 import asyncio, os, sys
-from controller.adapters.zmq.cluster_key import ClusterKey
+from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 
 async def main():

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
-from controller.adapters.zmq.mailbox_parts import MAX_PART_BYTES, cut, joined
+from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
+from controller.adapters.zmq.zmq_mailbox import MAX_PART_BYTES, cut, joined
 from tests.unit.mailbox_support import Inbox
 
 EDGES = [0, 1, MAX_PART_BYTES - 1, MAX_PART_BYTES, MAX_PART_BYTES + 1, 2 * MAX_PART_BYTES]

@@ -14,8 +14,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from controller.adapters.zmq import cluster_key, doorkeeper, mailbox_parts, zmq_mailbox
-from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
+from controller.adapters.zmq import inbox_access, zmq_mailbox
+from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
@@ -154,7 +154,7 @@ async def test_an_inbox_without_a_handler_admits_nobody(
     bare: Bare, inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox, friend = bare.socket(zmq.PULL), inboxes()
-    monkeypatch.setattr(cluster_key, "ZAP_ADDRESS", "inproc://where-nobody-asks")
+    monkeypatch.setattr(inbox_access, "ZAP_ADDRESS", "inproc://where-nobody-asks")
     door = ClusterKey(SECRET).guard(inbox)
     inbox.bind("tcp://127.0.0.1:*")
     address = inbox.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -225,7 +225,7 @@ async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None
     """libzmq sets aside what a frame claims, and kept what came of it for 30 s."""
     inbox, friend = inboxes(), inboxes()
     await still_serves(inbox, friend)
-    for claimed in (mailbox_parts.MAX_WIRE_BYTES + 1, 8 << 30):
+    for claimed in (zmq_mailbox.MAX_WIRE_BYTES + 1, 8 << 30):
         reader, stream = await open_door(inbox)
         stream.write(CURVE_GREETING + b"\x06" + struct.pack(">Q", claimed) + b"\x05HELLO")
         assert await is_cut(reader)
@@ -252,7 +252,7 @@ async def test_a_stranger_who_says_nothing_is_cut(
 async def test_of_too_many_strangers_the_oldest_are_shown_out(
     inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorkeeper, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(inbox_access, "MAX_STRANGERS", 8)
     inbox, friend = inboxes(), inboxes()
     await still_serves(inbox, friend)
     strangers = [await open_door(inbox) for _ in range(50)]
@@ -274,7 +274,7 @@ def test_where_the_kernel_does_not_tell_nobody_is_shown_out() -> None:
         def getsockopt(self, *_: int) -> bytes:
             return bytes(100)
 
-    assert doorkeeper.has_shown_the_key(Silent())
+    assert inbox_access.has_shown_the_key(Silent())
 
 
 @pytest.mark.parametrize(
@@ -416,5 +416,5 @@ def test_a_descriptor_that_has_become_a_files_is_not_kept() -> None:
     with Path(os.devnull).open() as file:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):
-            doorkeeper.Doorkeeper()._accepted(file.fileno())
+            inbox_access.Doorkeeper()._accepted(file.fileno())
         assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.emulated_moves import EmulatedMoves, block_hashes, model_request
-from controller.adapters.emulated.emulated_request import LiveRequest, answer_to
+from controller.adapters.emulated.emulated_request import EmulatedRequest, answer_to
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import (
@@ -95,7 +95,7 @@ class EmulatedEngine:
         self._speed = speed
         self._pace = Pace(clock, sleep)
         self.has_work, self.snapshot = self._model.has_work, self._model.snapshot
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[str, EmulatedRequest] = {}
         self.moves = EmulatedMoves(self._model, self._live, self._rest_if_idle)
         self._events: list[EngineEvent] = []
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
@@ -108,12 +108,12 @@ class EmulatedEngine:
     def emulation(self) -> Emulation:
         return self._pace.total
 
-    def prepare(self, frames: Frames, frontend_index: int) -> LiveRequest:
+    def prepare(self, frames: Frames, frontend_index: int) -> EmulatedRequest:
         request = wire.decode_request(frames)
         answer = answer_to(request, self.max_model_len)
-        return LiveRequest(request, request.prompt_token_ids or (), answer, frontend_index)
+        return EmulatedRequest(request, request.prompt_token_ids or (), answer, frontend_index)
 
-    def add(self, prepared: LiveRequest) -> None:
+    def add(self, prepared: EmulatedRequest) -> None:
         """Raises ValueError for a request that could never run."""
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
         self._live[prepared.request.request_id] = prepared
@@ -204,7 +204,7 @@ class EmulatedEngine:
             for index, (emitted, outputs) in by_frontend.items()
         ]
 
-    def _next_token(self, live: LiveRequest) -> wire.Output:
+    def _next_token(self, live: EmulatedRequest) -> wire.Output:
         token_id = live.output(live.num_emitted)
         live.num_emitted += 1
         output = wire.Output(

@@ -4,17 +4,23 @@ The engine model keeps the state of moves; this module adds the blocks' contents
 a request travels. The answer is a function of the prompt and needs no copy. But a request that
 arrives with a wrong KV block answers wrongly from then on, without any other sign, like on a real
 engine.
+
+A block's bytes are a digest of all tokens up to its end (`BlockHashes`), so a block that is
+swapped, stale, half written or of another request is found. The digests are also the keys under
+which the prefix cache finds full blocks. `block_bytes` is the size of the profile's blocks, and
+copying takes the time that those would need.
 """
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import msgspec
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.emulated_request import LiveRequest
-from controller.adapters.emulated.kv_blocks import NOTHING, BlockHashes, EmulatedBlocks
+from controller.adapters.emulated.emulated_request import EmulatedRequest
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
@@ -23,6 +29,93 @@ from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState
 from controller.ports.engine_moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
 from controller.ports.frames import Frames
+
+# -- blocks ----------------------------------------------------------------------------
+
+DIGEST_BYTES = 16
+NOTHING = bytes(DIGEST_BYTES)
+"""The content of a block that was reserved and is not yet filled."""
+
+
+class BlockHashes:
+    """`hashes(i)` stands for the tokens of blocks 0 to i, prompt and answer, and for the salt:
+    equal for two requests exactly if all of these are.
+
+    Hashes are computed when they are asked for, and kept: 16 bytes a block.
+    """
+
+    def __init__(
+        self, token_at: Callable[[int], int], block_size: int, salt: str | None = None
+    ) -> None:
+        self._token_at = token_at
+        self._block_size = block_size
+        self._salt = b"" if salt is None else b"+" + salt.encode()
+        self._digests: list[bytes] = []
+
+    def __call__(self, index: int) -> bytes:
+        digests, size = self._digests, self._block_size
+        while len(digests) <= index:
+            first = len(digests) * size
+            before = digests[-1] if digests else self._salt
+            digests.append(self._digest(before, first, first + size))
+        return digests[index]
+
+    def up_to(self, num_tokens: int) -> bytes:
+        """The hash of the last block that `num_tokens` tokens touch, filled with those alone."""
+        index = (num_tokens - 1) // self._block_size
+        before = self(index - 1) if index else self._salt
+        return self._digest(before, index * self._block_size, num_tokens)
+
+    def _digest(self, before: bytes, first: int, end: int) -> bytes:
+        tokens = array("I", map(self._token_at, range(first, end)))
+        return blake2b(before + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+class EmulatedBlocks:
+    """A block gets a number only for a move, and a new one for each move. The engine's thread
+    makes and drops blocks; any thread reads and fills them, by single operations of a dict."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self._contents: dict[int, bytes] = {}
+        self._num_made = 0
+
+    def buffer(self, num_blocks: int) -> bytearray:
+        return bytearray(num_blocks * DIGEST_BYTES)
+
+    def gather(self, block_ids: Sequence[int], into: bytearray) -> memoryview:
+        """Raises KeyError: a block is not pinned, suspended or reserved any more."""
+        filled = self.writable(into, len(block_ids))
+        filled[:] = b"".join([self._contents[block_id] for block_id in block_ids])
+        return filled
+
+    def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
+        """Raises KeyError: a block is not reserved any more."""
+        for position, block_id in enumerate(block_ids):
+            if block_id not in self._contents:
+                raise KeyError(block_id)
+            start = position * DIGEST_BYTES
+            self._contents[block_id] = bytes(buffer[start : start + DIGEST_BYTES])
+
+    def writable(self, buffer: bytearray, num_blocks: int) -> memoryview:
+        return memoryview(buffer)[: num_blocks * DIGEST_BYTES]
+
+    def make(self, contents: Sequence[bytes]) -> tuple[int, ...]:
+        first = self._num_made
+        self._num_made += len(contents)
+        made = range(first, self._num_made)
+        self._contents.update(zip(made, contents, strict=True))
+        return tuple(made)
+
+    def contents(self, block_ids: Sequence[int]) -> list[bytes]:
+        return [self._contents[block_id] for block_id in block_ids]
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            del self._contents[block_id]
+
+
+# -- moves -----------------------------------------------------------------------------
 
 
 class _Travelling(msgspec.Struct, array_like=True, frozen=True):
@@ -43,7 +136,7 @@ class _Travelling(msgspec.Struct, array_like=True, frozen=True):
 class _Outgoing:
     """Block numbers of a request on its source."""
 
-    live: LiveRequest
+    live: EmulatedRequest
     hashes: BlockHashes
     pinned: tuple[int, ...] = ()
     suspended: tuple[int, ...] = ()
@@ -51,7 +144,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Arriving:
-    live: LiveRequest
+    live: EmulatedRequest
     hashes: BlockHashes
     block_ids: tuple[int, ...]
     num_cached: int
@@ -61,7 +154,7 @@ class EmulatedMoves:
     """`live` is the engine's, by id. `on_gone` is called when a request has left the batch."""
 
     def __init__(
-        self, model: EngineModel, live: dict[str, LiveRequest], on_gone: Callable[[], None]
+        self, model: EngineModel, live: dict[str, EmulatedRequest], on_gone: Callable[[], None]
     ) -> None:
         profile, block_size = model.profile, model.config.block_size
         self._blocks = EmulatedBlocks(block_size * profile.kv_bytes_per_token)
@@ -147,11 +240,11 @@ class EmulatedMoves:
 
     # -- destination ---------------------------------------------------------------------
 
-    def compiling(self, prepared: LiveRequest) -> None:
+    def compiling(self, prepared: EmulatedRequest) -> None:
         """An emulated answer follows no grammar, so there is nothing to compile."""
 
     def reserve(
-        self, prepared: LiveRequest, output_token_ids: Sequence[int], num_blocks: int
+        self, prepared: EmulatedRequest, output_token_ids: Sequence[int], num_blocks: int
     ) -> ReservedBlocks | MoveRefusal:
         live, request = prepared, prepared.request
         hashes = block_hashes(live, self._block_size)
@@ -210,11 +303,11 @@ class EmulatedMoves:
 
     # -- replay --------------------------------------------------------------------------
 
-    def drawn_generator(self, prepared: LiveRequest, num_output_tokens: int) -> None:
+    def drawn_generator(self, prepared: EmulatedRequest, num_output_tokens: int) -> None:
         """An emulated answer is drawn by nobody."""
 
     def reenter(
-        self, prepared: LiveRequest, output_token_ids: Sequence[int], generator: None
+        self, prepared: EmulatedRequest, output_token_ids: Sequence[int], generator: None
     ) -> None:
         assert generator is None
         found = self.reserve(prepared, output_token_ids, num_blocks=0)
@@ -272,11 +365,11 @@ class EmulatedMoves:
             del self._outgoing[request_id]
 
 
-def block_hashes(live: LiveRequest, block_size: int) -> BlockHashes:
+def block_hashes(live: EmulatedRequest, block_size: int) -> BlockHashes:
     return BlockHashes(live.token_at, block_size, live.request.cache_salt)
 
 
-def model_request(live: LiveRequest, hashes: BlockHashes) -> ModelRequest:
+def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
     return ModelRequest(
         request_id=live.request.request_id,
         num_prompt_tokens=len(live.prompt),

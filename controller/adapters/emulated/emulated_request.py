@@ -26,7 +26,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class LiveRequest:
+class EmulatedRequest:
     """`news` and `prefill_stats` go out with the next token.
 
     From position `wrong_from` on the answer has the tokens of another prompt: a move brought the

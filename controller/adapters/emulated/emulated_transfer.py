@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from controller.adapters.emulated.kv_blocks import DIGEST_BYTES
+from controller.adapters.emulated.emulated_moves import DIGEST_BYTES
 from controller.model.profile import LatencyProfile
 from controller.ports.engine_moves import KvBlocks
 from controller.ports.frames import Frames

@@ -3,11 +3,18 @@
 Anyone who reaches the port can connect. A connection must say within 5 s for which link it comes,
 and prove that it knows the link's key. Until then the connection gets nothing and costs a socket
 and 48 bytes; when there are too many such strangers, the oldest is closed.
+
+Each end of a link makes a secret for it and tells it to the other through the mailbox, which is
+encrypted and admits the cluster's processes only. The link's key is computed from both secrets and
+never sent; only proofs computed with it are. A key is used for one connection only, so a
+recording of another connection is worth nothing.
 """
 
 import contextlib
+import hashlib
 import hmac
 import logging
+import secrets
 import selectors
 import socket
 import threading
@@ -15,7 +22,35 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from controller.adapters.tcp.proof import ID_BYTES, PROOF_BYTES
+SECRET_BYTES = 32
+ID_BYTES = 16
+PROOF_BYTES = 32
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def link_id(name: str) -> bytes:
+    """Names a connection's link to the door; no secret."""
+    return hashlib.blake2b(name.encode(), digest_size=ID_BYTES).digest()
+
+
+class LinkKey:
+    def __init__(self, name: str, source_secret: bytes, destination_secret: bytes) -> None:
+        self._key = hashlib.blake2b(
+            link_id(name) + source_secret + destination_secret, digest_size=SECRET_BYTES
+        ).digest()
+
+    def proof_of_source(self) -> bytes:
+        return self._proof(b"source")
+
+    def proof_of_destination(self) -> bytes:
+        return self._proof(b"destination")
+
+    def _proof(self, end: bytes) -> bytes:
+        return hashlib.blake2b(end, key=self._key, digest_size=PROOF_BYTES).digest()
+
 
 log = logging.getLogger(__name__)
 

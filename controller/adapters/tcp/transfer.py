@@ -7,13 +7,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from controller.adapters.tcp.copy_job import CopyJob
 from controller.adapters.tcp.door import Door
-from controller.adapters.tcp.expected import ExpectedStages
-from controller.adapters.tcp.link import Answer, Ends, Link
-from controller.adapters.tcp.receiving import ReceivingLink
-from controller.adapters.tcp.sending import SendingLink
-from controller.adapters.tcp.wire import stage_key
+from controller.adapters.tcp.link import (
+    Answer,
+    CopyJob,
+    Ends,
+    ExpectedStages,
+    Link,
+    ReceivingLink,
+    SendingLink,
+    stage_key,
+)
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import OPEN_TIMEOUT_S
 from controller.ports.engine_moves import KvBlocks

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
-from controller.adapters.zmq.cluster_key import new_secret_key
+from controller.adapters.zmq.inbox_access import new_secret_key
 from controller.api.client import ControlClient
 from controller.api.connection import actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from controller.adapters.emulated.emulated_moves import BlockHashes
 from controller.adapters.emulated.emulated_request import Answer, answer_to
-from controller.adapters.emulated.kv_blocks import BlockHashes
 from controller.adapters.emulated.vllm_wire import decode_request
 from controller.api.token_sequence import END, FIRST, natural_length, start, token
 from tests.emulated_answers import first_wrong

@@ -8,7 +8,7 @@ import pytest
 
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.adapters.emulated.kv_blocks import DIGEST_BYTES
+from controller.adapters.emulated.emulated_moves import DIGEST_BYTES
 from controller.api.token_sequence import start, token
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from controller.adapters.emulated.emulated_moves import DIGEST_BYTES, NOTHING, EmulatedBlocks
 from controller.adapters.emulated.emulated_transfer import SLICE_S, EmulatedKvTransfer
-from controller.adapters.emulated.kv_blocks import DIGEST_BYTES, NOTHING, EmulatedBlocks
 from controller.model.profile import load_profile
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy, TransferError

@@ -5,11 +5,17 @@ from typing import TypeVar
 
 import pytest
 
-from controller.adapters.tcp import receiving, sending
-from controller.adapters.tcp.link import DEPTH, Link
-from controller.adapters.tcp.sending import SendingLink
+from controller.adapters.tcp import link as tcp_link
+from controller.adapters.tcp.link import (
+    DEPTH,
+    HEADER_BYTES,
+    Kind,
+    Link,
+    SendingLink,
+    SliceHeader,
+    stage_key,
+)
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.adapters.tcp.wire import HEADER_BYTES, Kind, SliceHeader, stage_key
 from controller.ports.kv_transfer import Peer, TransferError
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
@@ -267,8 +273,7 @@ async def test_a_link_of_other_blocks_is_not_opened(
 async def test_a_slice_that_does_not_move_breaks_the_link(
     source: Instance, destination: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in sending, receiving:
-        monkeypatch.setattr(module, "STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tcp_link, "STALL_TIMEOUT_S", 0.05)
     destination.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 20 * SLICE)
     waits, _ = begin(source, destination, "m/1", 1, first=50)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.adapters.tcp import door
-from controller.adapters.tcp.proof import PROOF_BYTES, link_id
+from controller.adapters.tcp.door import PROOF_BYTES, link_id
 from tests.unit.tcp.instances import (
     PATIENCE_S,
     SLICE_BYTES,

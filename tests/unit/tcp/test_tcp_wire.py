@@ -1,7 +1,7 @@
 import pytest
 
-from controller.adapters.tcp.proof import LinkKey, new_secret
-from controller.adapters.tcp.wire import Kind, NotALinkError, SliceHeader, decode, stage_key
+from controller.adapters.tcp.door import LinkKey, new_secret
+from controller.adapters.tcp.link import Kind, NotALinkError, SliceHeader, stage_key
 
 HEADER = SliceHeader(Kind.LAST, stage_key("m/0"), 1, 2, 3).encode()
 
@@ -9,7 +9,7 @@ HEADER = SliceHeader(Kind.LAST, stage_key("m/0"), 1, 2, 3).encode()
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_header_comes_back(kind: Kind) -> None:
     header = SliceHeader(kind, stage_key("m/3"), first=2**31, num_blocks=7, num_bytes=2**40)
-    assert decode(header.encode()) == header
+    assert SliceHeader.decode(header.encode()) == header
 
 
 def test_stages_have_keys_of_their_own() -> None:
@@ -18,7 +18,7 @@ def test_stages_have_keys_of_their_own() -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(NotALinkError):
-        decode(HEADER[:-1] + bytes([9]))
+        SliceHeader.decode(HEADER[:-1] + bytes([9]))
 
 
 def test_each_link_and_each_end_has_a_proof_of_its_own() -> None:
