@@ -1,6 +1,6 @@
 """What one engine model does when a request moves to another one, between two steps.
 
-The rules are those of `controller.ports.engine_moves`, in numbers: contents are the adapter's
+The rules are those of `controller.ports.engine`, in numbers: contents are the adapter's
 business. Moves change no decision about other requests but by what they hold: blocks, and places
 in the batch. That a real engine's steps get a little slower while it copies (the paper: 1.5 to
 3.1%) is not modelled.

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.move_records import StageRecord
-from controller.ports.engine_moves import KvBlocks
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames, KvBlocks
 
 Peer = InstanceRef
 StageCopy = StageRecord

@@ -15,7 +15,7 @@ from controller.core.fleet.incarnations import has_to_drop
 from controller.core.load.windows import ServedLately
 from controller.core.operations.cluster_spec import EngineChange
 from controller.core.record.event_log import LoggedEvent
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import (
     EngineInfo,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from controller.api.errors import LlumctlError
-from controller.ports.launcher import LauncherLostError
+from controller.ports.processes import LauncherLostError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from controller.adapters.embedded_model.architecture import EOS_ID
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
-from controller.ports.engine_moves import ReservedBlocks, SuspendedRequest
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames, ReservedBlocks, SuspendedRequest
 
 BUFFER_BLOCKS = 4  # fewer than most moves need: a buffer is used again
 

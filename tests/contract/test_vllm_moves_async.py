@@ -15,7 +15,7 @@ from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
 from controller.adapters.vllm.moves.request_state import decode
 from controller.adapters.vllm.moves.vllm_destination import DestinationMoves
 from controller.adapters.vllm.moves.vllm_source import SourceMoves
-from controller.ports.engine_moves import ReservedBlocks
+from controller.ports.engine import ReservedBlocks
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 21

@@ -12,7 +12,7 @@ from conftest import BLOCK_SIZE, NUM_BLOCKS
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.moves import request_state
 from controller.core.migration.refusals import MoveRefusal
-from controller.ports.engine_moves import ReservedBlocks, SuspendedRequest
+from controller.ports.engine import ReservedBlocks, SuspendedRequest
 from tests.contract.moving import Readers, message, tokenizer
 
 

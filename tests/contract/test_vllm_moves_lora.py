@@ -18,7 +18,7 @@ from controller.adapters.embedded_model.architecture import (
 )
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
-from controller.ports.engine_moves import ReservedBlocks
+from controller.ports.engine import ReservedBlocks
 from tests.contract.moving import Readers
 
 RANK = 8

@@ -9,7 +9,7 @@ from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import REASONS, MoveRefusal, refusal_of
-from controller.ports.engine_moves import SuspendedRequest
+from controller.ports.engine import SuspendedRequest
 from tests.contract.moving import Readers
 
 

@@ -10,8 +10,7 @@ import msgspec
 from controller.adapters.emulated import vllm_wire as wire
 from controller.core.instance_ref import InstanceRef
 from controller.model.profile import LatencyProfile, ModelConfig
-from controller.ports.engine import EngineFactory
-from controller.ports.frames import Frames
+from controller.ports.engine import EngineFactory, Frames
 from controller.ports.kv_transfer import KvTransfer
 
 PROFILE = LatencyProfile(

@@ -17,7 +17,7 @@ from controller.api.state.audit import AuditLog
 from controller.api.wire.models import ClusterStatus
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.ports.launcher import LauncherLoss
+from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.frontend.request_book import RequestBook

@@ -23,7 +23,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from controller.core.migration.refusals import MoveRefusal
-from controller.ports.launcher import LauncherLoss
+from controller.ports.processes import LauncherLoss
 from controller.runtime.messages.operations import DrainSet
 from tests.unit.control_support import AUTHORIZED, Listener, listening
 from tests.unit.move_support import Source, serve_running_request

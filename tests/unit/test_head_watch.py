@@ -14,7 +14,7 @@ from controller.api.errors import LlumctlError
 from controller.api.state.run_state import RunState
 from controller.main import down
 from controller.main.machine.processes import same_process
-from controller.ports.launcher import LauncherLoss
+from controller.ports.processes import LauncherLoss
 
 
 class Machine:

@@ -17,10 +17,10 @@ from controller.ports.engine import (
     EmittedTokens,
     Emulation,
     EngineEvent,
+    Frames,
     StepOutputs,
     StepPhase,
 )
-from controller.ports.frames import Frames
 
 MAX_CATCH_UP_S = 0.01
 # A step that ends later than this share of its length counts as late.

@@ -1,4 +1,4 @@
-"""Live moves of an emulated engine's requests (`controller.ports.engine_moves`).
+"""Live moves of an emulated engine's requests (`controller.ports.engine`).
 
 The engine model keeps the state of moves; this module adds the blocks' contents and what else of
 a request travels. The answer is a function of the prompt and needs no copy. But a request that
@@ -27,8 +27,7 @@ from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState
-from controller.ports.engine_moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames, KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
 
 # -- blocks ----------------------------------------------------------------------------
 

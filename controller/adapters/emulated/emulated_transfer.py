@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from controller.adapters.emulated.emulated_moves import DIGEST_BYTES
 from controller.model.profile import LatencyProfile
-from controller.ports.engine_moves import KvBlocks
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames, KvBlocks
 from controller.ports.kv_transfer import Peer, StageCopy, TransferError
 
 _Link = tuple[str, int]

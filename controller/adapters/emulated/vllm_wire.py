@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 """A reason's place is its number in vLLM."""

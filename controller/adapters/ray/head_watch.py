@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from controller.ports.launcher import LauncherLoss
+from controller.ports.processes import LauncherLoss
 
 LOOK_EVERY_S = 1.0
 CONNECT_TIMEOUT_S = 3.0

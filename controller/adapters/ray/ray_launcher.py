@@ -9,7 +9,7 @@ import ray
 
 from controller.adapters.ray.head_watch import CALL_TIMEOUT_S, HeadWatch
 from controller.adapters.ray.member import RayMember
-from controller.ports.launcher import LauncherLoss, LauncherLostError
+from controller.ports.processes import LauncherLoss, LauncherLostError
 
 log = logging.getLogger(__name__)
 

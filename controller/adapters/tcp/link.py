@@ -29,7 +29,7 @@ from typing import Any, Self
 from controller.adapters.tcp.door import PROOF_BYTES, Door, LinkKey, link_id, new_secret
 from controller.core.migration.protocol import OPEN_TIMEOUT_S, STALL_TIMEOUT_S
 from controller.core.rate_limit import RateLimit
-from controller.ports.engine_moves import KvBlocks
+from controller.ports.engine import KvBlocks
 from controller.ports.kv_transfer import Peer, StageCopy, TransferError
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from controller.adapters.tcp.link import (
 )
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import OPEN_TIMEOUT_S
-from controller.ports.engine_moves import KvBlocks
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames, KvBlocks
 from controller.ports.kv_transfer import Peer, StageCopy
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from controller.adapters.zmq.inbox_access import ClusterKey, Doorkeeper
 from controller.api.hosts import url_host
-from controller.ports.mailbox import OnLost, OnMessage
+from controller.ports.processes import OnLost, OnMessage
 
 MAX_PART_BYTES = 8 << 10
 # CURVE wraps each part: a command's name, a nonce, flags and a tag, 33 bytes.

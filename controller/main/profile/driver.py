@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from controller.main.profile.points import Step
-from controller.ports.engine import Engine
-from controller.ports.frames import Frames
+from controller.ports.engine import Engine, Frames
 
 MakeRequest = Callable[[str, int, int], Frames]
 """Encodes a request: its id, its number of prompt tokens, and its largest number of outputs."""

@@ -20,7 +20,7 @@ from controller.main.profile.link_end import (
     receive_all,
 )
 from controller.main.profile.points import LinkFigures
-from controller.ports.engine_moves import KvBlocks
+from controller.ports.engine import KvBlocks
 from controller.ports.kv_transfer import TransferError
 
 STAGE_BYTES = 32 << 20

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.ports.engine_moves import KvBlocks
+from controller.ports.engine import KvBlocks
 from controller.ports.kv_transfer import Peer, TransferError
 
 HOST = "127.0.0.1"

@@ -30,10 +30,14 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
-from controller.ports.event_store import EventStore
-from controller.ports.incarnation_store import IncarnationStore
-from controller.ports.launcher import Launcher, LauncherLoss, LauncherLostError
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import (
+    EventStore,
+    IncarnationStore,
+    Launcher,
+    LauncherLoss,
+    LauncherLostError,
+    Mailbox,
+)
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.member_events import FleetWatch, MemberEvents
 from controller.runtime.controller.operations.drain_forecasts import DrainForecasts

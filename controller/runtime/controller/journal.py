@@ -9,7 +9,7 @@ from typing import Any
 from controller.core.admission.records import PutOnRecord
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
 from controller.core.scheduler_events import Dispatch
-from controller.ports.event_store import EventStore
+from controller.ports.processes import EventStore
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import EventsReported
 

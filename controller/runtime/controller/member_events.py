@@ -43,7 +43,7 @@ from controller.core.scheduler_events import (
     InstanceRemoved,
     InstanceStarted,
 )
-from controller.ports.incarnation_store import IncarnationStore
+from controller.ports.processes import IncarnationStore
 from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member, RosterChange, config_messages

@@ -21,7 +21,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import StatusPush
 from controller.ports.engine import STEP_PHASES, StepPhase
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import (

@@ -37,7 +37,7 @@ from controller.core.scheduler_events import (
     RejectCode,
 )
 from controller.core.settings import KeyLimits
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import Directory, InstanceEntry

@@ -19,7 +19,7 @@ from controller.core.record.request_record import ENDED, RequestState
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import cause_of
 from controller.core.scheduler_events import Dispatch, DispatchRequested
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, KnownInstances, NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages import move_messages as moves

@@ -19,7 +19,7 @@ from controller.core.record.request_record import ENDED, RequestRecord, RequestS
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import (
     Dispatcher,

@@ -7,9 +7,8 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.windows import LatencyWindows, Percentiles
-from controller.ports.engine import Engine, StepOutputs
-from controller.ports.frames import Frames
-from controller.ports.mailbox import Mailbox
+from controller.ports.engine import Engine, Frames, StepOutputs
+from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
 from controller.runtime.messages.codec import encode

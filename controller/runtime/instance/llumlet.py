@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine, EngineFactory
 from controller.ports.kv_transfer import KvTransfer
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.serving import Serving

@@ -29,8 +29,7 @@ from controller.core.replay.reentry_machine import (
     WakeAt,
     Woken,
 )
-from controller.ports.engine import Engine
-from controller.ports.engine_moves import EngineMoves
+from controller.ports.engine import Engine, EngineMoves
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.live_request import LiveRequest

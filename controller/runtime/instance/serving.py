@@ -17,10 +17,9 @@ from controller.core.load.snapshot import QueueHead
 from controller.core.migration.move_records import CopyRates
 from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.record.event_log import EventKind, LoggedEvent
-from controller.ports.engine import Engine, EngineEvent, StepOutputs
-from controller.ports.frames import Frames
+from controller.ports.engine import Engine, EngineEvent, Frames, StepOutputs
 from controller.ports.kv_transfer import KvTransfer
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.emission import Emission
 from controller.runtime.instance.engine_thread import EngineThread

@@ -13,7 +13,7 @@ from controller.api.token_sequence import start, token
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
-from controller.ports.engine_moves import EngineMoves, ReservedBlocks, SuspendedRequest
+from controller.ports.engine import EngineMoves, ReservedBlocks, SuspendedRequest
 from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import EOS, decode, finish, frames, make_engine
 

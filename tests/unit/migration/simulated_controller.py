@@ -12,8 +12,7 @@ from controller.api.errors import LlumctlError
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.instance_ref import InstanceRef
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.ports.launcher import LauncherLoss, LauncherLostError
-from controller.ports.mailbox import OnLost, OnMessage
+from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, OnMessage
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.live_config import LiveConfig

@@ -54,7 +54,7 @@ from controller.core.settings import (
     ReplayConfig,
     ReschedulingConfig,
 )
-from controller.ports.launcher import LauncherLostError
+from controller.ports.processes import LauncherLostError
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from controller.runtime.live_config import LiveAutoscale, LiveConfig

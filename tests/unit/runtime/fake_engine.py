@@ -19,9 +19,17 @@ import msgspec
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
-from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs, StepPhase
-from controller.ports.engine_moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
-from controller.ports.frames import Frames
+from controller.ports.engine import (
+    EmittedTokens,
+    Engine,
+    EngineEvent,
+    Frames,
+    PinnedBlocks,
+    ReservedBlocks,
+    StepOutputs,
+    StepPhase,
+    SuspendedRequest,
+)
 from tests.unit.runtime.fakes import PATIENCE_S
 
 BLOCK_SIZE = 16

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.ports.launcher import LauncherLoss, LauncherLostError
-from controller.ports.mailbox import OnLost, OnMessage
+from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, OnMessage
 from controller.runtime.messages.codec import AnyMessage, decode, encode
 from controller.runtime.messages.members import Directory, EngineInfo, Hello, InstanceEntry, Phase
 from controller.runtime.messages.message import Message

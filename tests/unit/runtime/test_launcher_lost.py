@@ -6,7 +6,7 @@ from dataclasses import replace
 from controller.core.emptying.claims import Evacuate
 from controller.core.fleet.outlook import RETRY_S
 from controller.core.record.event_log import EventKind
-from controller.ports.launcher import LauncherLoss
+from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import STOP_MARGIN_S, TICK_S
 from controller.runtime.messages.members import DrainFrontend
 from tests.unit.runtime.controller_bed import Bed

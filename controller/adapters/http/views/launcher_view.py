@@ -1,7 +1,7 @@
 """What operators are told while no process can be started or ended."""
 
 from controller.adapters.http.errors import ApiError
-from controller.ports.launcher import LauncherLoss
+from controller.ports.processes import LauncherLoss
 
 CANNOT_RESTART = "no other process could be started"
 RESTART = "llumctl down, then llumctl up"

@@ -16,8 +16,7 @@ from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
 from controller.api.text.starts import IMPORTING
 from controller.core.record.request_record import RequestState
-from controller.ports.listener import Listener
-from controller.ports.mailbox import Mailbox
+from controller.ports.processes import Listener, Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents

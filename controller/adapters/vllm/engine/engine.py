@@ -26,8 +26,7 @@ from controller.adapters.vllm.engine.grammar_guard import GrammarGuard
 from controller.adapters.vllm.engine.parts import in_any_order
 from controller.api.text.starts import IMPORTING
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs, StepPhase
-from controller.ports.frames import Frames
+from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 
 
 class VllmEngine:

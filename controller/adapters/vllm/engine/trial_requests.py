@@ -4,7 +4,7 @@ ended by a token."""
 import random
 import time
 
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames
 
 MAX_TOKEN_ID = 2048
 """Large vocabularies have their special tokens at the end; an image's token would need an image."""

@@ -7,7 +7,7 @@ words), or lives in the frontend (text, stop strings, logprobs).
 
 import msgspec
 
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames
 
 
 class RequestState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -32,8 +32,7 @@ from controller.adapters.vllm.moves.request_state import RequestState
 from controller.adapters.vllm.moves.vllm_source import cannot_move
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
-from controller.ports.engine_moves import ReservedBlocks
-from controller.ports.frames import Frames
+from controller.ports.engine import Frames, ReservedBlocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from controller.adapters.vllm.engine.parts import EngineParts
 from controller.adapters.vllm.moves import request_state, worker_state
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveFacts, MoveRefusal
-from controller.ports.engine_moves import PinnedBlocks, SuspendedRequest
+from controller.ports.engine import PinnedBlocks, SuspendedRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from controller.core.emptying.drains import (
 from controller.core.emptying.drains import Drains as Machine
 from controller.core.migration.move_records import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec
-from controller.ports.launcher import LauncherLostError
+from controller.ports.processes import LauncherLostError
 from controller.runtime.controller.operations.drain_forecasts import DrainForecasts
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member

@@ -11,7 +11,7 @@ from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.order_checks import OrderRefusal
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Event
-from controller.ports.spec_store import SpecStore
+from controller.ports.processes import SpecStore
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.queries import MemberQueries

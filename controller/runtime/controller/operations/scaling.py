@@ -46,7 +46,7 @@ from controller.core.operations.order_checks import (
     planned_instances,
     scale_refusal,
 )
-from controller.ports.launcher import Launcher
+from controller.ports.processes import Launcher
 from controller.runtime.controller.operations.drain_runner import Drains
 from controller.runtime.controller.operations.operated_cluster import (
     OperatedCluster,

@@ -7,9 +7,7 @@ from typing import Any, Protocol, TypeVar
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.ownership import Epoch
 from controller.core.record.event_log import LoggedEvent
-from controller.ports.engine import Engine
-from controller.ports.engine_moves import KvBlocks
-from controller.ports.frames import Frames
+from controller.ports.engine import Engine, Frames, KvBlocks
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
 from controller.runtime.messages.message import Message

@@ -20,8 +20,7 @@ from controller.core.migration.protocol import (
     StageLost,
 )
 from controller.core.migration.refusals import MoveRefusal
-from controller.ports.engine import Engine
-from controller.ports.engine_moves import ReservedBlocks
+from controller.ports.engine import Engine, ReservedBlocks
 from controller.ports.kv_transfer import StageCopy
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest, PastInstances

@@ -23,9 +23,7 @@ from controller.core.migration.protocol import (
 from controller.core.migration.refusals import MoveRefusal, refusal_of, why
 from controller.core.migration.source import SourceMove
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
-from controller.ports.engine import Engine
-from controller.ports.engine_moves import PinnedBlocks, SuspendedRequest
-from controller.ports.frames import Frames
+from controller.ports.engine import Engine, Frames, PinnedBlocks, SuspendedRequest
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.stage_copies import StageCopies

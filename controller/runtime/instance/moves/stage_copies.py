@@ -8,7 +8,7 @@ from functools import partial
 
 from controller.core.migration.move_records import MoveOrder, StageRecord
 from controller.core.migration.protocol import StageCopied, StageLost
-from controller.ports.engine_moves import KvBlocks
+from controller.ports.engine import KvBlocks
 from controller.runtime.instance.moves.host import MoveHost
 
 log = logging.getLogger(__name__)
