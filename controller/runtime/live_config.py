@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import AutoscaleConfig, ReschedulingConfig
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import FrontendLimits
 
 
 @dataclass(frozen=True, slots=True)

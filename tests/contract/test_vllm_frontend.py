@@ -30,7 +30,7 @@ from controller.core.replay.replay import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.prompt_hashes import HASH_TOKENS, PromptPrefixes
-from controller.runtime.messages.inbox import Inbox
+from controller.runtime.messages.codec import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted
 

@@ -23,8 +23,7 @@ from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import decode, encode
-from controller.runtime.messages.members import EngineInfo, Hello, Phase, StatusPushed
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import EngineInfo, Hello, Message, Phase, StatusPushed
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 
 M = TypeVar("M", bound=Message)

@@ -8,8 +8,7 @@ from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
-from controller.runtime.messages.members import EventsReported
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import EventsReported, Message
 from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveAsked,

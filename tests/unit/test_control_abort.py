@@ -17,7 +17,7 @@ from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import AbortReport, AbortRequest
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT, Router, RouterEvents
-from controller.runtime.messages.operations import AbortAsked
+from controller.runtime.messages.requests import AbortAsked
 from llumctl.app import run
 from tests.unit.cli_support import remember
 from tests.unit.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening

@@ -16,8 +16,8 @@ from controller.api.wire.settings import SettingChanges, SettingList
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import FrontendLimits, StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
-from controller.runtime.messages.operations import FrontendLimits, StatusPushSet
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 

@@ -24,7 +24,7 @@ from controller.api.wire.operations import (
 )
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.processes import LauncherLoss
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import DrainSet
 from tests.unit.control_support import AUTHORIZED, Listener, listening
 from tests.unit.move_support import Source, serve_running_request
 

@@ -11,7 +11,7 @@ from controller.api.wire.traffic import TrafficBatch
 from controller.core.record.request_record import RequestState
 from controller.runtime.controller import traffic
 from controller.runtime.messages.codec import encode
-from controller.runtime.messages.traffic_messages import RequestTraffic, TrafficAsked, TrafficTold
+from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
 
 KEY = b"\xab" * 32

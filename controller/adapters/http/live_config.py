@@ -14,7 +14,7 @@ from controller.core.settings import (
     with_fixed,
 )
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import FrontendLimits
 
 MIN_INTERVAL_S = 0.01
 """From one round to the next, however fast an emulated cluster is."""

@@ -32,9 +32,9 @@ from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.runtime.controller.queries import Found, MemberDiedError
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import Message
 from controller.runtime.messages.move_messages import MoveAnswered
-from controller.runtime.messages.operations import (
+from controller.runtime.messages.requests import (
     AbortAnswered,
     AbortAsked,
     RankChangeAnswered,

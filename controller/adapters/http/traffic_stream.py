@@ -13,7 +13,7 @@ from controller.adapters.http.operator_log import OperatorLog
 from controller.api.wire import traffic as wire
 from controller.api.wire.models import RequestState
 from controller.runtime.controller.traffic import Batch, Traffic, TrafficRecording
-from controller.runtime.messages.traffic_messages import TrafficAsked
+from controller.runtime.messages.requests import TrafficAsked
 
 LINE_EVERY_S = 1.0
 # Requests that end close together are sent together.

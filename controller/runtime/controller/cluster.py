@@ -51,28 +51,29 @@ from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Directories, MemberMail, Roster, config_messages
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages.inbox import Handlers, Inbox
+from controller.runtime.messages.codec import Handlers, Inbox
 from controller.runtime.messages.members import (
     DrainFrontend,
     EventsReported,
     Hello,
     StatusPushed,
 )
-from controller.runtime.messages.move_messages import MoveAnswered, MoveRefusalsAnswered
-from controller.runtime.messages.operations import (
-    AbortAnswered,
-    RankChangeAnswered,
+from controller.runtime.messages.move_messages import (
+    MoveAnswered,
+    MoveRefusalsAnswered,
     ReliefFruitless,
 )
 from controller.runtime.messages.requests import (
+    AbortAnswered,
     DispatchAsked,
     Dispatched,
     DispatchWithdrawn,
     KeysCounted,
+    RankChangeAnswered,
     Refused,
     RequestsAnswered,
+    TrafficTold,
 )
-from controller.runtime.messages.traffic_messages import TrafficTold
 from controller.runtime.repeating import GuardedTurns
 
 log = logging.getLogger(__name__)

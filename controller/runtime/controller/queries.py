@@ -11,14 +11,18 @@ from functools import partial
 from typing import Any
 
 from controller.core.record.request_record import RequestRecord, RequestState, found_order
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import Message
 from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
 )
-from controller.runtime.messages.operations import AbortAnswered, RankChangeAnswered
-from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
+from controller.runtime.messages.requests import (
+    AbortAnswered,
+    RankChangeAnswered,
+    RequestsAnswered,
+    RequestsAsked,
+)
 
 Answer = RequestsAnswered | RankChangeAnswered | AbortAnswered | MoveAnswered | MoveRefusalsAnswered
 

@@ -29,8 +29,12 @@ from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.roster import Roster
-from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.move_messages import (
+    HeadMoveOrdered,
+    ReliefFruitless,
+    ReliefOrdered,
+    RoomOrdered,
+)
 
 log = logging.getLogger(__name__)
 

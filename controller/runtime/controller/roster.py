@@ -30,12 +30,12 @@ from controller.runtime.messages.members import (
     Hello,
     InstanceEntry,
     MemberKind,
+    Message,
     Phase,
+    StatusPushSet,
     Welcome,
 )
-from controller.runtime.messages.message import Message
 from controller.runtime.messages.move_messages import MoveLimitsSet
-from controller.runtime.messages.operations import StatusPushSet
 
 
 class Member(Incarnations):

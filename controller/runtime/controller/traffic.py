@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controller.runtime.messages.traffic_messages import RequestTraffic, TrafficAsked, TrafficTold
+from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 
 # Frontends stop by themselves when they hear nothing for several times as long.
 ASK_EVERY_S = 1.0

@@ -23,12 +23,10 @@ from controller.ports.processes import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, KnownInstances, NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages import move_messages as moves
-from controller.runtime.messages import output_tokens, requests
-from controller.runtime.messages.codec import encode
-from controller.runtime.messages.inbox import Handlers
-from controller.runtime.messages.members import InstanceLost
-from controller.runtime.messages.message import Message
-from controller.runtime.messages.operations import (
+from controller.runtime.messages import requests
+from controller.runtime.messages.codec import Handlers, encode, encode_tokens
+from controller.runtime.messages.members import InstanceLost, Message
+from controller.runtime.messages.requests import (
     RankChangeAnswered,
     RankChangeAsked,
     RankConfirmed,
@@ -249,7 +247,7 @@ class RouteRunner:
         )
         payload = list(send.frames)
         if outputs:
-            payload.append(output_tokens.encode(outputs))
+            payload.append(encode_tokens(outputs))
         self._book.dispatched(send.dispatch, send.replay)
         self._mailbox.send(send.instance.address, encode(add), payload)
         self._on_sent(request_id)

@@ -31,32 +31,29 @@ from controller.runtime.frontend.prompt_hashes import PromptPrefixes
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.route_runner import RankRunner, RouteRunner
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
-from controller.runtime.messages.codec import encode
-from controller.runtime.messages.inbox import Inbox
+from controller.runtime.messages.codec import Inbox, encode
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
+    FrontendLimits,
     InstanceEntry,
     Welcome,
 )
-from controller.runtime.messages.operations import (
+from controller.runtime.messages.requests import (
     AbortAnswered,
     AbortAsked,
-    FrontendLimits,
-    RankChangeAsked,
-    RankConfirmed,
-)
-from controller.runtime.messages.requests import (
     Dispatched,
     KeysCounted,
     OutputsEmitted,
     OutputsReceived,
+    RankChangeAsked,
+    RankConfirmed,
     Refused,
     RequestEvents,
     RequestsAnswered,
     RequestsAsked,
+    TrafficAsked,
 )
-from controller.runtime.messages.traffic_messages import TrafficAsked
 
 # The operator's reason is for the record, and not for the client.
 TOLD_TO_THE_CLIENT = "an operator ended this request"

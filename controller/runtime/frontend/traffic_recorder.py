@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.frontend.prompt_hashes import prefix_hashes, session_hash
-from controller.runtime.messages.traffic_messages import RequestTraffic, TrafficAsked, TrafficTold
+from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 from controller.runtime.repeating import repeat
 
 log = logging.getLogger(__name__)

@@ -17,17 +17,16 @@ from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.serving import Serving
-from controller.runtime.messages.codec import encode
-from controller.runtime.messages.inbox import Inbox
+from controller.runtime.messages.codec import Inbox, encode
 from controller.runtime.messages.members import (
     EngineInfo,
     InstanceLost,
+    Message,
     StatusPull,
+    StatusPushSet,
     Welcome,
 )
-from controller.runtime.messages.message import Message
 from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked
-from controller.runtime.messages.operations import StatusPushSet
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,

@@ -33,7 +33,7 @@ from controller.ports.engine import Engine, EngineMoves
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.live_request import LiveRequest
-from controller.runtime.messages import output_tokens
+from controller.runtime.messages.codec import decode_tokens
 from controller.runtime.messages.requests import AddRequest
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Reentries:
         """Raises ValueError, and TimeoutError if another instance may have the time."""
         add = entering.add
         if add.num_output_tokens:
-            entering.outputs = output_tokens.decode(entering.frames.pop())
+            entering.outputs = decode_tokens(entering.frames.pop())
         entering.prepared = self._host.prepare(entering.frames, add.reply_to)
         entering.compiling = self._moves.compiling(entering.prepared)
         if not entering.outputs:

@@ -28,32 +28,33 @@ from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.reentries import Reentries
-from controller.runtime.messages.codec import encode
-from controller.runtime.messages.inbox import Handlers, PayloadHandlers
-from controller.runtime.messages.members import InstanceLost, StatusPushed
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.codec import Handlers, PayloadHandlers, encode
+from controller.runtime.messages.members import DrainSet, InstanceLost, Message, StatusPushed
 from controller.runtime.messages.move_messages import (
     FenceAnswered,
+    HeadMoveOrdered,
     MoveAsked,
     MoveEnvelope,
     MoveLimitsSet,
     MoveRefusalAsked,
     OwnerAsked,
     OwnerConfirmed,
+    ReliefOrdered,
     RequestLost,
+    RoomOrdered,
     TransferMessage,
 )
-from controller.runtime.messages.operations import DrainSet, RankConfirmed, RankSet, ReliefOrdered
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
     OutputsMissing,
     OutputsReceived,
     OutputsUnread,
+    RankConfirmed,
+    RankSet,
     RequestEvents,
     RequestRefused,
 )
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 
 log = logging.getLogger(__name__)
 

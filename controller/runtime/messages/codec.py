@@ -1,134 +1,70 @@
-"""Encodes and decodes messages: msgpack, one tagged union, no pickle.
+"""How messages travel, and who gets them: msgpack, one tagged union, no pickle.
 
 A message is one frame with a struct of this package, followed by opaque payload frames if the
 struct says so. The decoder refuses unknown tags and malformed bodies.
 """
 
-from collections.abc import Callable
+import functools
+import logging
+import operator
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from controller.runtime.messages.members import (
-    Directory,
-    DrainFrontend,
-    EventsReported,
-    Hello,
-    InstanceLost,
-    StatusPull,
-    StatusPushed,
-    Welcome,
-)
-from controller.runtime.messages.message import Message
-from controller.runtime.messages.move_messages import (
-    FenceAnswered,
-    FenceAsked,
-    MoveAnnounced,
-    MoveAnswered,
-    MoveAsked,
-    MoveEnvelope,
-    MoveLimitsSet,
-    MoveRefusalAsked,
-    MoveRefusalsAnswered,
-    MoveTimed,
-    OwnerAsked,
-    OwnerConfirmed,
-    RequestLost,
-    RequestMoved,
-    RequestNotMoved,
-    TransferMessage,
-)
-from controller.runtime.messages.operations import (
-    AbortAnswered,
-    AbortAsked,
-    DrainSet,
-    FrontendLimits,
-    RankChangeAnswered,
-    RankChangeAsked,
-    RankConfirmed,
-    RankSet,
-    ReliefFruitless,
-    ReliefOrdered,
-    StatusPushSet,
-)
-from controller.runtime.messages.requests import (
-    AbortRequests,
-    AddRequest,
-    DispatchAsked,
-    Dispatched,
-    DispatchUnused,
-    DispatchWithdrawn,
-    KeysCounted,
-    OutputsEmitted,
-    OutputsMissing,
-    OutputsReceived,
-    OutputsUnread,
-    Refused,
-    RequestEvents,
-    RequestRefused,
-    RequestsAnswered,
-    RequestsAsked,
-)
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
-from controller.runtime.messages.traffic_messages import TrafficAsked, TrafficTold
+from controller.runtime.messages import members, move_messages, requests
+from controller.runtime.messages.members import Message
 
-AnyMessage = (
-    Hello
-    | Welcome
-    | Directory
-    | StatusPushed
-    | EventsReported
-    | RequestEvents
-    | RequestsAsked
-    | RequestsAnswered
-    | StatusPull
-    | DispatchAsked
-    | DispatchWithdrawn
-    | KeysCounted
-    | Dispatched
-    | Refused
-    | InstanceLost
-    | DrainFrontend
-    | AddRequest
-    | DispatchUnused
-    | AbortRequests
-    | OutputsEmitted
-    | OutputsReceived
-    | OutputsUnread
-    | OutputsMissing
-    | RequestRefused
-    | MoveAsked
-    | MoveAnswered
-    | MoveRefusalAsked
-    | MoveRefusalsAnswered
-    | MoveLimitsSet
-    | MoveEnvelope
-    | MoveAnnounced
-    | RequestMoved
-    | RequestNotMoved
-    | RequestLost
-    | OwnerAsked
-    | OwnerConfirmed
-    | FenceAsked
-    | FenceAnswered
-    | MoveTimed
-    | TransferMessage
-    | RankChangeAsked
-    | RankChangeAnswered
-    | AbortAsked
-    | AbortAnswered
-    | RankSet
-    | RankConfirmed
-    | DrainSet
-    | StatusPushSet
-    | FrontendLimits
-    | ReliefOrdered
-    | ReliefFruitless
-    | HeadMoveOrdered
-    | RoomOrdered
-    | TrafficAsked
-    | TrafficTold
+log = logging.getLogger(__name__)
+
+_KINDS = (
+    kind
+    for module in (members, move_messages, requests)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and not kind.__subclasses__()
 )
+"""All messages; what is a base of others is none itself."""
+_AnyMessage: Any = functools.reduce(operator.or_, _KINDS)
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
-decode: Callable[[bytes | memoryview], AnyMessage] = msgspec.msgpack.Decoder(AnyMessage).decode
+decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(_AnyMessage).decode
 """Raises msgspec.DecodeError for a frame that is no message."""
+
+
+def encode_tokens(token_ids: Sequence[int]) -> bytes:
+    """Tokens in a payload frame: 32-bit integers, in the byte order of all machines that run
+    vLLM."""
+    return array("i", token_ids).tobytes()
+
+
+def decode_tokens(frame: Any) -> Sequence[int]:
+    """Raises ValueError for a frame that does not hold whole integers."""
+    return array("i", bytes(frame))
+
+
+Handlers = dict[type[Message], Callable[[Any], object]]
+PayloadHandlers = dict[type[Message], Callable[[Any, Sequence[memoryview]], object]]
+
+
+class Inbox:
+    """Gives each message to the process's handler for its type.
+
+    A type has its handler in one of two tables; those of `with_payload` get the payload frames
+    too.
+    """
+
+    def __init__(self, handlers: Handlers, with_payload: PayloadHandlers | None = None) -> None:
+        self.handlers = handlers
+        self.with_payload = with_payload or {}
+
+    def take(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
+        """Raises msgspec.DecodeError for a frame that is no message."""
+        message = decode(head)
+        kind = type(message)
+        if kind in self.handlers:
+            self.handlers[kind](message)
+        elif kind in self.with_payload:
+            self.with_payload[kind](message, payload)
+        else:
+            log.warning("unexpected message %s", kind.__name__)

@@ -1,4 +1,5 @@
-"""Messages between the controller and its members about the cluster's membership and state."""
+"""Messages between the controller and its members: who is there and how it goes, and what the
+controller has its members observe. Also the base of all messages."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -10,11 +11,15 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.move_records import MoveInFlight
 from controller.core.operations.cluster_spec import AS_STARTED, EngineChange
 from controller.core.record.event_log import LoggedEvent
-from controller.ports.engine import Emulation
-from controller.runtime.messages.message import Message
+from controller.core.settings import KeyLimits, ReplayConfig
+from controller.ports.engine import Emulation, StepPhase
 
 MemberKind = Literal["instance", "frontend"]
 Phase = Literal["starting", "active", "failed", "stopped"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What one process of the cluster sends to another."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -153,3 +158,34 @@ class DrainFrontend(Message, frozen=True):
     `grace_s`."""
 
     grace_s: float
+
+
+class DrainSet(Message, frozen=True):
+    """Controller to instance, when it begins to serve and at each change: whether it drains, takes
+    no moves in, and says so in each status. `leaves_in_s`: how long until it is ended, whatever it
+    has then; None: once it is empty, or never."""
+
+    draining: bool
+    leaves_in_s: float | None = None
+
+
+class StatusPushSet(Message, frozen=True):
+    """Controller to instance: the least time between two of your statuses, and at which phases of a
+    step one may go out. No phase: only when you are asked."""
+
+    status_interval_s: float
+    phases: tuple[StepPhase, ...] = ("before-return",)
+
+
+class FrontendLimits(Message, frozen=True):
+    """Controller to each frontend: how many requests it may have, and how long each may take.
+    None: no limit. `hash_prefixes`: whether the controller goes by which prompts begin alike."""
+
+    max_live_requests: int = 4096
+    request_timeout_s: float | None = None
+    write_timeout_s: float = 60.0
+    hash_prefixes: bool = False
+    key_limits: KeyLimits = KeyLimits()
+    """Of each API key, in the whole cluster: a frontend goes by its part while the controller is
+    away."""
+    replay: ReplayConfig = msgspec.field(default_factory=ReplayConfig)

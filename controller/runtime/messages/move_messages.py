@@ -1,5 +1,5 @@
 """Messages about moves: between source and destination, with the request's frontend, and between
-the controller and a source.
+the controller and a source, also those by which the source is to choose moves itself.
 
 A hop is one of the attempt that the message names.
 """
@@ -7,11 +7,12 @@ A hop is one of the attempt that the message names.
 import msgspec
 
 from controller.core.emptying.relief import PastMoves
+from controller.core.emptying.rounds import HeadOrder, ReliefOrder, RoomOrder
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.move_records import MoveOrder, MovePlan, MoveRecord
 from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import MoveMessage
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import Message
 
 
 class MoveAsked(Message, frozen=True):
@@ -172,3 +173,37 @@ class TransferMessage(Message, frozen=True):
     """Between the KV transfers of two instances; the payload is theirs."""
 
     sender: InstanceRef
+
+
+# -- moves that the source chooses -------------------------------------------------------
+
+
+class ReliefOrdered(Message, frozen=True):
+    """Controller to a source, in each round: relieve yourself. Without `relief`: begin no more
+    moves. An order ends by itself if no other follows."""
+
+    round_id: str
+    relief: ReliefOrder | None = None
+
+
+class ReliefFruitless(Message, frozen=True):
+    """Source to controller, at most once per order: no request of mine may or can go to that
+    destination now, and none is on its way there. The destination's incarnation is the order's."""
+
+    round_id: str
+    source_id: str
+    source_incarnation: int
+    destination_id: str
+    destination_incarnation: int
+
+
+class HeadMoveOrdered(Message, frozen=True):
+    """Controller to an instance: your queue head is to wait over there, where it fits."""
+
+    order: HeadOrder
+
+
+class RoomOrdered(Message, frozen=True):
+    """Controller to an instance: free so many blocks by moves, or begin none."""
+
+    order: RoomOrder

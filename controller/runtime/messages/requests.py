@@ -1,5 +1,5 @@
-"""Messages about requests and their tokens: dispatch, hand-over to an instance, outputs, and
-questions."""
+"""Messages about requests and their tokens: dispatch, hand-over to an instance, outputs, questions,
+orders for one request, and recordings of traffic."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ from controller.core.scheduler_events import (
     KeysTold,
     Reject,
 )
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import Message
 
 
 class RequestEvents(Message, frozen=True):
@@ -140,3 +140,113 @@ class RequestRefused(Message, frozen=True):
     message: str
     retryable: bool = False
     attempt: int = 0
+
+
+# -- orders for one request --------------------------------------------------------------
+
+
+class RankChangeAsked(Message, frozen=True):
+    """Controller to the request's frontend: the request has this rank from now on, wherever it is.
+    With `dry_run`: what would change?"""
+
+    query_id: str
+    request_id: str
+    rank: int
+    cause_id: str
+    actor: str
+    reason: str
+    dry_run: bool
+
+
+class RankChangeAnswered(Message, frozen=True):
+    """Frontend to controller. `code`: empty, `ended`, or `unknown` for a request that is not this
+    frontend's. `instance_id`: where the request runs."""
+
+    query_id: str
+    code: str = ""
+    previous_level: str = ""
+    instance_id: str | None = None
+
+
+class RankSet(Message, frozen=True):
+    """Frontend to the request's owner, until it confirms: the request has this rank. `change`
+    counts the changes from 1; an older one is ignored."""
+
+    request_id: str
+    rank: int
+    change: int
+
+
+class RankConfirmed(Message, frozen=True):
+    """Owner to frontend: I have the request, in this attempt and hop, with this change of its
+    rank."""
+
+    request_id: str
+    change: int
+    instance_id: str
+    incarnation: int
+    hop: int
+    attempt: int = 0
+
+
+class AbortAsked(Message, frozen=True):
+    """Controller to the request's frontend: end this request, and its siblings of `n` > 1, wherever
+    they are. With `dry_run`: which ones would end?"""
+
+    query_id: str
+    request_id: str
+    cause_id: str
+    actor: str
+    reason: str
+    dry_run: bool
+
+
+class AbortAnswered(Message, frozen=True):
+    """Frontend to controller. `code`: as of RankChangeAnswered. The rest is how the request was
+    before; `request_ids`: it and its siblings that lived."""
+
+    query_id: str
+    code: str = ""
+    request_ids: tuple[str, ...] = ()
+    state: RequestState | None = None
+    instance_id: str | None = None
+    num_output_tokens: int = 0
+
+
+# -- recordings of traffic ---------------------------------------------------------------
+
+
+class TrafficAsked(Message, frozen=True):
+    """Controller to frontends, about once a second while a recording is on: tell of the requests
+    that come from now on, with hashes under `key`, one per `num_hash_tokens` tokens. An empty key
+    ends the recording."""
+
+    key: bytes
+    num_hash_tokens: int = 0
+
+
+class RequestTraffic(msgspec.Struct, frozen=True, array_like=True):
+    """A request that has ended, without its text, its tokens and its ids. `arrival_time_s` is in
+    seconds since the epoch; `session` and `prefix_hashes` are as `prefix_hashes` makes them, the
+    hashes joined."""
+
+    arrival_time_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    rank: int
+    outcome: RequestState
+    session: str
+    prefix_hashes: bytes
+
+
+class TrafficTold(Message, frozen=True):
+    """Frontend to controller, several times a second while `key`'s recording is on. `num_before`:
+    how many requests of the recording have ended here before these, told or lost. `num_live`:
+    how many have not ended."""
+
+    key: bytes
+    frontend_id: str
+    incarnation: int
+    num_before: int
+    num_live: int
+    requests: tuple[RequestTraffic, ...]

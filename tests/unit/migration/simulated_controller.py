@@ -16,7 +16,7 @@ from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, 
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import Message
 from tests.unit.migration.simulated_messages import CONTROLLER
 from tests.unit.migration.simulated_moves import Violation
 

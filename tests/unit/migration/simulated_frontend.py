@@ -16,8 +16,13 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.replay import replay_machine as replay
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.dispatcher import KnownInstances
-from controller.runtime.messages.members import Directory, Hello, InstanceLost, Welcome
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import (
+    Directory,
+    FrontendLimits,
+    Hello,
+    InstanceLost,
+    Welcome,
+)
 from controller.runtime.messages.requests import (
     DispatchAsked,
     Dispatched,

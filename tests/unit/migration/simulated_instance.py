@@ -28,29 +28,28 @@ from controller.core.migration.source import SourceState
 from controller.core.replay import reentry_machine as reentry
 from controller.core.replay.reentry_machine import ReentryMachine
 from controller.runtime.messages.members import (
+    DrainSet,
     EngineInfo,
     Hello,
     InstanceLost,
     Phase,
     StatusPull,
     StatusPushed,
+    StatusPushSet,
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
+    HeadMoveOrdered,
     MoveAnswered,
     MoveAsked,
     MoveLimitsSet,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
-)
-from controller.runtime.messages.operations import (
-    DrainSet,
     ReliefFruitless,
     ReliefOrdered,
-    StatusPushSet,
+    RoomOrdered,
 )
 from controller.runtime.messages.requests import DispatchUnused, RequestRefused
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 from tests.unit.migration.simulated_engine import BLOCK_SIZE, Output, SimulatedEngine
 from tests.unit.migration.simulated_messages import (
     CONTROLLER,

@@ -58,10 +58,8 @@ from controller.ports.processes import LauncherLostError
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
-from controller.runtime.messages.members import InstanceLost
-from controller.runtime.messages.message import Message
-from controller.runtime.messages.operations import FrontendLimits
-from controller.runtime.messages.room_messages import RoomOrdered
+from controller.runtime.messages.members import FrontendLimits, InstanceLost, Message
+from controller.runtime.messages.move_messages import RoomOrdered
 from tests.unit.migration.simulated_controller import (
     ME,
     Disk,

@@ -17,8 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.core.instance_ref import InstanceRef
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
-from controller.runtime.messages.members import Directory, EngineInfo, InstanceEntry, InstanceLost
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import (
+    Directory,
+    EngineInfo,
+    FrontendLimits,
+    InstanceEntry,
+    InstanceLost,
+)
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from tests.unit.migration.simulated_controller import ME
 from tests.unit.migration.simulated_engine import Asked, SimulatedEngine

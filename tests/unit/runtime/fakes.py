@@ -15,9 +15,15 @@ from typing import Any, TypeVar
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, OnMessage
-from controller.runtime.messages.codec import AnyMessage, decode, encode
-from controller.runtime.messages.members import Directory, EngineInfo, Hello, InstanceEntry, Phase
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import (
+    Directory,
+    EngineInfo,
+    Hello,
+    InstanceEntry,
+    Message,
+    Phase,
+)
 
 M = TypeVar("M", bound=Message)
 PATIENCE_S = 10.0
@@ -93,11 +99,11 @@ class FakeNetwork:
         self.mailboxes: dict[str, FakeMailbox] = {}
         self.errors: list[Exception] = []
         self.gone: set[str] = set()
-        self.drops: Callable[[AnyMessage], bool] = lambda message: False
+        self.drops: Callable[[Message], bool] = lambda message: False
         """What never arrives."""
-        self.doubles: Callable[[AnyMessage], bool] = lambda message: False
+        self.doubles: Callable[[Message], bool] = lambda message: False
         """What arrives twice."""
-        self._holds: Callable[[AnyMessage], bool] = lambda message: False
+        self._holds: Callable[[Message], bool] = lambda message: False
         self._held: list[tuple[FakeMailbox, str, bytes, tuple[bytes, ...]]] = []
         self._held_links: set[tuple[str, str]] = set()
 
@@ -109,7 +115,7 @@ class FakeNetwork:
     def peer(self, address: str) -> "FakePeer":
         return FakePeer(self.mailbox(address))
 
-    def hold(self, which: Callable[[AnyMessage], bool]) -> None:
+    def hold(self, which: Callable[[Message], bool]) -> None:
         """The first such message waits for `release`, and all behind it on the same way."""
         self._holds = which
 
@@ -222,7 +228,7 @@ class FakePeer:
     def __init__(self, mailbox: FakeMailbox) -> None:
         self.mailbox = mailbox
         self.address = mailbox.address
-        self.inbox: list[tuple[AnyMessage, list[bytes]]] = []
+        self.inbox: list[tuple[Message, list[bytes]]] = []
         self._arrived = asyncio.Event()
         mailbox.start(self._on_message, lambda address: None)
 

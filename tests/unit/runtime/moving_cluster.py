@@ -22,12 +22,11 @@ from controller.runtime.messages.members import (
     Hello,
     InstanceEntry,
     InstanceLost,
+    Message,
     StatusPushed,
     Welcome,
 )
-from controller.runtime.messages.message import Message
-from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked
-from controller.runtime.messages.operations import ReliefFruitless
+from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked, ReliefFruitless
 from controller.runtime.messages.requests import DispatchAsked, Dispatched, RequestsAsked
 from tests.unit.runtime.fake_engine import FakeEngine, assert_empty, tokens_of
 from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until

@@ -11,8 +11,7 @@ from controller.core.settings import ReplayConfig
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.messages.members import Directory
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import Directory, FrontendLimits
 from controller.runtime.messages.requests import (
     AddRequest,
     DispatchAsked,

@@ -10,13 +10,12 @@ from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.operations.order_checks import ScalePlan
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.runtime.messages.members import StatusPushed
+from controller.runtime.messages.members import DrainSet, StatusPushed
 from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
 )
-from controller.runtime.messages.operations import DrainSet
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, idle_snapshot, settle

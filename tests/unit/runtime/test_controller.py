@@ -20,13 +20,14 @@ from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
+    FrontendLimits,
     InstanceLost,
     StatusPull,
     StatusPushed,
+    StatusPushSet,
     Welcome,
 )
 from controller.runtime.messages.move_messages import MoveLimitsSet
-from controller.runtime.messages.operations import FrontendLimits, StatusPushSet
 from controller.runtime.messages.requests import (
     Dispatched,
     DispatchWithdrawn,

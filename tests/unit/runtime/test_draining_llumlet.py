@@ -2,8 +2,7 @@
 and its statuses say so."""
 
 from controller.core.migration.refusals import MoveRefusal
-from controller.runtime.messages.members import StatusPull
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import DrainSet, StatusPull
 from tests.unit.runtime.moving_cluster import MovingCluster
 
 

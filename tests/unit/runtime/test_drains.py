@@ -15,8 +15,7 @@ from controller.runtime.controller.operations.operated_cluster import (
     OperationRefusedError,
     refuse_instances,
 )
-from controller.runtime.messages.members import Directory, InstanceLost
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import Directory, DrainSet, InstanceLost
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.steering_bed import MOVE, Disk, SteeringBed
 

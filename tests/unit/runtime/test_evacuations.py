@@ -9,8 +9,7 @@ from controller.core.emptying.drains import DrainState
 from controller.core.operations.cluster_spec import ClusterSpec, ExitReason
 from controller.core.operations.order_checks import plan_scale
 from controller.core.record.event_log import EventKind
-from controller.runtime.messages.members import InstanceLost
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import DrainSet, InstanceLost
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle, virtual_time
 from tests.unit.runtime.steering_bed import SteeringBed
 

@@ -17,7 +17,7 @@ from controller.core.scheduler_events import (
 )
 from controller.core.settings import KeyLimits
 from controller.runtime.frontend.dispatcher import NotDispatchedError
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import FrontendLimits
 from controller.runtime.messages.requests import (
     AddRequest,
     DispatchAsked,

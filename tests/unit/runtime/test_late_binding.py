@@ -10,9 +10,8 @@ from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchCancelled, RejectCode
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages.operations import ReliefOrdered
+from controller.runtime.messages.move_messages import HeadMoveOrdered, ReliefOrdered, RoomOrdered
 from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn, Refused
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
 from tests.unit.runtime.controller_bed import CONFIG, Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle
 

@@ -11,9 +11,14 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration.move_records import MoveOrder
 from controller.ports.engine import StepPhase
 from controller.runtime.instance import engine_thread
-from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
+from controller.runtime.messages.members import (
+    Hello,
+    StatusPull,
+    StatusPushed,
+    StatusPushSet,
+    Welcome,
+)
 from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked, RequestLost
-from controller.runtime.messages.operations import StatusPushSet
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,

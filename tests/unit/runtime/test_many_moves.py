@@ -7,7 +7,7 @@ import time
 import pytest
 
 from controller.core.record.request_record import RequestState
-from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.members import Message
 from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.moving_cluster import MovingCluster
@@ -95,7 +95,7 @@ async def test_random_moves_over_a_bad_network(moving: MovingCluster, seed: int)
     chaos = Chaos(moving, seed, num_requests=10)
     dice = random.Random(seed + 1000)
 
-    def sometimes(message: AnyMessage) -> bool:
+    def sometimes(message: Message) -> bool:
         return isinstance(message, MoveEnvelope) and dice.random() < 0.1
 
     moving.network.drops = moving.network.doubles = sometimes

@@ -10,8 +10,7 @@ from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.runtime.instance.moves.stage_copies import KvDigest
-from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.members import InstanceLost
+from controller.runtime.messages.members import InstanceLost, Message
 from controller.runtime.messages.move_messages import (
     MoveEnvelope,
     MoveLimitsSet,
@@ -572,7 +571,7 @@ async def test_a_source_keeps_what_the_frontend_has_not_confirmed(moving: Moving
 # -- COMMIT in doubt ----------------------------------------------------------------------
 
 
-def says(verb: Verb) -> Callable[[AnyMessage], bool]:
+def says(verb: Verb) -> Callable[[Message], bool]:
     return lambda m: isinstance(m, MoveEnvelope) and m.message.verb is verb
 
 
@@ -625,7 +624,7 @@ async def test_one_whose_source_seems_dead_stays_until_the_frontend_reads_it_fro
     """The connection of the two broke: the source lives, and may be granted a fence yet."""
     await moving.stream()
 
-    def to_source(m: AnyMessage) -> bool:
+    def to_source(m: Message) -> bool:
         return says(Verb.COMMITTED)(m) and isinstance(m, MoveEnvelope) and m.source == source
 
     source = moving.controller.ref("i-0")
@@ -657,7 +656,7 @@ async def test_what_a_destination_emits_that_was_fenced_off_is_not_read(
     """It applied COMMIT; neither its source nor the frontend heard of it in time."""
     await moving.stream()
 
-    def from_b(envelope: AnyMessage) -> bool:
+    def from_b(envelope: Message) -> bool:
         emitted = isinstance(envelope, OutputsEmitted) and envelope.sender.instance_id == "i-1"
         return emitted or isinstance(envelope, RequestMoved) or says(Verb.COMMITTED)(envelope)
 
@@ -726,9 +725,9 @@ async def test_an_end_does_not_go_round_in_circles(moving: MovingCluster) -> Non
     for way in ways:
         assert (await moving.move(*way)).code == ""
         await moving.more("r", 1, moving.instances[way[1]])
-    ends: list[AnyMessage] = []
+    ends: list[Message] = []
 
-    def counts(envelope: AnyMessage) -> bool:
+    def counts(envelope: Message) -> bool:
         if says(Verb.END)(envelope):
             ends.append(envelope)
         return False

@@ -12,8 +12,7 @@ import pytest
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.members import Welcome
+from controller.runtime.messages.members import Message, Welcome
 from controller.runtime.messages.move_messages import FenceAsked, MoveEnvelope, RequestMoved
 from controller.runtime.messages.requests import OutputsUnread
 from tests.unit.runtime.fake_engine import assert_empty, tokens_of
@@ -31,7 +30,7 @@ class Phase:
 Hold = Callable[[MovingCluster], Awaitable[Phase]]
 
 
-def says(verb: Verb) -> Callable[[AnyMessage], bool]:
+def says(verb: Verb) -> Callable[[Message], bool]:
     return lambda envelope: isinstance(envelope, MoveEnvelope) and envelope.message.verb is verb
 
 

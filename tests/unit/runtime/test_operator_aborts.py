@@ -15,8 +15,9 @@ from controller.core.scheduler_events import (
     DispatchRequested,
 )
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
-from controller.runtime.messages.operations import AbortAnswered, AbortAsked
 from controller.runtime.messages.requests import (
+    AbortAnswered,
+    AbortAsked,
     AbortRequests,
     DispatchAsked,
     Dispatched,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.frontend.prompt_hashes import HASH_TOKENS, MAX_HASHES, PromptPrefixes
 from controller.runtime.messages.codec import decode, encode
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import FrontendLimits
 from controller.runtime.messages.requests import DispatchAsked
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.router_bed import Bed

@@ -22,13 +22,15 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch
 from controller.runtime.messages.move_messages import MoveAnnounced, RequestMoved
-from controller.runtime.messages.operations import (
+from controller.runtime.messages.requests import (
+    AddRequest,
+    DispatchAsked,
+    Dispatched,
     RankChangeAnswered,
     RankChangeAsked,
     RankConfirmed,
     RankSet,
 )
-from controller.runtime.messages.requests import AddRequest, DispatchAsked, Dispatched
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.moving_cluster import MovingCluster
 from tests.unit.runtime.router_bed import Bed

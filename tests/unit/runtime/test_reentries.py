@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from controller.runtime.instance import reentries
-from controller.runtime.messages import output_tokens
+from controller.runtime.messages.codec import encode_tokens
 from controller.runtime.messages.move_messages import RequestLost
 from controller.runtime.messages.requests import (
     AbortRequests,
@@ -48,7 +48,7 @@ def send(bed: Bed, num_outputs: int, attempt: int = 1, seq: int = 3, max_tokens:
     )
     frames = [bytes(frame) for frame in request_frames("r", 4, max_tokens)]
     if num_outputs:
-        frames.append(output_tokens.encode(T[:num_outputs]))
+        frames.append(encode_tokens(T[:num_outputs]))
     bed.f0.send(HERE, add, frames)
 
 
@@ -138,7 +138,7 @@ async def test_a_grammar_that_does_not_compile_is_refused(bed: Bed) -> None:
 async def test_outputs_that_are_not_its_own_are_refused(bed: Bed) -> None:
     frames = [bytes(frame) for frame in request_frames("r", 4, 8)]
     add = AddRequest("r", bed.f0.address, 1, 3, attempt=1, num_output_tokens=1)
-    bed.f0.send(HERE, add, [*frames, output_tokens.encode([T[0] + 1])])
+    bed.f0.send(HERE, add, [*frames, encode_tokens([T[0] + 1])])
     refused = await bed.f0.receive(RequestRefused)
     assert (refused.attempt, refused.retryable) == (1, False)
     assert bed.llumlet.num_live_reqs == 0

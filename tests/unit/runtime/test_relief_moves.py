@@ -18,9 +18,13 @@ from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.live_request import MAX_HOPS
-from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
-from controller.runtime.messages.operations import DrainSet, ReliefFruitless, ReliefOrdered
+from controller.runtime.messages.members import DrainSet, Message
+from controller.runtime.messages.move_messages import (
+    MoveEnvelope,
+    MoveLimitsSet,
+    ReliefFruitless,
+    ReliefOrdered,
+)
 from tests.unit.runtime.moving_cluster import MovingCluster
 
 CONFIG = ReschedulingConfig()
@@ -89,7 +93,7 @@ def told(moving: MovingCluster) -> list[LoggedEvent]:
     return [e for e in moving.controller.events if e.kind is EventKind.NOT_MOVED]
 
 
-def pre_alloc(envelope: AnyMessage) -> bool:
+def pre_alloc(envelope: Message) -> bool:
     return isinstance(envelope, MoveEnvelope) and envelope.message.verb is Verb.PRE_ALLOC
 
 

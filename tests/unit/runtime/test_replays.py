@@ -9,7 +9,7 @@ from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import MAX_REFUSALS
 from controller.core.scheduler_events import Dispatch, Reject, RejectCode
 from controller.core.settings import ReplayConfig
-from controller.runtime.messages import output_tokens
+from controller.runtime.messages.codec import encode_tokens
 from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.move_messages import (
     FenceAnswered,
@@ -18,14 +18,16 @@ from controller.runtime.messages.move_messages import (
     RequestLost,
     RequestMoved,
 )
-from controller.runtime.messages.operations import AbortAsked, RankChangeAsked, RankSet
 from controller.runtime.messages.requests import (
+    AbortAsked,
     AbortRequests,
     AddRequest,
     DispatchAsked,
     Dispatched,
     DispatchWithdrawn,
     OutputsUnread,
+    RankChangeAsked,
+    RankSet,
     Refused,
     RequestRefused,
     RequestsAsked,
@@ -88,7 +90,7 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNe
     bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
     add, payload = await bed.instances["i-1"].receive_with_payload(AddRequest)
     assert add == AddRequest("r", HERE, 1, 9, 5.0, attempt=1, num_output_tokens=3)
-    assert payload == [b"x", output_tokens.encode(T[:3])]
+    assert payload == [b"x", encode_tokens(T[:3])]
     assert bed.accept(3, T[3:4]) == [], "of the old attempt"
     assert new_tokens(bed.accept(3, T[3:5], epoch=(1, 0), last=True, sender=I1)) == T[3:5]
     assert bed.told.failed == []
@@ -130,7 +132,7 @@ async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(
     assert new_tokens(bed.accept(3, T[3:6])) == T[3:6]
     add, payload = await dispatch(bed, "i-1")
     assert add.num_output_tokens == 6
-    assert payload[-1] == output_tokens.encode(T[:6])
+    assert payload[-1] == encode_tokens(T[:6])
 
 
 @virtual_time

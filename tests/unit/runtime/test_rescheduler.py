@@ -9,7 +9,7 @@ import pytest
 from controller.core.load.snapshot import QueueHead
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.codec import decode
-from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
+from controller.runtime.messages.move_messages import ReliefFruitless, ReliefOrdered
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle
 

@@ -7,7 +7,7 @@ import pytest
 from controller.core.emptying.claims import Restart
 from controller.core.emptying.drains import HEARD_WITHIN_S, REPLACE_AGAIN_S, RETRY_S, DrainState
 from controller.core.record.event_log import EventKind
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import DrainSet
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.steering_bed import Disk, SteeringBed
 

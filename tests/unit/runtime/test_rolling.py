@@ -16,8 +16,7 @@ from controller.core.operations.cluster_spec import (
 from controller.core.operations.rolling import NO_OTHER_SERVES, RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
-from controller.runtime.messages.members import Welcome
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import DrainSet, Welcome
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.steering_bed import Disk, SteeringBed
 

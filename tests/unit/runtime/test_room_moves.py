@@ -10,10 +10,13 @@ from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
-from controller.runtime.messages.codec import AnyMessage
-from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet
-from controller.runtime.messages.operations import DrainSet
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.members import DrainSet, Message
+from controller.runtime.messages.move_messages import (
+    HeadMoveOrdered,
+    MoveEnvelope,
+    MoveLimitsSet,
+    RoomOrdered,
+)
 from tests.unit.runtime.moving_cluster import MovingCluster
 
 CONFIG = ReschedulingConfig()
@@ -86,7 +89,7 @@ def told(moving: MovingCluster) -> list[LoggedEvent]:
     return [e for e in moving.controller.events if e.kind is EventKind.ROOM_NOT_MADE]
 
 
-def pre_alloc(envelope: AnyMessage) -> bool:
+def pre_alloc(envelope: Message) -> bool:
     return isinstance(envelope, MoveEnvelope) and envelope.message.verb is Verb.PRE_ALLOC
 
 

@@ -18,12 +18,12 @@ from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
+    FrontendLimits,
     Hello,
     InstanceLost,
     StatusPull,
     Welcome,
 )
-from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,

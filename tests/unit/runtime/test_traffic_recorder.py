@@ -10,8 +10,13 @@ from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend import traffic_recorder
 from controller.runtime.frontend.prompt_hashes import prefix_hashes, session_hash
-from controller.runtime.messages.requests import DispatchAsked, Dispatched
-from controller.runtime.messages.traffic_messages import RequestTraffic, TrafficAsked, TrafficTold
+from controller.runtime.messages.requests import (
+    DispatchAsked,
+    Dispatched,
+    RequestTraffic,
+    TrafficAsked,
+    TrafficTold,
+)
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.router_bed import Bed
 

@@ -20,8 +20,12 @@ from controller.ports.processes import Listener, Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.messages.members import DrainFrontend, EngineInfo, InstanceEntry
-from controller.runtime.messages.operations import FrontendLimits
+from controller.runtime.messages.members import (
+    DrainFrontend,
+    EngineInfo,
+    FrontendLimits,
+    InstanceEntry,
+)
 
 log = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ from controller.ports.processes import LauncherLostError
 from controller.runtime.controller.operations.drain_forecasts import DrainForecasts
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member
-from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.members import DrainSet
 
 log = logging.getLogger(__name__)
 

@@ -43,9 +43,13 @@ from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
-from controller.runtime.messages.move_messages import MoveAnswered
-from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
-from controller.runtime.messages.room_messages import HeadMoveOrdered, RoomOrdered
+from controller.runtime.messages.move_messages import (
+    HeadMoveOrdered,
+    MoveAnswered,
+    ReliefFruitless,
+    ReliefOrdered,
+    RoomOrdered,
+)
 
 # A destination's snapshot is so much older than the controller's note of its arrival: one way on
 # the network and a turn of both loops. Without this, requests that were just sent there would be

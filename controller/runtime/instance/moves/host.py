@@ -10,7 +10,7 @@ from controller.core.record.event_log import LoggedEvent
 from controller.ports.engine import Engine, Frames, KvBlocks
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
-from controller.runtime.messages.message import Message
+from controller.runtime.messages.members import Message
 
 T = TypeVar("T")
 

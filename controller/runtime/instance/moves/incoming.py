@@ -25,7 +25,7 @@ from controller.ports.kv_transfer import StageCopy
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest, PastInstances
 from controller.runtime.instance.moves.stage_copies import KvDigest
-from controller.runtime.messages import output_tokens
+from controller.runtime.messages.codec import decode_tokens
 from controller.runtime.messages.move_messages import (
     ArrivingRequest,
     CommittedRequest,
@@ -47,7 +47,7 @@ class IncomingMove:
         self._host = host
         self._arriving: ArrivingRequest = first.arriving
         self._frames = [bytes(frame) for frame in payload[:-1]]
-        self._outputs: Sequence[int] = output_tokens.decode(payload[-1])
+        self._outputs: Sequence[int] = decode_tokens(payload[-1])
         self._first = first
         self.migration_id, self.request_id = first.migration_id, first.request_id
         self.source: InstanceRef = first.source

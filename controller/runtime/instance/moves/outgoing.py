@@ -27,7 +27,7 @@ from controller.ports.engine import Engine, Frames, PinnedBlocks, SuspendedReque
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.stage_copies import StageCopies
-from controller.runtime.messages import output_tokens
+from controller.runtime.messages.codec import encode_tokens
 from controller.runtime.messages.move_messages import (
     ArrivingRequest,
     CommittedRequest,
@@ -269,7 +269,7 @@ class OutgoingMove:
         payload: list[bytes | memoryview] = []
         if message.verb is Verb.PRE_ALLOC and message.stage == 0:
             arriving = self._arriving()
-            payload = [*self._live.frames, output_tokens.encode(self._outputs)]
+            payload = [*self._live.frames, encode_tokens(self._outputs)]
         if message.verb is Verb.COMMIT:
             committed, payload = self._committed()
         order = self.order
