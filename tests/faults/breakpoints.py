@@ -17,10 +17,9 @@ from typing import Any
 
 from controller.core.migration.protocol import IllegalMoveError
 from controller.core.migration.source import SourceState
-from controller.runtime.instance import serving
-from controller.runtime.instance.moves import instance_moves
-from controller.runtime.instance.moves.incoming import IncomingMove
-from controller.runtime.instance.moves.outgoing import OutgoingMove
+from controller.runtime.instance import instance_moves, llumlet
+from controller.runtime.instance.incoming import IncomingMove
+from controller.runtime.instance.outgoing import OutgoingMove
 from tests.faults.lines import say
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ _held: list["_Breaking"] = []
 
 
 def install() -> None:
-    vars(serving)["InstanceMoves"] = _TellingDesk
+    vars(llumlet)["InstanceMoves"] = _TellingDesk
     vars(instance_moves)["OutgoingMove"] = _BreakingOutgoing
     vars(instance_moves)["IncomingMove"] = _BreakingIncoming
 

@@ -33,9 +33,8 @@ from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.instance.llumlet import Llumlet
-from controller.runtime.instance.moves import incoming, outgoing
-from controller.runtime.instance.serving import Serving
+from controller.runtime.instance import incoming, outgoing
+from controller.runtime.instance.llumlet import Llumlet, Serving
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import InstanceEntry

@@ -10,7 +10,7 @@ from controller.core.load.windows import LatencyWindows, Percentiles
 from controller.ports.engine import Engine, Frames, StepOutputs
 from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.instance.moves.live_request import Kept, LiveRequest
+from controller.runtime.instance.live_requests import Kept, LiveRequest
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.move_messages import MoveTimed
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing

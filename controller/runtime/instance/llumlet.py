@@ -1,38 +1,72 @@
-"""The llumlet: an instance's process around its engine, from its first hello to its death.
+"""The llumlet: an instance's process around its engine, from its first hello to its death, and what
+it does while its engine serves (`Serving`): requests in, outputs out, and moves.
 
-`serving` handles requests while the engine serves. A dead engine thread ends the process: see
-`run`.
+All of it runs on the event loop's thread, with encoding, sockets and the bookkeeping of token
+positions (`emission`); the engine has its own thread (`engine_thread`). A dead engine thread ends
+the process: see `run`.
 """
 
 import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
+import msgspec
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import QueueHead
+from controller.core.migration.move_records import CopyRates
+from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.refusals import MoveRefusal
-from controller.ports.engine import Engine, EngineFactory
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.ports.engine import Engine, EngineEvent, EngineFactory, Frames, StepOutputs
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
+from controller.runtime.instance.emission import Emission
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
-from controller.runtime.instance.serving import Serving
-from controller.runtime.messages.codec import Inbox, encode
+from controller.runtime.instance.instance_moves import ChosenMoves, InstanceMoves, OrderedMoves
+from controller.runtime.instance.live_requests import LiveRequest
+from controller.runtime.instance.reentries import Reentries
+from controller.runtime.messages.codec import Handlers, Inbox, PayloadHandlers, encode
 from controller.runtime.messages.members import (
+    DrainSet,
     EngineInfo,
     InstanceLost,
     Message,
     StatusPull,
+    StatusPushed,
     StatusPushSet,
     Welcome,
 )
-from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked
+from controller.runtime.messages.move_messages import (
+    FenceAnswered,
+    HeadMoveOrdered,
+    MoveAnswered,
+    MoveAsked,
+    MoveEnvelope,
+    MoveLimitsSet,
+    MoveRefusalAsked,
+    OwnerAsked,
+    OwnerConfirmed,
+    ReliefOrdered,
+    RequestLost,
+    RoomOrdered,
+    TransferMessage,
+)
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
     DispatchUnused,
+    OutputsMissing,
     OutputsReceived,
     OutputsUnread,
+    RankConfirmed,
+    RankSet,
+    RequestEvents,
     RequestRefused,
 )
 
@@ -146,7 +180,7 @@ class Llumlet:
         if self.serving is not None:
             self.serving.address_lost(address)
 
-    def _serve(self, engine: Engine) -> Serving | None:
+    def _serve(self, engine: Engine) -> "Serving | None":
         try:
             self.serving = serving = Serving(
                 self._member, self._mailbox, engine, self._thread, self._transfer
@@ -171,3 +205,314 @@ class Llumlet:
 
 def _ignore(_message: Message) -> None:
     pass
+
+
+log = logging.getLogger(__name__)
+
+# Moves repeat messages and give up by the clock; the shortest of their times is 0.2 s.
+MOVES_TICK_S = 0.05
+
+
+class Serving:
+    """An instance whose engine serves. Starts `transfer`; its maker closes it."""
+
+    def __init__(
+        self,
+        member: ControllerLink,
+        mailbox: Mailbox,
+        engine: Engine,
+        thread: EngineThread,
+        transfer: KvTransfer,
+    ) -> None:
+        self._member = member
+        self._mailbox = mailbox
+        self._engine = engine
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._frontends: list[str] = []  # an engine's frontend_index is a position here
+        self.requests: dict[str, LiveRequest] = {}
+        self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
+        self.transfer = transfer
+        transfer.start(self.blocks, self._tell_transfer)
+        # These methods of MoveHost are those of others.
+        self.between_steps, self.compiling = thread.between_steps, engine.moves.compiling
+        self.push_status = thread.push_status
+        self.instance_moves = InstanceMoves(self, engine.block_size)
+        self.set_rank = self.instance_moves.set_rank
+        rates, controller = CopyRates(), member.controller_address
+        self._orders = OrderedMoves(self, self.instance_moves, rates, controller)
+        self.chosen_moves = ChosenMoves(
+            self, self.instance_moves, rates, engine.block_size, controller
+        )
+        self.emission = Emission(
+            member,
+            mailbox,
+            engine,
+            self.requests,
+            self._frontends,
+            self.instance_moves.request_finished,
+        )
+        self.encode_kept = self.emission.encode_kept
+        self._reentries = Reentries(self, engine.moves, thread.account)
+        self._ticking = asyncio.create_task(self._tick_moves())
+
+    def close(self) -> None:
+        self._ticking.cancel()
+        self._reentries.close()
+
+    @property
+    def handlers(self) -> Handlers:
+        return {
+            AbortRequests: lambda aborted: self.abort(aborted.request_ids),
+            OutputsReceived: self._on_received,
+            OutputsMissing: self.emission.send_again,
+            OutputsUnread: self._on_unread,
+            RankSet: self._take_rank,
+            InstanceLost: self._on_instance_lost,
+            MoveAsked: self._orders.asked,
+            MoveRefusalAsked: self._orders.refusals_asked,
+            MoveLimitsSet: self._on_move_limits,
+            ReliefOrdered: self.chosen_moves.relief_ordered,
+            HeadMoveOrdered: self.chosen_moves.room_ordered,
+            RoomOrdered: self.chosen_moves.room_ordered,
+            DrainSet: self._on_drain,
+            FenceAnswered: self.instance_moves.fence_answered,
+            OwnerAsked: self.instance_moves.owner_asked,
+            OwnerConfirmed: self.instance_moves.owner_confirmed,
+        }
+
+    @property
+    def payload_handlers(self) -> PayloadHandlers:
+        return {
+            AddRequest: self._take_in,
+            MoveEnvelope: self.instance_moves.receive,
+            TransferMessage: lambda told, frames: self.transfer.told(told.sender, frames),
+        }
+
+    def _on_received(self, received: OutputsReceived) -> None:
+        for request_id, next_index in received.items:
+            if live := self.requests.get(request_id):
+                live.received(next_index)
+
+    def _on_instance_lost(self, lost: InstanceLost) -> None:
+        self._peer_lost(lambda peer: peer.key == (lost.instance_id, lost.incarnation))
+
+    def _on_move_limits(self, limits: MoveLimitsSet) -> None:
+        self.instance_moves.max_moves = limits.max_moves
+        self.transfer.max_bytes_per_s = limits.max_bytes_per_s
+
+    def _on_drain(self, drain: DrainSet) -> None:
+        self.instance_moves.draining = drain.draining
+        leaves_in_s = drain.leaves_in_s
+        leaves_at_s = None if leaves_in_s is None else self.now_s() + leaves_in_s
+        self.instance_moves.leaves_at_s = leaves_at_s
+        if not drain.draining:
+            self.chosen_moves.drain_ended()
+        self._thread.push_status()
+
+    def _take_rank(self, wanted: RankSet) -> None:
+        """Takes a rank. For a request that is not here its frontend asks the next owner."""
+        live = self.requests.get(wanted.request_id)
+        if live is None:
+            return
+        if wanted.change > live.rank_change:
+            live.rank_change = wanted.change
+            self.set_rank(wanted.request_id, wanted.rank)
+        confirmed = RankConfirmed(
+            wanted.request_id,
+            live.rank_change,
+            self._member.member_id,
+            self._member.incarnation,
+            live.hop,
+            live.attempt,
+        )
+        self.send(live.frontend, confirmed)
+
+    def _take_in(self, add: AddRequest, payload: Sequence[memoryview]) -> None:
+        if add.incarnation != self._member.incarnation:
+            self.refuse(add, "its instance has restarted; send it again", retryable=True)
+            return
+        if add.attempt > 0:
+            self._reentries.take(add, payload)
+            return
+        try:
+            prepared = self.prepare(payload, add.reply_to)
+        except ValueError as error:
+            self.refuse(add, str(error))
+            self._thread.account(add.dispatch_seq)
+            return
+        self.requests[add.request_id] = LiveRequest(
+            add.reply_to,
+            add.attempt,
+            add.hop,
+            add.arrival_time_s,
+            [bytes(frame) for frame in payload],
+            rank=add.rank,
+        )
+        self._thread.add(add, prepared, self.refuse)
+
+    def refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
+        live = self.requests.get(add.request_id)
+        if live is not None and live.attempt <= add.attempt:
+            del self.requests[add.request_id]
+        self.send(add.reply_to, RequestRefused(add.request_id, message, retryable, add.attempt))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._reentries.forget(request_ids)
+        self.abort_here(request_ids)
+
+    def abort_here(self, request_ids: Sequence[str]) -> None:
+        """A later attempt that is on its way into the engine goes on."""
+        epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
+        self._thread.command(lambda engine: engine.abort(request_ids))
+        self._thread.push_status()
+        for request_id in request_ids:
+            self.instance_moves.client_left(request_id, epochs.get(request_id, FIRST_EPOCH))
+
+    def _on_unread(self, unread: OutputsUnread) -> None:
+        for request_id, attempt, hop in unread.items:
+            self._stop_unread(request_id, Epoch(attempt, hop))
+
+    def _stop_unread(self, request_id: str, epoch: Epoch) -> None:
+        """Aborts the request unless it runs here in another epoch, or may have moved on: then its
+        tokens are read."""
+        live = self.requests.get(request_id)
+        if live is None or live.epoch != epoch or self.instance_moves.handed_on(request_id, epoch):
+            return
+        log.warning("request %s is read by nobody in %s: aborted", request_id, epoch)
+        self.abort_here((request_id,))
+        self.send(live.frontend, RequestLost(request_id, epoch.hop, epoch.attempt, owner=self.me))
+
+    def fenced(self) -> None:
+        """Another incarnation begins: no request and no move of this one goes on."""
+        log.warning("fenced: dropping %d requests", len(self.requests))
+        self.chosen_moves.fenced()
+        self.instance_moves.fenced()
+        self.abort((*self.requests, *self._reentries.machine.request_ids))
+
+    def address_lost(self, address: str) -> None:
+        """A peer is gone. If it was a frontend, its requests are aborted, as nobody reads their
+        tokens."""
+        self._peer_lost(lambda peer: peer.address == address)
+        self.instance_moves.frontend_lost(address)
+        self.emission.frontend_lost(address)
+        orphans = [r for r, live in self.requests.items() if live.frontend == address]
+        orphans += self._reentries.machine.of_frontend(address)
+        if orphans:
+            log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
+            self.abort(orphans)
+
+    def _peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        self.chosen_moves.peer_lost(is_lost)
+        self.instance_moves.peer_lost(is_lost)
+
+    # -- from the engine's thread --------------------------------------------------------
+
+    def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
+        if any(each.emitted for each in outputs):
+            self.chosen_moves.step_times_s.append(step_time_s)
+        self.emission.emit(outputs, step_time_s)
+
+    def rested(self) -> None:
+        self.emission.tell_rest()
+
+    def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
+        """Tells the controller for its log, and each request's frontend for its history."""
+        cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
+        by_frontend: dict[str, list[LoggedEvent]] = {}
+        for event in events:
+            logged = self._logged(event, cause_id)
+            self._member.tell(logged)
+            if live := self.requests.get(event.request_id):
+                by_frontend.setdefault(live.frontend, []).append(logged)
+                if event.kind == "evicted":
+                    live.evicted_at_s = event.time_s
+                    if live.arrived_by is not None:
+                        live.arrived_by = replace(live.arrived_by, waited=True)
+        for frontend, its_events in by_frontend.items():
+            self._mailbox.send(frontend, encode(RequestEvents(tuple(its_events))))
+        for event in events:
+            if event.kind == "evicted":
+                self.instance_moves.request_evicted(event.request_id)
+
+    def _logged(self, event: EngineEvent, cause_id: str) -> LoggedEvent:
+        numbers = {"num_tokens": event.num_tokens}
+        if event.kind == "admitted":
+            kind, reason = EventKind.ADMITTED, "into the batch"
+            numbers["num_cached_tokens"] = event.num_cached_tokens
+        else:
+            kind, reason = EventKind.EVICTED, "memory pressure"
+        return LoggedEvent(
+            kind,
+            event.time_s,
+            cause_id,
+            reason,
+            instance_id=self._member.member_id,
+            incarnation=self._member.incarnation,
+            request_id=event.request_id,
+            numbers=numbers,
+        )
+
+    def report(self, status: StatusPushed) -> None:
+        """Sends the status, with figures that the engine does not know."""
+        ttft_p99 = self.emission.ttft_p99()
+        whole = msgspec.structs.replace(
+            status,
+            snapshot=replace(
+                status.snapshot,
+                draining=self.instance_moves.draining,
+                queue_head=self._dated(status.snapshot.queue_head),
+            ),
+            ttft_p99_s=ttft_p99.all_s,
+            ttft_p99_by_rank_s=ttft_p99.by_kind_s,
+            moves=self.instance_moves.in_flight(),
+            num_moves_in=self.instance_moves.num_moves_in,
+        )
+        self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
+
+    def _dated(self, head: QueueHead | None) -> QueueHead | None:
+        """The queue head with the time of its eviction, if it was evicted."""
+        if head is None or not head.evicted or (live := self.requests.get(head.request_id)) is None:
+            return head
+        return replace(head, evicted_at_s=live.evicted_at_s)
+
+    async def _tick_moves(self) -> None:
+        """Ticks the moves; sleeps while there are none, so that an idle instance takes no time."""
+        while True:
+            await self.instance_moves.busy.wait()
+            await asyncio.sleep(MOVES_TICK_S)
+            try:
+                self.instance_moves.tick()
+            except Exception:  # without ticks no move would ever end
+                log.exception("moves: a tick failed")
+
+    # -- what moves need (MoveHost) ------------------------------------------------------
+
+    @property
+    def me(self) -> InstanceRef:
+        return InstanceRef(self._member.member_id, self._member.incarnation, self._mailbox.address)
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None:
+        self._mailbox.send(address, encode(message), payload)
+
+    def tell(self, event: LoggedEvent, frontend: str) -> None:
+        self._member.tell(event)
+        self.send(frontend, RequestEvents((event,)))
+
+    def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
+        if frontend not in self._frontends:
+            self._frontends.append(frontend)
+        return self._engine.prepare(frames, self._frontends.index(frontend))
+
+    def end(self, request_id: str, epoch: Epoch) -> None:
+        live = self.requests.get(request_id)
+        if live is None:
+            self.instance_moves.client_left(request_id, epoch)
+        elif live.attempt <= epoch.attempt:
+            self.abort_here((request_id,))
+
+    def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
+        self.send(peer.address, TransferMessage(self.me), frames)

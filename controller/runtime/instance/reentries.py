@@ -30,9 +30,8 @@ from controller.core.replay.reentry_machine import (
     Woken,
 )
 from controller.ports.engine import Engine, EngineMoves
-from controller.runtime.instance.moves.host import MoveHost
-from controller.runtime.instance.moves.instance_moves import InstanceMoves
-from controller.runtime.instance.moves.live_request import LiveRequest
+from controller.runtime.instance.instance_moves import InstanceMoves
+from controller.runtime.instance.live_requests import LiveRequest, MoveHost
 from controller.runtime.messages.codec import decode_tokens
 from controller.runtime.messages.requests import AddRequest
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from controller.runtime.instance.serving import Serving
+from controller.runtime.instance.llumlet import Serving
 from tests.unit.runtime.fakes import FakeNetwork
 from tests.unit.runtime.members import repeat_often
 from tests.unit.runtime.moving_cluster import Clock, MovingCluster
@@ -29,7 +29,7 @@ async def moving(
     clock = Clock()
     monkeypatch.setattr(Serving, "now_s", lambda self: clock.now_s)
     repeat_often(monkeypatch)
-    monkeypatch.setattr("controller.runtime.instance.serving.MOVES_TICK_S", 0.002)
+    monkeypatch.setattr("controller.runtime.instance.llumlet.MOVES_TICK_S", 0.002)
     monkeypatch.setattr("controller.core.migration.routes.MISSING_S", 0.01)
     in_callbacks: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
@@ -40,8 +40,6 @@ async def moving(
     assert in_callbacks == []
     records = caplog.get_records("call")
     illegal = [
-        r.getMessage()
-        for r in records
-        if r.name == "controller.runtime.instance.moves.instance_moves"
+        r.getMessage() for r in records if r.name == "controller.runtime.instance.instance_moves"
     ]
     assert illegal == []

@@ -12,8 +12,7 @@ from controller.ports.engine import Engine
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.instance.llumlet import Llumlet
-from controller.runtime.instance.serving import Serving
+from controller.runtime.instance.llumlet import Llumlet, Serving
 from controller.runtime.messages.requests import OutputsEmitted
 from tests.unit.runtime.fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
 from tests.unit.runtime.fake_transfer import FakeTransfer

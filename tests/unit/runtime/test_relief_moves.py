@@ -17,7 +17,7 @@ from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
 from controller.ports.engine import Engine
-from controller.runtime.instance.moves.live_request import MAX_HOPS
+from controller.runtime.instance.live_requests import MAX_HOPS
 from controller.runtime.messages.members import DrainSet, Message
 from controller.runtime.messages.move_messages import (
     MoveEnvelope,

@@ -22,9 +22,13 @@ from controller.core.migration.protocol import (
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine, ReservedBlocks
 from controller.ports.kv_transfer import StageCopy
-from controller.runtime.instance.moves.host import MoveHost
-from controller.runtime.instance.moves.live_request import Kept, LiveRequest, PastInstances
-from controller.runtime.instance.moves.stage_copies import KvDigest
+from controller.runtime.instance.live_requests import (
+    Kept,
+    KvDigest,
+    LiveRequest,
+    MoveHost,
+    PastInstances,
+)
 from controller.runtime.messages.codec import decode_tokens
 from controller.runtime.messages.move_messages import (
     ArrivingRequest,

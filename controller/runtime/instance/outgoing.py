@@ -1,5 +1,9 @@
-"""A move of which this instance is the source: carries out what its machine instructs."""
+"""A move of which this instance is the source: carries out what its machine instructs, and copies
+the blocks stage by stage.
+"""
 
+import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +13,15 @@ from functools import partial
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration import source
-from controller.core.migration.move_records import MoveInFlight, MoveOrder, MoveRecord
+from controller.core.migration.move_records import MoveInFlight, MoveOrder, MoveRecord, StageRecord
 from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import (
     CancelCopy,
     MoveMessage,
     Say,
     SetRank,
+    StageCopied,
+    StageLost,
     Verb,
     blocks_to_reserve,
     is_last,
@@ -24,9 +30,7 @@ from controller.core.migration.refusals import MoveRefusal, refusal_of, why
 from controller.core.migration.source import SourceMove
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.ports.engine import Engine, Frames, PinnedBlocks, SuspendedRequest
-from controller.runtime.instance.moves.host import MoveHost
-from controller.runtime.instance.moves.live_request import LiveRequest
-from controller.runtime.instance.moves.stage_copies import StageCopies
+from controller.runtime.instance.live_requests import KvDigest, LiveRequest, MoveHost
 from controller.runtime.messages.codec import encode_tokens
 from controller.runtime.messages.move_messages import (
     ArrivingRequest,
@@ -369,3 +373,75 @@ def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
         numbers=record.numbers(),
         labels=record.labels(),
     )
+
+
+log = logging.getLogger(__name__)
+
+
+class StageCopies:
+    """The stages of a move, each copied to the destination and, if asked, digested.
+
+    `on_end` gets the end of each stage. `is_over` says whether the move is over: a copy that ends
+    later is not digested.
+    """
+
+    def __init__(
+        self,
+        host: MoveHost,
+        order: MoveOrder,
+        on_end: Callable[[StageCopied | StageLost], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._host = host
+        self._order = order
+        self._on_end = on_end
+        self._is_over = is_over
+        self.num_cached = 0
+        self.num_copied = 0
+        """The number of blocks at the destination, cached or copied, from the first on."""
+        self.records: list[StageRecord] = []
+        self.digest: bytes | None = None
+        """The digest of all blocks copied so far."""
+        self._kv_digest = KvDigest(host.blocks) if order.verify_kv else None
+        self._stage_id = ""
+
+    def cached(self, num_blocks: int) -> None:
+        """The destination has so many of the first blocks in its prefix cache."""
+        self.num_cached = self.num_copied = num_blocks
+
+    def least_time_s(self, num_blocks: int) -> float:
+        """The time that the blocks' copy takes by the bandwidth limit."""
+        limit = self._host.transfer.max_bytes_per_s
+        return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
+
+    def copy(self, stage: int, block_ids: Sequence[int]) -> None:
+        self._stage_id = f"{self._order.migration_id}/{stage}"
+        sending = self._host.transfer.send(self._order.destination, self._stage_id, block_ids)
+        sending.add_done_callback(partial(self._on_copied, stage, block_ids))
+
+    def cancel(self) -> None:
+        self._host.transfer.cancel(self._stage_id)
+
+    def _on_copied(
+        self, stage: int, block_ids: Sequence[int], sending: "asyncio.Future[StageRecord]"
+    ) -> None:
+        if sending.cancelled() or (error := sending.exception()) is not None:
+            log.info("stage %s was not sent: %s", self._stage_id, error)
+            self._on_end(StageLost(stage, "transfer"))
+            return
+        done = sending.result()
+        self.num_copied += done.num_blocks
+        if done.num_blocks:
+            self.records.append(done)
+        if self._kv_digest is None or self._is_over():
+            self._on_end(StageCopied(stage))
+        else:
+            self._kv_digest.add(block_ids).add_done_callback(partial(self._on_digested, stage))
+
+    def _on_digested(self, stage: int, digest: "asyncio.Future[bytes]") -> None:
+        if digest.cancelled() or (error := digest.exception()) is not None:
+            log.error("no digest of stage %s: %s", self._stage_id, error)
+            self._on_end(StageLost(stage, "transfer"))
+            return
+        self.digest = digest.result()
+        self._on_end(StageCopied(stage))
