@@ -13,7 +13,6 @@ from controller.core.migration.destination import DestinationMove
 from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import (
     CancelCopy,
-    MoveMessage,
     Say,
     SetRank,
     StageCopied,
@@ -50,6 +49,9 @@ class IncomingMove:
             raise ValueError("a move began without its request")
         self._host = host
         self._arriving: ArrivingRequest = first.arriving
+        self.frontend = first.arriving.frontend
+        self.epoch = self._in(first.arriving.hop + 1)
+        """In which the request will run here."""
         self._frames = [bytes(frame) for frame in payload[:-1]]
         self._outputs: Sequence[int] = decode_tokens(payload[-1])
         self._first = first
@@ -67,15 +69,6 @@ class IncomingMove:
         self._committed: CommittedRequest | None = None
         self._state: list[bytes] = []
         self._kept: list[Kept] = []
-
-    @property
-    def frontend(self) -> str:
-        return self._arriving.frontend
-
-    @property
-    def epoch(self) -> Epoch:
-        """In which the request will run here."""
-        return Epoch(self._arriving.attempt, self._arriving.hop + 1)
 
     def begin(self, refusal: MoveRefusal | None) -> None:
         """`refusal`: this llumlet's own reason not to take the request."""
@@ -119,37 +112,37 @@ class IncomingMove:
             at += kept.num_frames
 
     def _carry_out(self, instructions: Sequence[destination.Instruction]) -> None:
-        for instruction in instructions:
-            self._do(instruction)
-
-    def _do(self, instruction: destination.Instruction) -> None:
         host, request_id = self._host, self.request_id
-        match instruction:
-            case destination.Reserve() as wanted:
-                self._reserve(wanted)
-            case destination.Receive(stage=stage):
-                self._receive(stage)
-            case CancelCopy():
-                host.transfer.cancel(self._receiving)
-            case destination.Free():
-                if self._compiling is not None:
-                    self._compiling.cancel()
-                host.between_steps(self._free)
-            case destination.Apply(rank=rank):
-                self._apply(rank)
-            case destination.Drop(hop=hop):
-                live = host.requests.get(request_id)
-                if live is not None and live.epoch == self._in(hop):  # else it came back later
-                    del host.requests[request_id]
-                    host.between_steps(lambda engine: engine.moves.drop(request_id))
-            case destination.EndRequest():
-                host.end(request_id, self._in(self.machine.hop))
-            case SetRank(rank=rank):
-                self._set_rank(rank)
-            case Say(message=message):
-                self._answer(message)
-            case destination.TellFrontend(moved=moved, hop=hop):
-                self._tell_frontend(moved, hop)
+        for instruction in instructions:
+            match instruction:
+                case destination.Reserve() as wanted:
+                    self._reserve(wanted)
+                case destination.Receive(stage=stage):
+                    self._receive(stage)
+                case CancelCopy():
+                    host.transfer.cancel(self._receiving)
+                case destination.Free():
+                    if self._compiling is not None:
+                        self._compiling.cancel()
+                    host.between_steps(self._free)
+                case destination.Apply(rank=rank):
+                    self._apply(rank)
+                case destination.Drop(hop=hop):
+                    live = host.requests.get(request_id)
+                    if live is not None and live.epoch == self._in(hop):  # else it came back later
+                        del host.requests[request_id]
+                        host.between_steps(lambda engine: engine.moves.drop(request_id))
+                case destination.EndRequest():
+                    host.end(request_id, self._in(self.machine.hop))
+                case SetRank(rank=rank):
+                    self._set_rank(rank)
+                case Say(message=message):
+                    envelope = MoveEnvelope(
+                        self.migration_id, request_id, self.source, host.me, message
+                    )
+                    host.send(self.source.address, envelope)
+                case destination.TellFrontend(moved=moved, hop=hop):
+                    self._tell_frontend(moved, hop)
 
     # -- blocks --------------------------------------------------------------------------
 
@@ -307,12 +300,6 @@ class IncomingMove:
             self._host.set_rank(self.request_id, rank)
 
     # -- words ---------------------------------------------------------------------------
-
-    def _answer(self, message: MoveMessage) -> None:
-        envelope = MoveEnvelope(
-            self.migration_id, self.request_id, self.source, self._host.me, message
-        )
-        self._host.send(self.source.address, envelope)
 
     def _in(self, hop: int) -> Epoch:
         return Epoch(self._arriving.attempt, hop)

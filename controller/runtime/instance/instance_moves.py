@@ -237,11 +237,12 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         try:
             if envelope.message.verb in FROM_SOURCE:
                 self._source_said(envelope, payload)
-            else:
-                self._destination_said(envelope)
+            elif move := self.outgoing.get(envelope.migration_id):
+                move.receive(envelope.message)
+            elif envelope.message.verb is Verb.COMMITTED:
+                self._reply(envelope, MoveMessage(Verb.ACKNOWLEDGED, envelope.message.stage))
         except IllegalMoveError as error:
-            migration_id = envelope.migration_id
-            log.error("move %s: %s", migration_id, error)
+            log.error("move %s: %s", envelope.migration_id, error)
 
     def tick(self) -> None:
         self.tick_moves(self._host.now_s(), _tick)
@@ -254,16 +255,13 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         if known is not None:
             known.receive(envelope, payload)
         elif envelope.message.verb is Verb.PRE_ALLOC and envelope.arriving is not None:
-            self._arrive(envelope, payload)
+            self._peers.add(envelope.source)
+            move = IncomingMove(self._host, envelope, payload)
+            refusal = self.arrive(move)
+            self.busy.set()
+            move.begin(refusal)
         else:
             self._answer_for_forgotten(envelope)
-
-    def _arrive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
-        self._peers.add(envelope.source)
-        move = IncomingMove(self._host, envelope, payload)
-        refusal = self.arrive(move)
-        self.busy.set()
-        move.begin(refusal)
 
     def _answer_for_forgotten(self, envelope: MoveEnvelope) -> None:
         """Answers as a move would that brought nothing here; the source knows of others."""
@@ -278,12 +276,6 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         }
         if answer := answers.get(envelope.message.verb):
             self._reply(envelope, answer)
-
-    def _destination_said(self, envelope: MoveEnvelope) -> None:
-        if move := self.outgoing.get(envelope.migration_id):
-            move.receive(envelope.message)
-        elif envelope.message.verb is Verb.COMMITTED:
-            self._reply(envelope, MoveMessage(Verb.ACKNOWLEDGED, envelope.message.stage))
 
     def _reply(self, envelope: MoveEnvelope, message: MoveMessage) -> None:
         reply = MoveEnvelope(

@@ -131,49 +131,55 @@ class OutgoingMove:
         return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
 
     def _carry_out(self, instructions: Sequence[source.Instruction]) -> None:
-        for instruction in instructions:
-            self._do(instruction)
-
-    def _do(self, instruction: source.Instruction) -> None:
         host, order = self._host, self.order
-        match instruction:
-            case source.PlanStage(stage=stage):
-                host.between_steps(partial(self._plan, stage), self._on_planned)
-            case Say(message=message):
-                self._send(message)
-            case source.AnnounceMove(hop=hop):
-                announced = MoveAnnounced(
-                    order.request_id, hop, self._attempt, destination=order.destination
-                )
-                host.send(self._live.frontend, announced)
-                self._encode_kept()  # now, while the request still decodes
-            case source.CopyStage(stage=stage):
-                self._copy(stage)
-            case CancelCopy():
-                self._copies.cancel()
-            case source.Suspend():
-                host.between_steps(self._suspend, self._on_suspended)
-            case source.Resume(hop=hop):
-                self._live.hop = hop
-                host.between_steps(self._resume)
-            case source.Release():
-                live = host.requests.get(order.request_id)
-                if live is self._live:  # else a later attempt came in
-                    del host.requests[order.request_id]
-                host.between_steps(lambda engine: engine.moves.release(order.request_id))
-                host.push_status()
-            case source.Unpin():
-                self.unpin()
-            case source.AskFence(hop=hop):
-                asked = FenceAsked(order.request_id, hop, self._attempt, owner=host.me)
-                host.send(self._live.frontend, asked)
-            case source.TellLost(hop=hop):
-                lost = RequestLost(order.request_id, hop, self._attempt, owner=order.destination)
-                host.send(self._live.frontend, lost)
-            case SetRank(rank=rank):
-                host.between_steps(lambda engine: engine.moves.set_rank(order.request_id, rank))
-            case source.Close(outcome=outcome, code=code):
-                self._close(outcome, code)
+        for instruction in instructions:
+            match instruction:
+                case source.PlanStage(stage=stage):
+                    host.between_steps(partial(self._plan, stage), self._on_planned)
+                case Say(message=message):
+                    self._send(message)
+                case source.AnnounceMove(hop=hop):
+                    announced = MoveAnnounced(
+                        order.request_id, hop, self._attempt, destination=order.destination
+                    )
+                    host.send(self._live.frontend, announced)
+                    self._encode_kept()  # now, while the request still decodes
+                case source.CopyStage(stage=stage):
+                    # Full blocks; once the request is suspended, all that hold computed tokens.
+                    held = self._pinned if self._suspended is None else self._suspended.block_ids
+                    num_there = self._copies.num_copied
+                    self._copies.copy(stage, tuple(held[num_there : self._num_reserved]))
+                case CancelCopy():
+                    self._copies.cancel()
+                case source.Suspend():
+                    host.between_steps(self._suspend, self._on_suspended)
+                case source.Resume(hop=hop):
+                    self._live.hop = hop
+                    host.between_steps(self._resume)
+                case source.Release():
+                    live = host.requests.get(order.request_id)
+                    if live is self._live:  # else a later attempt came in
+                        del host.requests[order.request_id]
+                    host.between_steps(lambda engine: engine.moves.release(order.request_id))
+                    host.push_status()
+                case source.Unpin():
+                    self.unpin()
+                case source.AskFence(hop=hop):
+                    asked = FenceAsked(order.request_id, hop, self._attempt, owner=host.me)
+                    host.send(self._live.frontend, asked)
+                case source.TellLost(hop=hop):
+                    lost = RequestLost(
+                        order.request_id, hop, self._attempt, owner=order.destination
+                    )
+                    host.send(self._live.frontend, lost)
+                case SetRank(rank=rank):
+                    host.between_steps(partial(self._set_rank, rank))
+                case source.Close(outcome=outcome, code=code):
+                    self._close(outcome, code)
+
+    def _set_rank(self, rank: int, engine: Engine) -> None:
+        """Runs on the engine's thread."""
+        engine.moves.set_rank(self.order.request_id, rank)
 
     def unpin(self) -> None:
         request_id = self.order.request_id
@@ -215,12 +221,6 @@ class OutgoingMove:
             num_left = self._num_blocks - self._copies.num_copied
         least_time_s = self._copies.least_time_s(num_left)
         self.handle(source.StagePlanned(self._num_reserved, last, least_time_s))
-
-    def _copy(self, stage: int) -> None:
-        """Copies full blocks that are not at the destination yet; once the request is suspended,
-        all that hold computed tokens."""
-        held = self._pinned if self._suspended is None else self._suspended.block_ids
-        self._copies.copy(stage, tuple(held[self._copies.num_copied : self._num_reserved]))
 
     # -- out of the batch and back -------------------------------------------------------
 
@@ -272,8 +272,17 @@ class OutgoingMove:
         arriving = committed = None
         payload: list[bytes | memoryview] = []
         if message.verb is Verb.PRE_ALLOC and message.stage == 0:
-            arriving = self._arriving()
-            payload = [*self._live.frames, encode_tokens(self._outputs)]
+            live = self._live
+            arriving = ArrivingRequest(
+                live.frontend,
+                live.attempt,
+                live.hop,
+                live.arrival_time_s,
+                self._host.fingerprint,
+                self.order.verify_kv,
+                live.past_instances.ages(self._host.now_s()),
+            )
+            payload = [*live.frames, encode_tokens(self._outputs)]
         if message.verb is Verb.COMMIT:
             committed, payload = self._committed()
         order = self.order
@@ -287,18 +296,6 @@ class OutgoingMove:
             committed,
         )
         self._host.send(order.destination.address, envelope, payload)
-
-    def _arriving(self) -> ArrivingRequest:
-        live = self._live
-        return ArrivingRequest(
-            live.frontend,
-            live.attempt,
-            live.hop,
-            live.arrival_time_s,
-            self._host.fingerprint,
-            self.order.verify_kv,
-            live.past_instances.ages(self._host.now_s()),
-        )
 
     def _committed(self) -> tuple[CommittedRequest, list[bytes | memoryview]]:
         assert self._suspended is not None
@@ -352,13 +349,10 @@ class OutgoingMove:
         record = self._record(outcome, code)
         if outcome is not STATE.MIGRATED:  # else the frontend, which knows the downtime, logs it
             self._host.tell(_failed(record, self._host.me), self._live.frontend)
-        self._let_go()
-        self._on_closed(record)
-
-    def _let_go(self) -> None:
-        """Drops the prompt and the tokens of a move that is over, as it is remembered for long."""
+        # A move that is over is remembered for long, and its prompt and tokens are not.
         self._live = replace(self._live, frames=[], kept=deque())
         self._outputs, self._suspended, self._encoded = (), None, {}
+        self._on_closed(record)
 
 
 def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
