@@ -260,7 +260,7 @@ class SourceClock:
     """
 
     def __init__(self, now_s: float, timing: MoveTiming) -> None:
-        self._timing = timing
+        self.timing = timing
         self.since_s = now_s
         """When the move came to its state."""
         self.said_s = now_s
@@ -270,26 +270,11 @@ class SourceClock:
         self.copy_time_s = 0.0
         """The least time that the copy of this stage takes under the bandwidth limit."""
 
-    @property
-    def last_copy_fits(self) -> bool:
-        """If it does not fit, the request would be stopped for nothing."""
-        return self.copy_time_s <= self._timing.suspended_timeout_s
-
-    def may_forget(self, now_s: float) -> bool:
-        return now_s >= self.since_s + self._timing.memory_s
-
-    def should_repeat(self, now_s: float) -> bool:
-        return now_s - self.said_s >= self._timing.retry_s
-
-    def should_say_something(self, now_s: float) -> bool:
-        """Without a word in time the destination's lease would run out."""
-        return now_s - self.said_s >= self._timing.lease_s / 4
-
     def gives_up(
         self, state: SourceState, now_s: float, stalled_s: float
     ) -> TimedOut | TookTooLong | None:
         """`stalled_s`: how long the destination has taken none of the bytes that were ready."""
-        timing = self._timing
+        timing = self.timing
         if now_s - self.since_s < self._patience_s(state) or self._is_worked_on(state, now_s):
             return None
         flowing = state in _COPYING and stalled_s < timing.answer_timeout_s / 2
@@ -300,11 +285,11 @@ class SourceClock:
         `stage_timeout_s`."""
         if state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
             return False
-        heard_lately = now_s - self.working_s < self._timing.answer_timeout_s
-        return heard_lately and now_s - self.since_s < self._timing.stage_timeout_s
+        heard_lately = now_s - self.working_s < self.timing.answer_timeout_s
+        return heard_lately and now_s - self.since_s < self.timing.stage_timeout_s
 
     def _patience_s(self, state: SourceState) -> float:
-        timing = self._timing
+        timing = self.timing
         match state:
             case _S.PRE_ALLOCATING | _S.COMMITTING:
                 return timing.answer_timeout_s
@@ -351,7 +336,9 @@ class SourceMove:
 
     def forgettable(self, now_s: float) -> bool:
         """Nothing more is to be said, and whatever may come late has come."""
-        return self.over and not self._unanswered and self._clock.may_forget(now_s)
+        clock = self._clock
+        past = now_s >= clock.since_s + clock.timing.memory_s
+        return self.state in OVER and past and not self._unanswered
 
     def start(self) -> Instructions:
         return [PlanStage(0)]
@@ -381,7 +368,7 @@ class SourceMove:
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
         """Repeats and gives up what is due. `stalled_s`: for so long the destination has taken
         none of the bytes that were there for it. Mutates."""
-        if self.over and not self._unanswered:
+        if self.state in OVER and not self._unanswered:
             return []  # the move is remembered for what comes late, and nothing is due
         clock = self._clock
         # No lease ends a request that may run at the destination for good: it must hear END.
@@ -389,10 +376,12 @@ class SourceMove:
         up = clock.gives_up(self.state, now_s, stalled_s) if told else None
         if up is not None:
             return self.handle(up, now_s)
-        if clock.should_repeat(now_s) and (repeated := self._repeat()):
+        silent_s = now_s - clock.said_s
+        if silent_s >= clock.timing.retry_s and (repeated := self._repeat()):
             clock.said_s = now_s
             return repeated
-        if clock.should_say_something(now_s) and self._asked and not self.over:
+        # Without a word in time the destination's lease would run out.
+        if silent_s >= clock.timing.lease_s / 4 and self._asked and not self.over:
             clock.said_s = now_s
             return [Say(self._asked)]
         return []
@@ -419,8 +408,10 @@ class SourceMove:
     # -- before the request stops --------------------------------------------------------
 
     def _planned(self, event: StagePlanned) -> tuple[SourceState, Instructions]:
-        self._clock.copy_time_s = event.copy_time_s
-        if event.last and not self._clock.last_copy_fits:
+        clock = self._clock
+        clock.copy_time_s = event.copy_time_s
+        if event.last and event.copy_time_s > clock.timing.suspended_timeout_s:
+            # The request would be stopped for nothing.
             return _S.KEPT, self._keep(TookTooLong())
         self._last = event.last
         self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks, event.last)
