@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core.admission.records import PutOnRecord
-from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
+from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.scheduler_events import Dispatch
 from controller.ports.processes import EventStore
 from controller.runtime.controller.roster import Member
@@ -58,6 +58,23 @@ class Journal:
         self._appended.set()
         self._appended = asyncio.Event()
 
+    def note(
+        self,
+        kind: EventKind,
+        cause_id: str,
+        reason: str = "",
+        *,
+        instance_id: str | None = None,
+        actor: str | None = None,
+        **about: Any,
+    ) -> None:
+        """Logs an event of now. An instance or an actor that is empty is none."""
+        there, by = instance_id or None, actor or None
+        event = LoggedEvent(
+            kind, self._wall_clock(), cause_id, reason, instance_id=there, actor=by, **about
+        )
+        self.append(event)
+
     def told(self, report: EventsReported) -> None:
         """Logs the events that a member reports, and before them how many reports were lost.
         Events reported before this controller began do not count as lost."""
@@ -68,7 +85,7 @@ class Journal:
         self._num_told[member_id] = incarnation, num_before + len(events)
         if num_lost > 0:
             is_instance = member_id.startswith("i-")
-            self._append(
+            self.note(
                 EventKind.EVENTS_LOST,
                 f"lost-events-{member_id}-{incarnation}",
                 "the controller lagged",
@@ -85,11 +102,11 @@ class Journal:
         self._num_told.pop(member_id, None)
 
     def controller_started(self) -> None:
-        self._append(EventKind.CONTROLLER_STARTED, "start-controller")
+        self.note(EventKind.CONTROLLER_STARTED, "start-controller")
 
     def dispatched(self, instruction: Dispatch) -> None:
         number = instruction.num_considered
-        self._append(
+        self.note(
             EventKind.DISPATCHED,
             f"arrive-{instruction.request_id}",
             f"best of {number} by {instruction.policy}" if number > 1 else "the only one",
@@ -103,7 +120,7 @@ class Journal:
     def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:
         """`what`: started, died or failed."""
         is_instance = member.kind == "instance"
-        self._append(
+        self.note(
             _MEMBER_EVENTS[member.kind, what],
             f"{_CAUSES[what]}-{member.member_id}-{incarnation}",
             reason,
@@ -113,7 +130,7 @@ class Journal:
         )
 
     def node_lost(self, node: str, instance_ids: Sequence[str]) -> None:
-        self._append(
+        self.note(
             EventKind.NODE_LOST,
             f"node-{node}",
             f"{node}: all its instances are gone: {', '.join(instance_ids)}",
@@ -122,14 +139,14 @@ class Journal:
         )
 
     def launcher(self, what: str, *, lost: bool) -> None:
-        self._append(
+        self.note(
             EventKind.RAY_LOST if lost else EventKind.RAY_FOUND,
             "ray",
             f"{what}: no process is started or ended" if lost else f"no more: {what}",
         )
 
     def stalled(self, member: Member, stalled: bool, silence_s: float) -> None:
-        self._append(
+        self.note(
             EventKind.INSTANCE_STALLED if stalled else EventKind.INSTANCE_RECOVERED,
             f"stall-{member.member_id}-{member.incarnation}",
             "no progress reported" if stalled else "it reports again",
@@ -139,7 +156,7 @@ class Journal:
         )
 
     def busy(self, member: Member, busy: bool, lasted_s: float, cpu_cores: float) -> None:
-        self._append(
+        self.note(
             EventKind.INSTANCE_BUSY if busy else EventKind.INSTANCE_QUIET,
             f"busy-{member.member_id}-{member.incarnation}",
             "it computes without a request" if busy else "no more computing without a request",
@@ -149,7 +166,7 @@ class Journal:
         )
 
     def admission(self, record: PutOnRecord) -> None:
-        self._append(
+        self.note(
             record.kind,
             record.cause_id,
             record.reason,
@@ -159,28 +176,5 @@ class Journal:
             numbers=record.numbers,
         )
 
-    def note(
-        self,
-        kind: EventKind,
-        cause_id: str,
-        reason: str,
-        numbers: Mapping[str, Number],
-        *,
-        instance_id: str | None,
-        actor: str | None,
-    ) -> None:
-        """An event that a machine of the core tells. Empty is none."""
-        self._append(
-            kind,
-            cause_id,
-            reason,
-            instance_id=instance_id or None,
-            actor=actor or None,
-            numbers=numbers,
-        )
-
     def operator(self, cause_id: str, actor: str, what: str) -> None:
-        self._append(EventKind.OPERATOR, cause_id, what, actor=actor)
-
-    def _append(self, kind: EventKind, cause_id: str, reason: str = "", **about: Any) -> None:
-        self.append(LoggedEvent(kind, self._wall_clock(), cause_id, reason, **about))
+        self.note(EventKind.OPERATOR, cause_id, what, actor=actor)

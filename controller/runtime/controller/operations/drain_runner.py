@@ -201,7 +201,7 @@ class Drains:
                 self._handle(Removed(instance_id, num_left))
             case Log(instance_id, kind, drain_id, reason, actor, numbers):
                 cluster.journal.note(
-                    kind, drain_id, reason, numbers, instance_id=instance_id, actor=actor
+                    kind, drain_id, reason, instance_id=instance_id, actor=actor, numbers=numbers
                 )
 
     def _ask(self, instance_id: str, drain_id: str, question: Coroutine[Any, Any, None]) -> None:

@@ -117,9 +117,13 @@ class RollingRestarts:
         for instruction in self._machine.handle(event, cluster.now_s()):
             match instruction:
                 case Tell(kind, order, reason, numbers, actor, instance_id):
-                    cause_id = order.order_id
                     cluster.journal.note(
-                        kind, cause_id, reason, numbers, instance_id=instance_id, actor=actor
+                        kind,
+                        order.order_id,
+                        reason,
+                        instance_id=instance_id,
+                        actor=actor,
+                        numbers=numbers,
                     )
                 case ChangeSpec():
                     self._change(instruction)

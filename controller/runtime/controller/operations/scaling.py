@@ -281,7 +281,7 @@ class Autoscaling:
                 return self.look()
             case Tell(kind, cause_id, reason, numbers, instance_id, actor):
                 self._cluster.journal.note(
-                    kind, cause_id, reason, numbers, instance_id=instance_id, actor=actor
+                    kind, cause_id, reason, instance_id=instance_id, actor=actor, numbers=numbers
                 )
                 return None
         try:
