@@ -26,7 +26,7 @@ from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
-from controller.core.replay.replay import ReplayRefusal
+from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.prompt_hashes import HASH_TOKENS, PromptPrefixes

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
-from controller.core.replay.replay import ReplayRefusal
+from controller.core.replay.replay_machine import ReplayRefusal
 
 
 def _ladder(first_s: float, last_s: float) -> tuple[float, ...]:

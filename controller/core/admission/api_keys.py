@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from controller.core.load.windows import CountWindow
+from controller.core.record.windows import CountWindow
 from controller.core.scheduler_events import DispatchRequested, KeysTold, KeyUsed, RejectCode
 from controller.core.settings import KeyLimits
 from controller.core.value import value

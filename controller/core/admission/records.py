@@ -22,8 +22,8 @@ from enum import StrEnum
 from controller.core.admission.waiting_reasons import HeldPlace
 from controller.core.admission.waiting_requests import Key
 from controller.core.holding.placement import Placement
-from controller.core.load.windows import CountWindow
 from controller.core.record.event_log import EventKind, Number
+from controller.core.record.windows import CountWindow
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Reject, RejectCode, Ticked
 

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from controller.core.load.windows import CountWindow
+from controller.core.record.windows import CountWindow
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.value import value
 

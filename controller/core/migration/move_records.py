@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.load.windows import CountWindow
 from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import Number
+from controller.core.record.windows import CountWindow
 
 DESTINATION_DIED = "destination_died"
 

@@ -47,7 +47,7 @@ from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.ownership import FIRST_EPOCH, Delivery, Epoch, Loss, Ownership
 from controller.core.migration.protocol import UNCLEAR_S
 from controller.core.replay import replay_machine as replays
-from controller.core.replay.replay import Replay
+from controller.core.replay.replay_machine import Replay
 
 MISSING_S = 0.05
 """Tokens that are missing for so long are asked for, and so is a missing owner, again each time so
@@ -201,7 +201,7 @@ Event = (
     | InstancesLearned
     | Aborted
     | Looked
-    | replays.Kept
+    | replays.Arrived
     | replays.Dispatched
     | replays.NotDispatched
     | replays.NotSent

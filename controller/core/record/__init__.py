@@ -1,1 +1,2 @@
-"""What is recorded: events of the cluster, and one request as its frontend knows it."""
+"""What is recorded: events of the cluster, one request as its frontend knows it, and what came
+within a while."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.load.windows import CountWindow
 from controller.core.operations.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.windows import CountWindow
 
 MAX_RECENT = 16
 MAX_DEATHS = 1024

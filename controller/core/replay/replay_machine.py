@@ -3,31 +3,31 @@
 A frontend has one such machine for all of its requests. The machine keeps a copy of each live
 request as it was sent, and of its outputs, within a limit of tokens in all. After a loss it asks
 for an instance anew and sends both there: the outputs beside the prompt and not as part of it, so
-that the request is exactly the one that it was. `replay.py` says which requests cannot be replayed.
+that the request is exactly the one that it was. `why_not` says which requests cannot be replayed.
 A request that an instance refused only because that instance had restarted is sent again too, and
 that counts as no replay.
 
-    KEPT      An instance has the request, or is asked for the first time.
+    STANDBY   An instance has the request, or is asked for the first time.
     ASKING    No instance has it, and one is asked for.
     PAUSING   No instance has it; one is asked for at a time that is set.
     OVER      There is no copy: the request has ended, or the machine has ended it.
 
     state             event           next      instructions
-    OVER              Kept            KEPT      Mark, if it cannot be replayed
-    KEPT              Lost            ASKING    RecordLoss, Ask
+    OVER              Arrived         STANDBY   Mark, if it cannot be replayed
+    STANDBY           Lost            ASKING    RecordLoss, Ask
                                       OVER      Fail, if it cannot be replayed
-    KEPT              Refused         PAUSING   RecordLoss, WakeAt: twice as late each time
+    STANDBY           Refused         PAUSING   RecordLoss, WakeAt: twice as late each time
                                       OVER      Fail or Refuse, if asking again would not help
     PAUSING           Woken           ASKING    Ask
     ASKING            NotDispatched   PAUSING   WakeAt
                                       OVER      Fail, when that has lasted for too long
-    ASKING            Dispatched      KEPT      Send
+    ASKING            Dispatched      STANDBY   Send
                                       OVER      Decline and Fail, if it cannot be sent any more
-    ASKING, PAUSING   Found           KEPT      RecordFound, CallOff
-    KEPT, ASKING      NotSent         OVER      Fail
-    any               Delivered       the same  Mark, if its tokens are too many to be kept
+    ASKING, PAUSING   Found           STANDBY   RecordFound, CallOff
+    STANDBY, ASKING   NotSent         OVER      Fail
+    any               Delivered       the same  Mark, if its tokens are too many to be copied
     ASKING, PAUSING   Over            OVER      CallOff
-    KEPT              Over            OVER
+    STANDBY           Over            OVER
 
 In any other state these events change nothing, as an answer or a timer may come late; a dispatch
 that comes late is declined.
@@ -37,17 +37,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.replay.replay import (
-    ALWAYS,
-    SENTENCES,
-    Replay,
-    ReplayRefusal,
-    RequestLoss,
-    cause_of,
-    why_not,
-)
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
 
@@ -58,7 +50,7 @@ AFTER_REFUSAL_S = 0.05
 
 
 class CopyState(StrEnum):
-    KEPT = "kept"
+    STANDBY = "standby"
     ASKING = "asking"
     PAUSING = "pausing"
     OVER = "over"
@@ -67,11 +59,90 @@ class CopyState(StrEnum):
 LOST = frozenset({CopyState.ASKING, CopyState.PAUSING})
 
 
+class ReplayRefusal(StrEnum):
+    """Why a request cannot be replayed. A request without output is dispatched again as it came,
+    whatever it is. One with outputs must go on with exactly the tokens that it would have had."""
+
+    OFF = "off"
+    TOO_OFTEN = "too_often"
+    NOT_KEPT = "not_kept"
+    NO_INSTANCE = "no_instance"
+    NOT_TAKEN = "not_taken"
+    # Of the request, known when it comes.
+    MULTIMODAL = "multimodal"
+    PROMPT_EMBEDS = "prompt_embeds"
+    STREAMED_PROMPT = "streamed_prompt"
+
+
+SENTENCES = {
+    ReplayRefusal.OFF: "replays are switched off",
+    ReplayRefusal.TOO_OFTEN: "it was replayed as often as allowed",
+    ReplayRefusal.NOT_KEPT: "too many tokens were kept for replays already",
+    ReplayRefusal.NO_INSTANCE: "no instance could take it in time",
+    ReplayRefusal.NOT_TAKEN: "the engine cannot go on with it",
+    ReplayRefusal.MULTIMODAL: "it has multimodal input",
+    ReplayRefusal.PROMPT_EMBEDS: "its prompt is given as embeddings",
+    ReplayRefusal.STREAMED_PROMPT: "its prompt was streamed in",
+}
+
+ALWAYS = frozenset({ReplayRefusal.OFF, ReplayRefusal.TOO_OFTEN, ReplayRefusal.NOT_KEPT})
+"""Those that count for a request without output too."""
+
+
+def why_not(
+    config: ReplayConfig,
+    num_replays: int,
+    num_output_tokens: int,
+    mark: ReplayRefusal | None,
+) -> ReplayRefusal | None:
+    """Why a request whose instance died is not replayed now; None if it is. `num_replays`: so
+    often it was before. `mark`: what was known beforehand."""
+    if config.max_replays == 0:
+        return ReplayRefusal.OFF
+    if num_replays >= config.max_replays:
+        return ReplayRefusal.TOO_OFTEN
+    if mark is not None and (num_output_tokens or mark in ALWAYS):
+        return mark
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A request that was lost with `source_id` and begins `attempt` elsewhere with `num_tokens` to
+    compute."""
+
+    source_id: str
+    num_tokens: int
+    attempt: int
+    cause_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLoss:
+    """A request that no instance has any more, as `owner` is gone. `what` happened, in words.
+    `num_tokens` are to be computed elsewhere. `silent_s`: since the client's last token; None if
+    there was none."""
+
+    owner: InstanceRef
+    what: str
+    num_tokens: int
+    silent_s: float | None
+    num_replays: int
+
+    @property
+    def cause_id(self) -> str:
+        return cause_of(self.owner)
+
+
+def cause_of(lost: InstanceRef) -> str:
+    return f"lost-{lost.instance_id}-{lost.incarnation}"
+
+
 # -- events --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Arrived:
     """A new request. `frames` are what its instance gets; `mark`: why it cannot be replayed once it
     has outputs."""
 
@@ -156,7 +227,16 @@ class Over:
 
 
 Event = (
-    Kept | Delivered | Lost | Found | Refused | Dispatched | NotDispatched | NotSent | Woken | Over
+    Arrived
+    | Delivered
+    | Lost
+    | Found
+    | Refused
+    | Dispatched
+    | NotDispatched
+    | NotSent
+    | Woken
+    | Over
 )
 
 
@@ -268,11 +348,11 @@ class _Copy:
     frames: Sequence[bytes]
     """As the request was sent first; empty exactly if its mark is one of ALWAYS."""
     mark: ReplayRefusal | None
-    outputs: "array[int]" = field(default_factory=lambda: array("i"))
+    outputs: "array[int]" = field(default_factory=partial(array, "i"))
     """All that were delivered; empty if there is a mark."""
-    num_not_kept: int = 0
+    num_uncopied: int = 0
     """Outputs that were delivered and are not in `outputs`; 0 unless there is a mark."""
-    state: CopyState = CopyState.KEPT
+    state: CopyState = CopyState.STANDBY
     attempt: int = 0
     num_replays: int = 0
     """At most one for each attempt after the first, and one for a loss that counts."""
@@ -284,21 +364,21 @@ class _Copy:
     """While PAUSING: when an instance is asked for."""
 
     @property
-    def num_tokens_kept(self) -> int:
+    def num_copied_tokens(self) -> int:
         return self.request.num_prompt_tokens + len(self.outputs) if self.frames else 0
 
     @property
     def num_outputs(self) -> int:
-        return len(self.outputs) + self.num_not_kept
+        return len(self.outputs) + self.num_uncopied
 
 
 class ReplayMachine:
     def __init__(self) -> None:
         self.config = ReplayConfig()
-        """May be set at any time; requests that are not kept by then stay so."""
+        """May be set at any time; requests without a copy by then stay so."""
         self._copies: dict[str, _Copy] = {}
         """By request id, of all requests that are not over."""
-        self.num_tokens_kept = 0
+        self.num_copied_tokens = 0
         """Of all copies; more than the limit only after the limit was lowered."""
 
     def state(self, request_id: str) -> CopyState:
@@ -314,8 +394,8 @@ class ReplayMachine:
         match event:
             case Delivered(request_id, token_ids):
                 return self.delivered(request_id, token_ids)
-            case Kept():
-                return self._keep(event)
+            case Arrived():
+                return self._copy(event)
             case Dispatched():
                 return self._dispatched(event)
             case Over(request_id):
@@ -326,9 +406,9 @@ class ReplayMachine:
         if copy is None:
             return []
         match event, copy.state:
-            case Lost() as lost, CopyState.KEPT:
+            case Lost() as lost, CopyState.STANDBY:
                 return self._lost(lost, copy, now_s)
-            case Refused() as refused, CopyState.KEPT:
+            case Refused() as refused, CopyState.STANDBY:
                 return self._refused(refused, copy, now_s)
             case Woken(time_s=time_s), CopyState.PAUSING if time_s == copy.wake_s:
                 return self._ask(copy, now_s)
@@ -336,21 +416,21 @@ class ReplayMachine:
                 return self._not_dispatched(copy, now_s)
             case Found(request_id), CopyState.ASKING | CopyState.PAUSING:
                 return self._found(request_id, copy)
-            case NotSent(), CopyState.KEPT | CopyState.ASKING if copy.loss is not None:
+            case NotSent(), CopyState.STANDBY | CopyState.ASKING if copy.loss is not None:
                 return self._fail(copy, copy.loss.owner, copy.loss.what, ReplayRefusal.NOT_TAKEN)
         return []
 
-    # -- what is kept --------------------------------------------------------------------
+    # -- what is copied ------------------------------------------------------------------
 
-    def _keep(self, kept: Kept) -> Instructions:
-        request, mark = kept.request, kept.mark
+    def _copy(self, arrived: Arrived) -> Instructions:
+        request, mark = arrived.request, arrived.mark
         if self.config.max_replays == 0:
             mark = ReplayRefusal.OFF
-        elif self.num_tokens_kept + request.num_prompt_tokens > self.config.max_tokens_kept:
+        elif self.num_copied_tokens + request.num_prompt_tokens > self.config.max_tokens_kept:
             mark = ReplayRefusal.NOT_KEPT
-        frames = () if mark in ALWAYS else tuple(bytes(frame) for frame in kept.frames)
+        frames = () if mark in ALWAYS else tuple(bytes(frame) for frame in arrived.frames)
         self._copies[request.request_id] = copy = _Copy(request, frames, mark)
-        self.num_tokens_kept += copy.num_tokens_kept
+        self.num_copied_tokens += copy.num_copied_tokens
         return [] if mark is None else [Mark(request.request_id, mark)]
 
     def delivered(self, request_id: str, token_ids: Sequence[int]) -> Instructions:
@@ -361,21 +441,21 @@ class ReplayMachine:
             return ()
         copy.num_refusals = 0
         if copy.mark is not None:
-            copy.num_not_kept += len(token_ids)
+            copy.num_uncopied += len(token_ids)
             return ()
         copy.outputs.extend(token_ids)
-        self.num_tokens_kept += len(token_ids)
-        if self.num_tokens_kept <= self.config.max_tokens_kept:
+        self.num_copied_tokens += len(token_ids)
+        if self.num_copied_tokens <= self.config.max_tokens_kept:
             return ()
-        self.num_tokens_kept -= copy.num_tokens_kept
-        copy.mark, copy.num_not_kept = ReplayRefusal.NOT_KEPT, len(copy.outputs)
+        self.num_copied_tokens -= copy.num_copied_tokens
+        copy.mark, copy.num_uncopied = ReplayRefusal.NOT_KEPT, len(copy.outputs)
         copy.frames, copy.outputs = (), array("i")
         return [Mark(request_id, copy.mark)]
 
     def _forget(self, request_id: str) -> None:
         copy = self._copies.pop(request_id, None)
         if copy is not None:
-            self.num_tokens_kept -= copy.num_tokens_kept
+            self.num_copied_tokens -= copy.num_copied_tokens
 
     # -- what is lost --------------------------------------------------------------------
 
@@ -405,7 +485,7 @@ class ReplayMachine:
     def _found(self, request_id: str, copy: _Copy) -> Instructions:
         assert copy.loss is not None
         copy.num_replays -= copy.loss.counts
-        copy.state = CopyState.KEPT
+        copy.state = CopyState.STANDBY
         return [RecordFound(request_id, copy.num_replays), CallOff(request_id)]
 
     # -- elsewhere -----------------------------------------------------------------------
@@ -441,7 +521,7 @@ class ReplayMachine:
             # Tokens of the lost attempt came meanwhile.
             return [Decline(dispatch), *self._fail(copy, loss.owner, loss.what, copy.mark)]
         copy.attempt += 1
-        copy.state = CopyState.KEPT
+        copy.state = CopyState.STANDBY
         num_tokens = copy.request.num_prompt_tokens + len(copy.outputs)
         replayed = Replay(loss.owner.instance_id, num_tokens, copy.attempt, cause_of(loss.owner))
         return [Send(dispatch, told.instance, copy.request, copy.frames, copy.outputs, replayed)]
@@ -465,14 +545,14 @@ class ReplayMachine:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        kept = sum(copy.num_tokens_kept for copy in self._copies.values())
-        assert kept == self.num_tokens_kept, "the tokens that are kept are counted wrongly"
+        num_tokens = sum(copy.num_copied_tokens for copy in self._copies.values())
+        assert num_tokens == self.num_copied_tokens, "copied tokens are counted wrongly"
         for request_id, copy in self._copies.items():
             assert request_id == copy.request.request_id
             assert copy.state is not CopyState.OVER, "a request that is over has a copy"
-            assert bool(copy.frames) == (copy.mark not in ALWAYS), "kept in vain, or not kept"
-            assert copy.mark is None or not copy.outputs, "kept outputs that can never be replayed"
-            assert copy.mark is not None or not copy.num_not_kept, "an output is missing"
+            assert bool(copy.frames) == (copy.mark not in ALWAYS), "copied in vain, or not copied"
+            assert copy.mark is None or not copy.outputs, "copies that can never be used"
+            assert copy.mark is not None or not copy.num_uncopied, "an output is missing"
             assert copy.num_refusals <= MAX_REFUSALS
             loss, is_lost = copy.loss, copy.state in LOST
             assert loss is not None or not (is_lost or copy.attempt)

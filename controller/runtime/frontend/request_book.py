@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from controller.core.load.windows import LatencyWindow, LatencyWindows, Percentiles, ServedLately
 from controller.core.migration.move_records import MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
@@ -21,7 +20,8 @@ from controller.core.record.request_record import (
     found_order,
     match_names,
 )
-from controller.core.replay.replay import Replay, ReplayRefusal, RequestLoss
+from controller.core.record.windows import LatencyWindow, LatencyWindows, Percentiles, ServedLately
+from controller.core.replay.replay_machine import Replay, ReplayRefusal, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.messages.requests import RequestsAsked
 

@@ -17,7 +17,7 @@ from controller.core.migration.ownership import Epoch
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.record.request_record import ENDED, RequestState
 from controller.core.replay import replay_machine as replays
-from controller.core.replay.replay import cause_of
+from controller.core.replay.replay_machine import cause_of
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.ports.processes import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, KnownInstances, NotDispatchedError

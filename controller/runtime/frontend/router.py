@@ -17,7 +17,7 @@ from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.replay import replay_machine as replays
-from controller.core.replay.replay import ReplayRefusal
+from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
 from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
@@ -188,7 +188,7 @@ class Router:
         self._book.arrived(request, client_request_id, parent_id)
         self.traffic.arrived(request, prompt_token_ids)
         request = self.keys.began(request)
-        self.routes.take(replays.Kept(request, payload, not_replayable))
+        self.routes.take(replays.Arrived(request, payload, not_replayable))
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.load.windows import LatencyWindows, Percentiles
+from controller.core.record.windows import LatencyWindows, Percentiles
 from controller.ports.engine import Engine, Frames, StepOutputs
 from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink

@@ -28,7 +28,7 @@ class World:
         self.last = (0, 0)
         self.on_their_way: list[TellRank | rank_changes.Confirmed] = []
         request = DispatchRequested("r", "f-0", 10, 0, 0.0)
-        self.routes.handle(replays.Kept(request, (b"x",)), 0.0)
+        self.routes.handle(replays.Arrived(request, (b"x",)), 0.0)
 
     def incarnation(self, _instance_id: str) -> int | None:
         return 1

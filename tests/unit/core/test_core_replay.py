@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.core.replay.replay import SENTENCES, ReplayRefusal, why_not
+from controller.core.replay.replay_machine import SENTENCES, ReplayRefusal, why_not
 from controller.core.settings import ReplayConfig
 
 CONFIG = ReplayConfig(max_replays=2)

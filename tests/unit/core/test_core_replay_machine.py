@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.replay.replay import ReplayRefusal
 from controller.core.replay.replay_machine import (
     ASK_AGAIN_S,
     LOST,
     MAX_REFUSALS,
+    Arrived,
     Ask,
     CallOff,
     CopyState,
@@ -23,7 +23,6 @@ from controller.core.replay.replay_machine import (
     Fail,
     Found,
     Instruction,
-    Kept,
     Lost,
     Mark,
     NotDispatched,
@@ -34,6 +33,7 @@ from controller.core.replay.replay_machine import (
     Refuse,
     Refused,
     ReplayMachine,
+    ReplayRefusal,
     Send,
     WakeAt,
     Woken,
@@ -79,7 +79,7 @@ class Bed:
 @pytest.fixture
 def bed() -> Bed:
     bed = Bed()
-    bed.take(Kept(requested(), (b"x",)))
+    bed.take(Arrived(requested(), (b"x",)))
     return bed
 
 
@@ -88,25 +88,25 @@ def kinds(told: list[Instruction]) -> list[type]:
 
 
 REACHED: dict[CopyState, tuple[Event, ...]] = {
-    CopyState.KEPT: (),
+    CopyState.STANDBY: (),
     CopyState.ASKING: (LOSS,),
     CopyState.PAUSING: (LOSS, NotDispatched("r")),
     CopyState.OVER: (Over("r"),),
 }
 WOKEN = Woken("r", 100.0 + ASK_AGAIN_S)
 TABLE: dict[tuple[CopyState, Event], tuple[CopyState, list[type]]] = {
-    (CopyState.KEPT, LOSS): (CopyState.ASKING, [RecordLoss, Ask]),
-    (CopyState.KEPT, refused()): (CopyState.PAUSING, [RecordLoss, WakeAt]),
-    (CopyState.KEPT, refused(retryable=False)): (CopyState.OVER, [Refuse]),
+    (CopyState.STANDBY, LOSS): (CopyState.ASKING, [RecordLoss, Ask]),
+    (CopyState.STANDBY, refused()): (CopyState.PAUSING, [RecordLoss, WakeAt]),
+    (CopyState.STANDBY, refused(retryable=False)): (CopyState.OVER, [Refuse]),
     (CopyState.PAUSING, WOKEN): (CopyState.ASKING, [Ask]),
-    (CopyState.PAUSING, Found("r")): (CopyState.KEPT, [RecordFound, CallOff]),
+    (CopyState.PAUSING, Found("r")): (CopyState.STANDBY, [RecordFound, CallOff]),
     (CopyState.PAUSING, Over("r")): (CopyState.OVER, [CallOff]),
     (CopyState.ASKING, NotDispatched("r")): (CopyState.PAUSING, [WakeAt]),
-    (CopyState.ASKING, dispatched()): (CopyState.KEPT, [Send]),
+    (CopyState.ASKING, dispatched()): (CopyState.STANDBY, [Send]),
     (CopyState.ASKING, NotSent("r")): (CopyState.OVER, [Fail]),
-    (CopyState.ASKING, Found("r")): (CopyState.KEPT, [RecordFound, CallOff]),
+    (CopyState.ASKING, Found("r")): (CopyState.STANDBY, [RecordFound, CallOff]),
     (CopyState.ASKING, Over("r")): (CopyState.OVER, [CallOff]),
-    (CopyState.KEPT, Over("r")): (CopyState.OVER, []),
+    (CopyState.STANDBY, Over("r")): (CopyState.OVER, []),
 }
 EVENTS = (
     LOSS,
@@ -126,7 +126,7 @@ EVENTS = (
 def test_each_event_in_each_state(state: CopyState) -> None:
     for event in EVENTS:
         bed = Bed()
-        bed.take(Kept(requested(), (b"x",)), *REACHED[state])
+        bed.take(Arrived(requested(), (b"x",)), *REACHED[state])
         assert bed.state is state
         told = bed.take(event)
         late = [Decline] if isinstance(event, Dispatched) else []
@@ -194,7 +194,7 @@ def test_patience_begins_when_an_instance_is_asked_for(bed: Bed) -> None:
 
 def test_tokens_that_come_while_it_waits_may_rule_the_replay_out() -> None:
     bed = Bed()
-    marked = bed.take(Kept(requested(), (b"x",), ReplayRefusal.MULTIMODAL))
+    marked = bed.take(Arrived(requested(), (b"x",), ReplayRefusal.MULTIMODAL))
     assert marked == [Mark("r", ReplayRefusal.MULTIMODAL)]
     assert kinds(bed.take(LOSS)) == [RecordLoss, Ask], "it has no outputs"
     told = bed.take(Delivered("r", (1,)), dispatched())
@@ -235,14 +235,14 @@ class History:
             self.take(self.rng.choice(list(self.possible())))
         for request_id in list(self.live):
             self.take(Over(request_id))
-        assert (self.machine.num_tokens_kept, self.asked, self.wakes) == (0, set(), {})
+        assert (self.machine.num_copied_tokens, self.asked, self.wakes) == (0, set(), {})
         assert all(len(ends) == 1 for ends in self.ends.values()), self.ends
 
     def possible(self) -> Iterator[Event]:
         rng = self.rng
         mark = rng.choice([None, None, ReplayRefusal.MULTIMODAL])
         new = requested(f"r-{len(self.ends)}", rng.randint(1, 20))
-        yield Kept(new, (b"x" * rng.randint(1, 3),), mark)
+        yield Arrived(new, (b"x" * rng.randint(1, 3),), mark)
         self.num_dispatches += 1
         if not self.ends:
             return
@@ -280,7 +280,7 @@ class History:
 
     def before(self, event: Event) -> None:
         match event:
-            case Kept(request, frames, _):
+            case Arrived(request, frames, _):
                 assert request.request_id not in self.ends
                 self.live[request.request_id] = Live(tuple(bytes(frame) for frame in frames))
                 self.ends[request.request_id] = []
@@ -344,7 +344,7 @@ class History:
             state = self.machine.state(request_id)
             assert (state is CopyState.OVER) == (request_id not in self.live)
             assert (state in LOST) == (request_id in self.asked or request_id in self.wakes)
-        assert self.machine.num_tokens_kept <= self.machine.config.max_tokens_kept
+        assert self.machine.num_copied_tokens <= self.machine.config.max_tokens_kept
 
 
 def test_histories_in_any_order() -> None:

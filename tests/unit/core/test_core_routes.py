@@ -20,8 +20,8 @@ I0 = InstanceRef("i-0", 1, "mem://i-0")
 I1 = InstanceRef("i-1", 1, "mem://i-1")
 
 
-def kept(request_id: str) -> replays.Kept:
-    return replays.Kept(DispatchRequested(request_id, "f-0", 10, 0, 0.0), (b"x",))
+def kept(request_id: str) -> replays.Arrived:
+    return replays.Arrived(DispatchRequested(request_id, "f-0", 10, 0, 0.0), (b"x",))
 
 
 @dataclass

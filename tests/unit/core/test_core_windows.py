@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.load.windows import LatencyWindow, LatencyWindows, Percentiles
+from controller.core.record.windows import LatencyWindow, LatencyWindows, Percentiles
 
 
 def test_nothing_measured_has_no_percentile() -> None:

@@ -98,7 +98,7 @@ class Frontend:
             or list(self.asking)
             or self._wakes
             or self.machine.has_to_look
-            or self.machine.replays.num_tokens_kept
+            or self.machine.replays.num_copied_tokens
         )
 
     def say_hello(self) -> None:
@@ -130,7 +130,7 @@ class Frontend:
             asked.rank,
             float(asked.arrival),
         )
-        self._take(replay.Kept(requested, (b"prompt",)))
+        self._take(replay.Arrived(requested, (b"prompt",)))
         self._ask(asking.Asked(requested))
 
     def client_leaves(self, request_id: str) -> None:

@@ -45,7 +45,7 @@ from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.operations.cluster_spec import ClusterSpec, RollingOrder
 from controller.core.operations.order_checks import emptying_refusal
-from controller.core.replay.replay import ReplayRefusal
+from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import (
     AutoscaleConfig,

@@ -66,7 +66,7 @@ def why_failed(bed: Bed) -> str:
     ((request_id, why),) = bed.told.failed
     assert request_id == "r"
     assert bed.router.num_live_reqs == 0
-    assert bed.router.routes.machine.replays.num_tokens_kept == 0
+    assert bed.router.routes.machine.replays.num_copied_tokens == 0
     return why
 
 
@@ -94,7 +94,7 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNe
     assert bed.accept(3, T[3:4]) == [], "of the old attempt"
     assert new_tokens(bed.accept(3, T[3:5], epoch=(1, 0), last=True, sender=I1)) == T[3:5]
     assert bed.told.failed == []
-    assert bed.router.routes.machine.replays.num_tokens_kept == 0
+    assert bed.router.routes.machine.replays.num_copied_tokens == 0
     events = {event.kind: event for event in history(bed)}
     lost = events[EventKind.REQUEST_LOST]
     assert (lost.instance_id, lost.incarnation, lost.cause_id) == ("i-0", 1, "lost-i-0-1")
@@ -169,13 +169,13 @@ async def test_tokens_beyond_the_limit_are_not_kept(network: FakeNetwork) -> Non
     await bed.know()
     await bed.runs_on("i-0")
     bed.accept(0, T[:5])
-    assert bed.router.routes.machine.replays.num_tokens_kept == 15
+    assert bed.router.routes.machine.replays.num_copied_tokens == 15
     await bed.runs_on("i-0", "other")
     other = bed.book.find("other")
     assert other is not None
     assert other.not_replayable == "not_kept", "beforehand"
     bed.accept(5, T[5:6])
-    assert bed.router.routes.machine.replays.num_tokens_kept == 0
+    assert bed.router.routes.machine.replays.num_copied_tokens == 0
     await lose(bed)
     assert {r for r, _ in bed.told.failed} == {"r", "other"}
     assert all("too many tokens were kept" in why for _, why in bed.told.failed)

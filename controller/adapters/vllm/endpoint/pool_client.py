@@ -34,7 +34,7 @@ from controller.adapters.vllm.grammars.process import Grammar
 from controller.adapters.vllm.grammars.trial import MAX_STEP_S
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
 from controller.core.record.request_record import RequestState
-from controller.core.replay.replay import ReplayRefusal
+from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.prompt_hashes import HASH_TOKENS
