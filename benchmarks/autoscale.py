@@ -33,7 +33,8 @@ from benchmarks.same_trace import live_latencies, write_trace
 from benchmarks.servers import RESULTS, LlumctlServer, ServerError, control_of, running
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import ClusterStatus, Event
+from controller.api.wire.requests import Event
+from controller.api.wire.status import ClusterStatus
 from controller.sim.setup import sim_policy
 from llumctl.bench import session
 from llumctl.bench.workload import Load

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from llumctl.bench.runner import Result
 
 POLL_S = 1.0

@@ -15,12 +15,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from controller.api.recording import RecordingHeader, RecordingWriter
-from controller.api.wire.models import (
-    ClusterStatus,
-    Event,
-    InstanceState,
-    InstanceStatus,
-)
+from controller.api.wire.requests import Event
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.fake_controller import FakeController
 from tests.unit.tui import tui_synthetic as synthetic

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.models import (
+from controller.api.wire.requests import Event
+from controller.api.wire.status import (
+    AutoscaleStatus,
     ClusterState,
     ClusterStatus,
     DrainStatus,
     EndedMoveStatus,
-    Event,
     FrontendStatus,
     InstanceState,
     InstanceStatus,

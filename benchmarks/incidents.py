@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.incident_cluster import BEGUN_S, Cluster, Instance
 from controller.api.recording import RecordingHeader, RecordingWriter
-from controller.api.wire.models import DrainStatus, EndedMoveStatus, MoveStatus
+from controller.api.wire.status import DrainStatus, EndedMoveStatus, MoveStatus
 from controller.api.wire.stream import Frame
 
 SECONDS = 90

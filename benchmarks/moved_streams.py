@@ -15,8 +15,8 @@ from benchmarks.token_stream import StreamEndedError, TokenStream
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_requests import Migrate
-from controller.api.wire.models import RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.wire.requests import RequestStatus
 
 OTHER_LENGTH = 128
 # What the others say: about all that the model takes after their prompts.

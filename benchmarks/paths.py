@@ -25,8 +25,7 @@ from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
 from controller.adapters.emulated.vllm_wire import Outputs
 from controller.adapters.http.live_settings import LiveSettings
-from controller.adapters.http.operator_log import Operation
-from controller.adapters.http.perform import Operated
+from controller.adapters.http.perform import Operated, Operation
 from controller.adapters.http.request_orders import MigrateHandler
 from controller.api.operations.on_requests import Migrate
 from controller.api.settings.settings import Settings

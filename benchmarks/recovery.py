@@ -30,8 +30,10 @@ from benchmarks.servers import LlumctlServer, ServerError, control_of, running, 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SetSettings
-from controller.api.wire.models import ClusterState, RequestState
-from controller.api.wire.settings import SettingsPatch, SettingValue
+from controller.api.wire.base import SettingValue
+from controller.api.wire.requests import RequestState
+from controller.api.wire.settings import SettingsPatch
+from controller.api.wire.status import ClusterState
 
 PATIENCE_S = 120.0
 ON_THEIR_WAY = 20

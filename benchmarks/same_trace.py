@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from controller.api.settings.table import kinds
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from controller.core.settings import (
     HoldingConfig,
     HoldingSettings,

@@ -97,7 +97,7 @@ def running(cluster: str) -> "RunState":
     if state is None:
         if run_state.is_being_changed(cluster):
             raise NotRunningError(f"cluster {cluster} is being started", "llumctl wait --for=ready")
-        from controller.api.state.last_stop import last_stop
+        from controller.api.state.audit import last_stop
 
         stop = last_stop(cluster)
         told = "" if stop is None else f": it was stopped at {stop.words()}"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from controller.api.wire.models import FrontendStatus, InstanceStatus
+from controller.api.wire.status import FrontendStatus, InstanceStatus
 from tests.e2e.cluster import Cluster, marked_processes
 
 # A part of the command line, and the role that it tells.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
 
-from controller.api.settings.console import ConsoleTable
+from controller.api.settings.settings import ConsoleTable
 from controller.api.text import hints
 from tui.actions.own import OwnCommand
 from tui.drawing.format import UNICODE, Glyphs

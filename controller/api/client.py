@@ -9,23 +9,18 @@ from pydantic import ValidationError
 
 from controller.api.connection import Answer, ControlConnection
 from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
-from controller.api.wire.explain import Explanation
-from controller.api.wire.models import (
-    ClusterStatus,
+from controller.api.wire.operations import DrainList, OperationList
+from controller.api.wire.requests import (
     EventPage,
-    MemberLog,
+    Explanation,
     RequestDetail,
     RequestList,
     RequestName,
     RequestState,
-    StopProgress,
-    StopRequest,
 )
-from controller.api.wire.operations import DrainList, OperationList
-from controller.api.wire.rolling_models import RollingReport
 from controller.api.wire.settings import SettingList
-from controller.api.wire.stream import Frame
-from controller.api.wire.traffic import TrafficBatch, TrafficRequest
+from controller.api.wire.status import ClusterStatus, RollingReport, StopProgress, StopRequest
+from controller.api.wire.stream import Frame, MemberLog, TrafficBatch, TrafficRequest
 
 if TYPE_CHECKING:  # a command that only looks needs no orders
     from controller.api.operations.order import Order, Report, Wanted

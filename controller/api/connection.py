@@ -28,8 +28,7 @@ from controller.api.errors import (
 )
 from controller.api.frames import AbsurdFigureError, check_figures
 from controller.api.version import upgrade_command
-from controller.api.wire.base import SCHEMA_VERSION, AnswerModel, WireModel
-from controller.api.wire.models import ErrorBody
+from controller.api.wire.base import SCHEMA_VERSION, AnswerModel, ErrorBody, WireModel
 
 DEFAULT_TIMEOUT_S = 5.0
 # The controller pings an idle stream every second.

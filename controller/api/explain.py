@@ -8,12 +8,14 @@ own.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from controller.api.text import held_words
-from controller.api.wire.explain import (
+from controller.api.text import status_words
+from controller.api.wire.requests import (
     Considered,
     DispatchStep,
+    Event,
     Figures,
     ForgottenStep,
+    MoveStage,
     MoveStep,
     NotMovedStep,
     OtherStep,
@@ -21,9 +23,7 @@ from controller.api.wire.explain import (
     Step,
     Waiting,
 )
-from controller.api.wire.holding import HeldPlaceStatus
-from controller.api.wire.models import Event
-from controller.api.wire.moves import MoveStage
+from controller.api.wire.status import HeldPlaceStatus
 
 SCORE_OF = "score_of_"
 FREENESS_OF = "freeness_of_"
@@ -46,7 +46,11 @@ def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...
 
 def held_back(held: HeldPlaceStatus) -> Waiting:
     """What the controller holds: what it needs, what keeps it, who may go ahead."""
-    words = (held_words.place(held), held_words.why(held), held_words.overtaking(held))
+    words = (
+        status_words.held_place(held),
+        status_words.held_why(held),
+        status_words.held_overtaking(held),
+    )
     figures: Figures = {
         "needed_blocks": held.demand_blocks,
         "lacking_blocks": held.lacking_blocks,

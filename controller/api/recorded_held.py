@@ -6,8 +6,8 @@ rank and arrival, its demand from its prompt. The instance that was kept for it 
 
 from collections.abc import Iterable
 
-from controller.api.wire.holding import HeldPlaceStatus
-from controller.api.wire.models import ClusterStatus, RequestState, RequestStatus
+from controller.api.wire.requests import RequestState, RequestStatus
+from controller.api.wire.status import ClusterStatus, HeldPlaceStatus
 
 
 def with_places(

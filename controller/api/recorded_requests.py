@@ -12,15 +12,15 @@ from controller.api.explain import explain, held_back
 from controller.api.following import Connect
 from controller.api.recorded_held import with_places
 from controller.api.recording import RecordingWriter
-from controller.api.wire.explain import Explanation
-from controller.api.wire.models import (
+from controller.api.wire.requests import (
     LIVE_STATES,
-    ClusterStatus,
     Event,
+    Explanation,
     RequestList,
     RequestState,
     RequestStatus,
 )
+from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import RequestBegan, RequestsFrame, RequestStands
 
 EVERY_S = 5.0

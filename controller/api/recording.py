@@ -14,10 +14,10 @@ from typing import IO, Literal, NamedTuple, Self
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.frames import MAX_FIGURE, figure, parse_frame
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.api.version import own_version, upgrade_command
 from controller.api.wire.base import WireModel
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, Frame
 
 RECORDING_VERSION = 1
@@ -134,7 +134,7 @@ class RecordingReader:
         self.path = path
         self.truncated = False
         try:
-            self._file: IO[bytes] = plain_file.opened(path)
+            self._file: IO[bytes] = user_files.opened(path)
         except FileNotFoundError as error:
             raise UsageError(f"{path}: there is no such recording") from error
         except OSError as error:

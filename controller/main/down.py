@@ -10,20 +10,15 @@ from pathlib import Path
 
 from controller.adapters.files.incarnation_file import FILE as INCARNATION_FILE
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
-from controller.adapters.ray.head_watch import (
-    RECONNECT_DEFAULT_S,
-    RECONNECT_VARIABLE,
-    HeadWatch,
-)
+from controller.adapters.ray.head_watch import RECONNECT_DEFAULT_S, RECONNECT_VARIABLE, HeadWatch
 from controller.adapters.ray.ray_starts import noted_processes
 from controller.api.client import ControlClient
 from controller.api.connection import actor
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
-from controller.api.state.audit import AuditLog
-from controller.api.state.last_stop import DOWN
+from controller.api.state.audit import DOWN, AuditLog
 from controller.api.state.run_state import RunState
-from controller.api.wire.models import StopRequest
+from controller.api.wire.status import StopRequest
 from controller.main.machine import ray_logs, temp_folder
 from controller.main.machine.processes import Session, end, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE, own_environment

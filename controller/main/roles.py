@@ -45,9 +45,9 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.files.event_file import EventFile
     from controller.adapters.files.incarnation_file import IncarnationFile
     from controller.adapters.files.spec_file import SpecFile
+    from controller.adapters.http.cluster_view import ClusterLabels
     from controller.adapters.http.control_server import Access, ControlServer
-    from controller.adapters.http.live_config import live_config
-    from controller.adapters.http.views.cluster_view import ClusterLabels
+    from controller.adapters.http.live_settings import live_config
     from controller.adapters.prometheus import cluster_metrics as metrics
     from controller.adapters.ray.ray_launcher import ActorPlan, RayLauncher
     from controller.api.settings.key_file import own_limits

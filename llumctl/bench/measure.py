@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from llumctl.bench.runner import Results, Run
 
 STATUS_INTERVAL_S = 2.0

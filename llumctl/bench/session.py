@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from llumctl.bench import levels, report, target, workload
 from llumctl.bench import statistics as calculation
 from llumctl.bench.check import Verify

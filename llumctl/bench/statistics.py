@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.api.wire.models import ClusterStatus, InstanceStatus
+from controller.api.wire.status import ClusterStatus, InstanceStatus
 from llumctl.bench.measure import Observed
 from llumctl.bench.runner import Result, Results
 from llumctl.bench.target import num_evictions

@@ -10,7 +10,7 @@ import httpx
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, UnreachableError, UsageError
 from controller.api.settings import key_file
-from controller.api.wire.models import ClusterStatus, InstanceStatus
+from controller.api.wire.status import ClusterStatus, InstanceStatus
 from llumctl import connect
 from llumctl.bench import levels
 from llumctl.bench.connection import Endpoint

@@ -22,8 +22,9 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.wire.models import ClusterStatus
-    from controller.api.wire.settings import SettingChanges, SettingValue
+    from controller.api.wire.base import SettingValue
+    from controller.api.wire.settings import SettingChanges
+    from controller.api.wire.status import ClusterStatus
 
 
 class Mode(StrEnum):
@@ -124,7 +125,7 @@ def _say(found: "SettingChanges") -> None:
 
 
 def _shown(status: "ClusterStatus", output_format: Format) -> str:
-    from controller.api.wire.autoscale import AutoscaleReport
+    from controller.api.wire.status import AutoscaleReport
     from llumctl.text import autoscale_text
 
     found = status.autoscale

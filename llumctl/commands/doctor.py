@@ -11,7 +11,7 @@ from llumctl.commands.options import ClusterName, Config, TableOrJson, format_op
 from llumctl.text import output
 
 if TYPE_CHECKING:
-    from controller.api.wire.doctor import Check
+    from controller.api.wire.status import Check
 
 
 def doctor(
@@ -27,7 +27,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Check this machine, and the nodes of a Ray to join; exit 1 if anything fails."""
-    from controller.api.wire.doctor import CheckResult, DoctorReport
+    from controller.api.wire.status import CheckResult, DoctorReport
     from llumctl.config import settings as settings_module
 
     settings = settings_module.load(

@@ -17,7 +17,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.wire.models import Event
+    from controller.api.wire.requests import Event
     from llumctl.text.event_lines import EventLines
 
 PAGE = 1000
@@ -157,9 +157,9 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
             if output.reader_left():
                 return
     except NotRunningError:
-        from controller.api.state.last_stop import told
+        from controller.api.state.audit import last_stop_words
 
-        output.say(told(cluster))
+        output.say(last_stop_words(cluster))
 
 
 def _tell_gap(missed: int | None, reason: str = "") -> None:
@@ -173,7 +173,7 @@ def _tell_gap(missed: int | None, reason: str = "") -> None:
 
 
 def _whole(kept: deque["Event"], position: str, output_format: Format) -> str:
-    from controller.api.wire.models import EventPage
+    from controller.api.wire.requests import EventPage
 
     page = EventPage(events=tuple(kept), next_position=position)
     return output.encode(output_format, page, page.events)

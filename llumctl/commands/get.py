@@ -17,8 +17,8 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from controller.api.wire.models import LevelStatus
     from controller.api.wire.settings import Setting, SettingList
+    from controller.api.wire.status import LevelStatus
 
 
 def get(

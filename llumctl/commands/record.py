@@ -42,9 +42,9 @@ def record(
         except NotRunningError:
             if not writer.num_frames:
                 raise
-            from controller.api.state.last_stop import told
+            from controller.api.state.audit import last_stop_words
 
-            output.say(told(name))
+            output.say(last_stop_words(name))
     if not writer.num_frames:
         raise TimedOutError(
             f"cluster {name} sent nothing within {duration}: nothing is recorded",

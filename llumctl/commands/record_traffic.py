@@ -12,7 +12,7 @@ from llumctl.commands.options import Cluster
 from llumctl.text import output
 
 if TYPE_CHECKING:
-    from controller.api.wire.traffic import TrafficRequest
+    from controller.api.wire.stream import TrafficRequest
     from llumctl.following.traffic_file import TrafficFile
 
 PROGRESS_S = 5.0
@@ -39,7 +39,7 @@ def record_traffic(
     name = connect.attached(cluster)
     import secrets
 
-    from controller.api.wire.traffic import TrafficRequest
+    from controller.api.wire.stream import TrafficRequest
     from llumctl.following import traffic_file
 
     traffic_file.check(file, force=force)
@@ -65,9 +65,9 @@ class _Recorder:
         except NotRunningError:
             if self._file is None:
                 raise
-            from controller.api.state.last_stop import told
+            from controller.api.state.audit import last_stop_words
 
-            output.say(told(cluster))
+            output.say(last_stop_words(cluster))
         finally:
             if self._file is not None:
                 self._file.close()

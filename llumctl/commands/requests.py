@@ -28,10 +28,9 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.wire.explain import Explanation
-    from controller.api.wire.models import RequestDetail, RequestList, RequestState
     from controller.api.wire.moves import MigrationReport
     from controller.api.wire.operations import AbortReport, PriorityReport
+    from controller.api.wire.requests import Explanation, RequestDetail, RequestList, RequestState
 
 DEFAULT_LIMIT = 100
 # The controller lists no more.
@@ -96,7 +95,7 @@ def requests(
 def _states(text: str | None) -> "tuple[RequestState, ...]":
     if text is None:
         return ()
-    from controller.api.wire.models import RequestState
+    from controller.api.wire.requests import RequestState
 
     found = choices.several_of(text, list(RequestState), "--state", "a state of a request")
     return tuple(map(RequestState, found))
@@ -276,7 +275,7 @@ def _changed(report: "PriorityReport", output_format: Format) -> str:
     if output_format is Format.NAME:
         return report.request_id
     if output_format in (Format.TABLE, Format.WIDE):
-        from controller.api.text.levels import priority_effect
+        from controller.api.operations.on_requests import priority_effect
 
         facts = (
             ("request", report.request_id),

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from controller.api.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_WOULD_CHANGE,
-    NotRollingError,
-    UsageError,
-)
+from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, NotRollingError, UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
 from llumctl import confirm, connect, durations
 from llumctl.commands.options import Flags
@@ -21,7 +16,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.on_cluster import Rolling
-    from controller.api.wire.rolling_models import RollingReport
+    from controller.api.wire.status import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
 

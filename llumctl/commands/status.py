@@ -14,7 +14,7 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.wire.models import ClusterStatus
+    from controller.api.wire.status import ClusterStatus
 
 DEFAULT_EVERY_S = 2.0
 

@@ -22,7 +22,7 @@ from tui.theme_names import NAMES as THEMES
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
-    from controller.api.settings.console import ConsoleTable
+    from controller.api.settings.settings import ConsoleTable
     from llumctl.config.settings_origin import Origins
     from tui.actions.own import OwnCommand
     from tui.app import Dashboard

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import UsageError
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.api.state.run_state import CLUSTER_NAME
 from controller.api.state.user_files import user_folder
 from llumctl.config import toml_lines
@@ -92,7 +92,7 @@ def absent(path: Path, origin: str) -> AbsentError:
 def read(path: Path, origin: str) -> ConfigFile:
     """Raises UsageError, which says by `origin` who asked for the file."""
     try:
-        raw, found = plain_file.read_with_status(path, MAX_BYTES, takes_pipe=True)
+        raw, found = user_files.read_with_status(path, MAX_BYTES, takes_pipe=True)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise absent(path, origin) from error
     except OSError as error:
@@ -103,7 +103,7 @@ def read(path: Path, origin: str) -> ConfigFile:
     text = _decode(path, raw)
     is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     is_private = is_own_file and not stat.S_IMODE(found.st_mode) & 0o077
-    others = plain_file.is_changed_by_others(found)
+    others = user_files.is_changed_by_others(found)
     return ConfigFile(path, text, _parse(path, text), is_private, others)
 
 

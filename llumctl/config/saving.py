@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import PriorityTable, Settings
-from controller.api.state import plain_file, user_files
+from controller.api.state import user_files
 from llumctl.config import config_file, settings, toml_edit
 from llumctl.config.config_file import ConfigFile
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from controller.api.state.run_state import RunState
-    from controller.api.wire.settings import SettingValue
+    from controller.api.wire.base import SettingValue
 
 OF_THE_CLUSTER = "the cluster was started with it"
 NO_HINT = "llumctl get --toml"
@@ -81,7 +81,7 @@ class Saving:
         if not self.changes:
             return
         try:
-            raw, status = plain_file.read_with_status(self.path, config_file.MAX_BYTES)
+            raw, status = user_files.read_with_status(self.path, config_file.MAX_BYTES)
             if raw != self.before:
                 raise OSError(0, "somebody else has changed it meanwhile")
             user_files.replace(self.path, self.after.decode(), stat.S_IMODE(status.st_mode))
@@ -153,4 +153,4 @@ def _check_writable(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    return plain_file.read(path, config_file.MAX_BYTES)
+    return user_files.read(path, config_file.MAX_BYTES)

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from controller.api.errors import UsageError
-from controller.api.state import plain_file
+from controller.api.state import user_files
 
 MAX_BYTES = 1 << 20
 
@@ -14,7 +14,7 @@ def read(path: Path, where: str) -> str:
     """Raises UsageError if the file cannot be read, is open to other users, or is empty. The
     message begins with `where`: the place that named the file."""
     try:
-        with plain_file.opened(path) as file:
+        with user_files.opened(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read(MAX_BYTES).decode().strip()
     except (OSError, ValueError) as error:

@@ -18,11 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from controller.api.errors import UsageError
-from controller.api.settings.console import ConsoleTable
-from controller.api.settings.from_text import converted, value_of
 from controller.api.settings.live_settings import CONSOLE_TABLES, of_the_console
-from controller.api.settings.own_commands import OwnCommandTable
-from controller.api.settings.settings import Settings, table_model
+from controller.api.settings.setting_values import converted, value_of
+from controller.api.settings.settings import ConsoleTable, OwnCommandTable, Settings, table_model
 from controller.api.settings.table import kinds
 from llumctl import choices
 from llumctl.config import assignments, config_file, settings_checks, settings_errors

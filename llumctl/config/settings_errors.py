@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.api.errors import UsageError, WrongSettingError
-from controller.api.settings.complaints import complaint
-from controller.api.settings.refused_options import why_refused
+from controller.api.settings.engine_options import why_refused
+from controller.api.settings.setting_values import complaint
 from controller.api.settings.settings import OPEN_TABLES, Settings, table_model
 from controller.api.settings.table import kinds
 from llumctl.config.settings_origin import Origins

@@ -13,8 +13,8 @@ from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, 
 from controller.api.settings.bounds import MAX_DEADLINE_S
 from controller.api.text import drain_words
 from controller.api.text.quantities import duration, latency, num_cells
-from controller.api.wire.models import InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport
+from controller.api.wire.status import InstanceState, InstanceStatus
 from llumctl import connect
 from llumctl.text import output
 

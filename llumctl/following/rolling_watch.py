@@ -5,7 +5,7 @@ import time
 
 from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
 from controller.api.text import rolling_words as words
-from controller.api.wire.rolling_models import RollingReport
+from controller.api.wire.status import RollingReport
 from llumctl import connect
 from llumctl.text import output
 

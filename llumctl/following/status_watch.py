@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from controller.api.errors import UnreachableError
 from controller.api.text.quantities import duration, time_of_day
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from llumctl import connect
 from llumctl.text import output
 

@@ -10,7 +10,7 @@ from llumctl import connect
 from llumctl.text import output
 
 if TYPE_CHECKING:
-    from controller.api.wire.traffic import TrafficBatch, TrafficRequest
+    from controller.api.wire.stream import TrafficBatch, TrafficRequest
 
 RETRY_S = 0.5
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError, RefusedError
-from controller.api.wire.traffic import PREFIX_HASH_DIGITS
+from controller.api.wire.stream import PREFIX_HASH_DIGITS
 from controller.sim.workload import trace_files
 from controller.sim.workload.trace import TraceRequest
 
 if TYPE_CHECKING:
-    from controller.api.wire.traffic import RequestTraffic, TrafficBatch
+    from controller.api.wire.stream import RequestTraffic, TrafficBatch
 
 
 def check(path: Path, *, force: bool) -> None:

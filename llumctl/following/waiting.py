@@ -15,7 +15,7 @@ from controller.api.errors import (
     UnreachableError,
 )
 from controller.api.text.quantities import latency
-from controller.api.wire.models import ClusterState
+from controller.api.wire.status import ClusterState
 from llumctl import connect
 from llumctl.following.conditions import ClusterIs, Condition, Drained, Judged, RequestIs, Verdict
 from llumctl.text import output

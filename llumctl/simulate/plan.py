@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from controller.api.errors import UsageError
-from controller.api.settings.from_text import value_of
+from controller.api.settings.setting_values import value_of
 from controller.model.profile import LatencyProfile, Mode, load_profile
 from controller.sim.bounds import ORACLES
 from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named, saturation_of

@@ -2,7 +2,7 @@
 
 from controller.api.text import autoscale_words as words
 from controller.api.text.quantities import duration
-from controller.api.wire.autoscale import AutoscaleStatus
+from controller.api.wire.status import AutoscaleStatus
 from llumctl import meant
 from llumctl.text import output
 

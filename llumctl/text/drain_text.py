@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from controller.api.text import drain_words
 from controller.api.text.quantities import duration
-from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import DrainReport
+from controller.api.wire.status import ClusterStatus
 from llumctl.text import output
 
 MAX_ROWS = 20

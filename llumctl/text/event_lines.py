@@ -8,7 +8,7 @@ from controller.api.text import events as event_words
 from controller.api.text.events import KINDS, Severity, subject, what, where
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.base import SCHEMA_VERSION
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from llumctl.text import output
 from llumctl.text.output import Format
 

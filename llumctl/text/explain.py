@@ -2,7 +2,7 @@
 
 from controller.api.text import decisions
 from controller.api.text.quantities import latency, printable
-from controller.api.wire.explain import (
+from controller.api.wire.requests import (
     Considered,
     DispatchStep,
     Explanation,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import printable
-from controller.api.wire.models import (
+from controller.api.wire.status import (
     ClusterState,
     ClusterStatus,
     FrontendStatus,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from controller.api.text.events import where, why
 from controller.api.text.quantities import duration, latency, printable, time_of_day
-from controller.api.wire.models import RequestDetail, RequestStatus
+from controller.api.wire.requests import RequestDetail, RequestStatus
 from llumctl.text import output
 
 Column = tuple[str, Callable[[RequestStatus], str]]

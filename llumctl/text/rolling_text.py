@@ -1,7 +1,7 @@
 """A rolling restart as a table: each instance, how far it is, what it took or would take."""
 
 from controller.api.text.quantities import duration, latency
-from controller.api.wire.rolling_models import RollingReport
+from controller.api.wire.status import RollingReport
 from llumctl.text import output
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from llumctl.config import assignments, toml_text
 
 if TYPE_CHECKING:
-    from controller.api.wire.models import LevelStatus
-    from controller.api.wire.settings import SettingValue
+    from controller.api.wire.base import SettingValue
+    from controller.api.wire.status import LevelStatus
 
 HINT = "llumctl set migration.max_moves=2"
 
@@ -17,7 +17,7 @@ def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
 
     Raises UsageError for another form, and for a key that is given twice."""
     found = assignments.parse(texts, "KEY=VALUE", HINT)
-    from controller.api.settings.from_text import value_of
+    from controller.api.settings.setting_values import value_of
 
     return {key: value_of(key, text) for key, text in found.items()}
 

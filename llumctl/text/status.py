@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 
-from controller.api.settings.console import ConsoleTable
-from controller.api.text import autoscale_words, replay_words, rolling_words
-from controller.api.text import held_words as words
+from controller.api.settings.settings import ConsoleTable
+from controller.api.text import autoscale_words, rolling_words, status_words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.closed import state_word
-from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.queue_heads import free_blocks, head_wait_s
-from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from controller.api.text.status_words import free_blocks, head_wait_s, ranked
+from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from llumctl import meant
 from llumctl.text import output, status_details
 
@@ -109,9 +107,12 @@ def _held(status: ClusterStatus) -> list[str]:
     if held is None:
         return []
     head = held.head
-    needs = "" if head.demand_blocks is None else f" needs {words.blocks(head.demand_blocks)}"
+    needs = (
+        "" if head.demand_blocks is None else f" needs {status_words.blocks(head.demand_blocks)}"
+    )
     first = f"head {head.request_id} ({head.level}, rank {head.rank}) for {duration(head.waited_s)}"
-    found = f"{words.summary(held, status.num_held_reqs)}; {first}{needs}: {words.why(head)}"
+    summary = status_words.held_summary(held, status.num_held_reqs)
+    found = f"{summary}; {first}{needs}: {status_words.held_why(head)}"
     return [printable(found)]
 
 
@@ -154,8 +155,8 @@ def _replays(status: ClusterStatus) -> list[str]:
     """Those of the last minute, and how requests of instances that left or died were saved
     since the controller started; moves for balance are none of these."""
     replays = status.replays
-    lately = [f"replays: {replay_words.lately(replays)}"] if replays.lately else []
-    saved = replay_words.saved(replays)
+    lately = [f"replays: {status_words.replays_lately(replays)}"] if replays.lately else []
+    saved = status_words.replays_saved(replays)
     return [*lately, *([f"{SAVED}: {saved}"] if saved else [])]
 
 

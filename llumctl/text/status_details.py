@@ -3,12 +3,16 @@ holds, queue heads, moves, replays."""
 
 from collections.abc import Iterator, Sequence
 
-from controller.api.text import replay_words as words
-from controller.api.text.levels import ranked
+from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency
-from controller.api.text.queue_heads import free_blocks, head_wait_s
-from controller.api.wire.models import ClusterStatus, DrainStatus, MoveStatus
-from controller.api.wire.replays import EndedReplayStatus, ReplayStatus
+from controller.api.text.status_words import free_blocks, head_wait_s, ranked
+from controller.api.wire.status import (
+    ClusterStatus,
+    DrainStatus,
+    EndedReplayStatus,
+    MoveStatus,
+    ReplayStatus,
+)
 from llumctl.text import output
 
 MAX_ROWS = 10
@@ -165,12 +169,12 @@ def _replay(
 ) -> tuple[str, ...]:
     return (
         replay.request_id,
-        words.way(replay),
-        words.stage(replay),
+        status_words.replay_way(replay),
+        status_words.replay_stage(replay),
         str(replay.num_tokens),
         latency(pause_s),
         age,
-        words.why(replay),
+        status_words.replay_why(replay),
     )
 
 

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import ClusterStatus, InstanceState, RequestState
+from controller.api.wire.requests import RequestState
+from controller.api.wire.status import ClusterStatus, InstanceState
 from tests.e2e.cluster import Cluster
 
 PATIENCE_S = 60.0

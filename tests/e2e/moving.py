@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
 from controller.api.operations.on_requests import Migrate
-from controller.api.wire.models import RequestList, RequestState, RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.wire.requests import RequestList, RequestState, RequestStatus
 from tests.e2e.cluster import Cluster, wait_for
 
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)

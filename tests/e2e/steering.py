@@ -13,9 +13,11 @@ from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
 from controller.api.operations.on_cluster import SetSettings
 from controller.api.operations.on_instances import Drain, Undrain
-from controller.api.wire.models import Event, InstanceStatus
+from controller.api.wire.base import SettingValue
 from controller.api.wire.operations import DrainRequest, UndrainRequest
-from controller.api.wire.settings import SettingsPatch, SettingValue
+from controller.api.wire.requests import Event
+from controller.api.wire.settings import SettingsPatch
+from controller.api.wire.status import InstanceStatus
 from tests.e2e.cluster import Cluster, wait_for
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.wire.autoscale import AutoscaleStatus
+from controller.api.wire.status import AutoscaleStatus
 from controller.model import profile
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer

@@ -10,13 +10,13 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.operations.on_instances import Drain, Undrain
 from controller.api.operations.on_requests import Abort, SetPriority
-from controller.api.wire.models import RequestStatus
 from controller.api.wire.operations import (
     AbortRequest,
     DrainRequest,
     PriorityRequest,
     UndrainRequest,
 )
+from controller.api.wire.requests import RequestStatus
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import done

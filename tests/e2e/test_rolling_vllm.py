@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.wire.models import InstanceState
+from controller.api.wire.status import InstanceState
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import Load, Story, change

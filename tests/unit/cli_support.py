@@ -10,8 +10,8 @@ from typing import Any
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog
 from controller.api.state.run_state import RunState
-from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.models import (
+from controller.api.wire.status import (
+    AutoscaleStatus,
     ClusterState,
     ClusterStatus,
     FrontendStatus,

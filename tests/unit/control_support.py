@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import httpx
 
+from controller.adapters.http.cluster_view import ClusterLabels, cluster_status
 from controller.adapters.http.control_server import Access, ControlServer
-from controller.adapters.http.views.cluster_view import ClusterLabels, cluster_status
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.processes import LauncherLoss

@@ -13,16 +13,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from pydantic import BaseModel
 
 from controller.api.state import run_state
-from controller.api.wire.models import (
-    ClusterStatus,
-    ErrorBody,
-    Event,
-    EventPage,
-    RequestDetail,
-    RequestList,
-)
-from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
-from controller.api.wire.traffic import TrafficBatch
+from controller.api.wire.base import ErrorBody
+from controller.api.wire.requests import Event, EventPage, RequestDetail, RequestList
+from controller.api.wire.status import ClusterStatus
+from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame, TrafficBatch
 from tests.unit.cli_support import TOKEN, cluster
 
 Answer = tuple[int, BaseModel]

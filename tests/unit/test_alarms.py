@@ -4,17 +4,19 @@ from typing import Any
 
 import pytest
 
-from controller.api.settings.console import ConsoleTable
+from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.queue_heads import in_need, is_reserved
-from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
-from controller.api.wire.models import (
+from controller.api.text.status_words import in_need, is_reserved
+from controller.api.wire.status import (
     ClusterState,
     DrainStatus,
     EndedMoveStatus,
     FrontendStatus,
+    HeldHeadStatus,
+    HeldStatus,
     InstanceState,
     InstanceStatus,
+    KeptForStatus,
     LevelStatus,
     MoveStatus,
     QueueHeadStatus,

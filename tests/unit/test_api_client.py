@@ -16,7 +16,6 @@ from controller.api.errors import AnswerLostError, LlumctlError, UnreachableErro
 from controller.api.operations.on_cluster import Scale, SetSettings
 from controller.api.operations.on_instances import Drain, Undrain
 from controller.api.operations.on_requests import Abort, Migrate, SetPriority
-from controller.api.wire.models import ClusterState, StopRequest
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
     AbortRequest,
@@ -26,6 +25,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from controller.api.wire.settings import SettingsPatch
+from controller.api.wire.status import ClusterState, StopRequest
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame
 from controller.core.operations.order_checks import OrderRefusal
 from controller.core.operations.rolling import RollingRefusal

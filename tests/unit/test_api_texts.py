@@ -7,7 +7,7 @@ import pytest
 from controller.api.text import events as event_words
 from controller.api.text import quantities as words
 from controller.api.text.events import KINDS, Severity, Weight
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from controller.core.record.event_log import EventKind
 
 

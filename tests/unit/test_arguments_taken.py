@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.api.text.starts import IMPORTING, LAUNCHING
-from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState
+from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState
 from controller.main.start.arguments_taken import are_taken
 from tests.unit.cli_support import cluster, instance
 

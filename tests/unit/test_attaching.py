@@ -8,7 +8,7 @@ import pytest
 
 from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import ErrorBody
+from controller.api.wire.base import ErrorBody
 from llumctl import choosing, connect, meant
 from llumctl.app import run
 from llumctl.commands import watching

@@ -17,13 +17,8 @@ import yaml
 
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
-from controller.api.wire.models import ErrorBody
-from controller.api.wire.operations import (
-    CannotMove,
-    DrainList,
-    DrainReport,
-    PlannedDeparture,
-)
+from controller.api.wire.base import ErrorBody
+from controller.api.wire.operations import CannotMove, DrainList, DrainReport, PlannedDeparture
 from llumctl.app import run
 from llumctl.following import drain_watch
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import ErrorBody
+from controller.api.wire.base import ErrorBody
 from controller.api.wire.operations import DrainList, DrainReport, PlannedDeparture
 from llumctl import confirm
 from llumctl.app import run

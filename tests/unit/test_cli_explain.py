@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.explain import (
+from controller.api.wire.base import ErrorBody
+from controller.api.wire.requests import (
     Considered,
     DispatchStep,
     Explanation,
     ForgottenStep,
+    MoveStage,
     MoveStep,
     NotMovedStep,
     OtherStep,
     PriorityStep,
+    RequestState,
+    RequestStatus,
     Step,
     Waiting,
 )
-from controller.api.wire.models import ErrorBody, RequestState, RequestStatus
-from controller.api.wire.moves import MoveStage
 from llumctl.app import run
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController

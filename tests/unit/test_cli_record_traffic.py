@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import ErrorBody, RequestState
-from controller.api.wire.traffic import RequestTraffic, TrafficBatch
+from controller.api.wire.base import ErrorBody
+from controller.api.wire.requests import RequestState
+from controller.api.wire.stream import RequestTraffic, TrafficBatch
 from controller.sim.workload.trace import TraceRequest
 from controller.sim.workload.trace_files import read_trace
 from llumctl.app import run

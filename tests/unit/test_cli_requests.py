@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.holding import HeldPlaceStatus
-from controller.api.wire.models import RequestDetail, RequestList, RequestState, RequestStatus
+from controller.api.wire.requests import RequestDetail, RequestList, RequestState, RequestStatus
+from controller.api.wire.status import HeldPlaceStatus
 from llumctl.app import run
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController, event

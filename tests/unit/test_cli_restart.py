@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import ErrorBody, InstanceState
+from controller.api.wire.base import ErrorBody
 from controller.api.wire.operations import DrainList, DrainReport, PlannedDeparture
+from controller.api.wire.status import InstanceState
 from llumctl import confirm
 from llumctl.app import run
 from tests.unit.cli_support import cluster, instance, remember

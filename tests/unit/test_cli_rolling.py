@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from controller.api.text import rolling_words
-from controller.api.wire.models import ErrorBody
-from controller.api.wire.rolling_models import (
+from controller.api.wire.base import ErrorBody
+from controller.api.wire.status import (
     EngineChangeStatus,
     PlannedRestart,
     RestartedInstance,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import DrainStatus, ErrorBody, InstanceState, RequestName
+from controller.api.wire.base import ErrorBody
 from controller.api.wire.operations import (
     DrainList,
     DrainReport,
@@ -16,6 +16,8 @@ from controller.api.wire.operations import (
     PriorityReport,
     ScaleReport,
 )
+from controller.api.wire.requests import RequestName
+from controller.api.wire.status import DrainStatus, InstanceState
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl
 from tests.unit.cli_support import cluster, instance, remember

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.api.wire.models import RequestList
+from controller.api.wire.requests import RequestList
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import FakeController
 from tests.unit.test_recorded_requests import request

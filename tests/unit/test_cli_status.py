@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from controller.api.state import run_state
-from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
-from controller.api.wire.models import (
+from controller.api.wire.status import (
     ClusterState,
     ClusterStatus,
     DrainStatus,
+    EndedReplayStatus,
+    HeldHeadStatus,
+    HeldStatus,
     InstanceState,
+    KeptForStatus,
     LevelStatus,
     MoveStatus,
     QueueHeadStatus,
-)
-from controller.api.wire.overload import RefusedStatus
-from controller.api.wire.replays import (
-    EndedReplayStatus,
+    RefusedStatus,
     ReplaysStatus,
     ReplayStatus,
     SavedStatus,

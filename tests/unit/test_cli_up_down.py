@@ -11,7 +11,7 @@ import pytest
 
 from controller.api.errors import TimedOutError
 from controller.api.settings.settings import EndpointTable, Settings
-from controller.api.wire.models import ClusterState, InstanceState
+from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
 from llumctl.text import progress
 from tests.unit.cli_support import cluster, instance

@@ -7,15 +7,8 @@ from test_cli_requests import fields
 
 from controller.api.errors import NotFoundError, UsageError
 from controller.api.state import run_state
-from controller.api.wire.models import (
-    ClusterState,
-    ClusterStatus,
-    FrontendStatus,
-    InstanceState,
-    RequestDetail,
-    RequestState,
-    RequestStatus,
-)
+from controller.api.wire.requests import RequestDetail, RequestState, RequestStatus
+from controller.api.wire.status import ClusterState, ClusterStatus, FrontendStatus, InstanceState
 from llumctl.app import run
 from llumctl.following import conditions, waiting
 from llumctl.following.conditions import ClusterIs, Idle, MemberIs, RequestIs, Verdict

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.state import run_state
-from controller.api.wire.models import ClusterState, InstanceState
+from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl, reader_left
 from tests.unit.cli_support import cluster, instance, remember

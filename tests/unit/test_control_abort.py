@@ -13,8 +13,8 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
 from controller.api.operations.on_requests import Abort
-from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import AbortReport, AbortRequest
+from controller.api.wire.requests import EventPage, RequestDetail
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT, Router, RouterEvents
 from controller.runtime.messages.requests import AbortAsked

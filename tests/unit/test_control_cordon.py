@@ -10,8 +10,8 @@ import pytest
 from controller.api.errors import EXIT_REFUSED
 from controller.api.operations.on_instances import cordoned
 from controller.api.text.closed import MOVES_ONLY, state_word
-from controller.api.wire.models import ClusterStatus, InstanceStatus
 from controller.api.wire.operations import CordonReport, OperationList
+from controller.api.wire.status import ClusterStatus, InstanceStatus
 from controller.core.load.closed import ROWS, Closed, Row
 from llumctl.app import run
 from tests.unit.cli_support import remember

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.api.wire.explain import Explanation
+from controller.api.wire.requests import Explanation
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestState

@@ -9,8 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from controller.api.wire.explain import Explanation, OtherStep
-from controller.api.wire.models import RequestDetail, RequestList
+from controller.api.wire.requests import Explanation, OtherStep, RequestDetail, RequestList
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Ticked
 from controller.core.settings import HoldingConfig
 from controller.runtime.frontend.request_book import RequestBook

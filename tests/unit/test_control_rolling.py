@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from controller.api.errors import UsageError
-from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import OperationList
-from controller.api.wire.rolling_models import RollingReport
+from controller.api.wire.status import ClusterStatus, RollingReport
 from controller.core.operations.cluster_spec import EngineChange
 from tests.unit.control_support import AUTHORIZED, Listener, listening
 from tests.unit.move_support import Source, serve_running_request

@@ -9,14 +9,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from controller.adapters.http import openapi
-from controller.api.wire.models import (
-    ClusterState,
-    ClusterStatus,
-    ErrorBody,
-    InstanceState,
-    StopProgress,
-)
+from controller.adapters.http import control_server
+from controller.api.wire.base import ErrorBody
+from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState, StopProgress
 from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
@@ -211,7 +206,7 @@ async def test_unknown_paths_and_methods(
     body = ErrorBody.model_validate_json(answer.content)
     assert body.code == {404: "not_found", 405: "method_not_allowed"}[status]
     assert len(answer.content) < 300
-    allowed = {each for each, route in openapi.CALLS if route == path}
+    allowed = {each for each, route in control_server.CALLS if route == path}
     named = set(answer.headers.get("allow", "").split(", ")) - {"HEAD", ""}
     assert named == (allowed if status == 405 else set())
     assert not own.cluster.controller.stopping
@@ -339,7 +334,7 @@ async def test_the_description_has_each_route(listener: Both) -> None:
     served = {
         (method, route.path) for route in routes for method in route.methods if method != "HEAD"
     }
-    assert set(openapi.CALLS) == served
+    assert set(control_server.CALLS) == served
     assert (await client.get("/openapi.json")).status_code == 401
     answer = await client.get("/openapi.json", headers=AUTHORIZED)
     found = answer.json()

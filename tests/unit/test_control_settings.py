@@ -11,7 +11,7 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
-from controller.api.wire.models import EventPage
+from controller.api.wire.requests import EventPage
 from controller.api.wire.settings import SettingChanges, SettingList
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested

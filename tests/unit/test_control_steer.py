@@ -13,7 +13,6 @@ from controller.api.client import ControlClient
 from controller.api.errors import ConflictError, NotFoundError, RefusedError
 from controller.api.operations.on_cluster import Scale
 from controller.api.operations.on_instances import Drain, Undrain
-from controller.api.wire.models import ClusterState, ClusterStatus
 from controller.api.wire.operations import (
     DrainList,
     DrainReport,
@@ -22,6 +21,7 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
+from controller.api.wire.status import ClusterState, ClusterStatus
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.processes import LauncherLoss
 from controller.runtime.messages.members import DrainSet

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from controller.api.wire.traffic import TrafficBatch
+from controller.api.wire.stream import TrafficBatch
 from controller.core.record.request_record import RequestState
 from controller.runtime.controller import traffic
 from controller.runtime.messages.codec import encode

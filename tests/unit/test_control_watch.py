@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.http.views.cluster_view import cluster_status
+from controller.adapters.http.cluster_view import cluster_status
 from controller.api.frames import parse_frame
 from controller.api.state.audit import AuditLog
-from controller.api.wire.models import ClusterStatus, EventPage, RequestDetail, RequestList
+from controller.api.wire.requests import EventPage, RequestDetail, RequestList
+from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
@@ -144,7 +145,7 @@ async def test_resuming_after_a_position_and_a_gap(both: Both) -> None:
 
 
 async def test_a_quiet_stream_pings(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.adapters.http.watch.PING_EVERY_S", 0.05)
+    monkeypatch.setattr("controller.adapters.http.streams.PING_EVERY_S", 0.05)
     _, client = both
     async with client.stream("GET", "/v1/watch", params={"events": "false"}) as stream:
         frames = await read(stream.aiter_lines(), 3, pings=True)
@@ -322,7 +323,7 @@ async def test_refused_calls_are_summed_up(both: Both, monkeypatch: pytest.Monke
     """A scraper that posts with the view token neither fills the disk nor empties the log."""
     own, client = both
     viewer = {"Authorization": f"Bearer {VIEW_TOKEN}"}
-    monkeypatch.setattr("controller.adapters.http.operator_log.REFUSALS_EVERY_S", 0.2)
+    monkeypatch.setattr("controller.adapters.http.perform.REFUSALS_EVERY_S", 0.2)
     calls = [client.post(f"/v1/stop/{n}", headers=viewer) for n in range(20)]
     assert {answer.status_code for answer in await asyncio.gather(*calls)} == {403}
     long = await client.post("/v1/scale" + "e" * 500, headers=viewer)

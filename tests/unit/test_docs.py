@@ -11,20 +11,21 @@ from click import Group
 from pydantic import BaseModel
 from typer.main import get_command
 
-from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
-from controller.api.wire.models import (
+from controller.api.wire.status import (
     ClusterStatus,
     DrainStatus,
     EmulationStatus,
     EndedMoveStatus,
+    EndedReplayStatus,
     FrontendStatus,
+    HeldHeadStatus,
+    HeldStatus,
     InstanceStatus,
+    KeptForStatus,
+    KeyStatus,
     MoveStatus,
     QueueHeadStatus,
-)
-from controller.api.wire.overload import KeyStatus, RefusedStatus
-from controller.api.wire.replays import (
-    EndedReplayStatus,
+    RefusedStatus,
     ReplaysStatus,
     ReplayStatus,
     SavedStatus,

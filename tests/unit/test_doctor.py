@@ -12,7 +12,7 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import ClusterTable, ControlTable, EndpointTable, Settings
 from controller.api.state import run_state
-from controller.api.wire.doctor import Check, CheckResult
+from controller.api.wire.status import Check, CheckResult
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
 from controller.main.doctor import resources as doctor_resources

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.api.settings.settings import ClusterTable, Settings
-from controller.api.wire.doctor import Check, CheckResult
+from controller.api.wire.status import Check, CheckResult
 from controller.main.doctor import doctor
 from controller.main.doctor.nodes import asking, probe
 from controller.main.doctor.nodes.checks import GIB, Wanted, node_checks

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from controller.api.errors import UsageError
-from controller.api.settings.engine_changes import CHANGEABLE, EMULATED, WHY_NOT
-from controller.api.settings.refused_options import why_refused
+from controller.api.settings.engine_options import (
+    CHANGEABLE,
+    CHANGEABLE_EMULATED,
+    WHY_NOT_CHANGED,
+    why_refused,
+)
 from controller.api.settings.settings import EmulatedTable, Settings
 from controller.main.checks.engine_change_checks import check_engine_change
 from controller.main.checks.vllm_arguments import ARGUMENTS
@@ -69,7 +73,7 @@ def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
     check(plan(tmp_path), {"kv_cache_memory_bytes": 2 * KV_BYTES})
     all_emulated = {"mode": "prefill-first", "prefix_caching": False, "speed": 2.5}
     check(plan(tmp_path, emulated=True), {**all_emulated, "num_blocks": 4000})
-    assert set(all_emulated) | {"num_blocks"} == EMULATED
+    assert set(all_emulated) | {"num_blocks"} == CHANGEABLE_EMULATED
 
 
 @pytest.mark.parametrize(
@@ -125,9 +129,9 @@ def test_the_lists_name_arguments_of_vllms() -> None:
     known = ARGUMENTS.keys()
     assert known >= CHANGEABLE
     assert not {name for name in CHANGEABLE if why_refused(name)}
-    assert not CHANGEABLE & set(WHY_NOT)
-    assert set(WHY_NOT) - {"profile"} <= known | {"model"}
-    assert set(EmulatedTable.model_fields) > EMULATED
+    assert not CHANGEABLE & set(WHY_NOT_CHANGED)
+    assert set(WHY_NOT_CHANGED) - {"profile"} <= known | {"model"}
+    assert set(EmulatedTable.model_fields) > CHANGEABLE_EMULATED
 
 
 def test_an_emulated_engine_is_made_with_the_changes(tmp_path: Path) -> None:

@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.http.views.record_view import event_model
+from controller.adapters.http.requests import event_model
 from controller.api.explain import explain
-from controller.api.wire.explain import (
+from controller.api.wire.requests import (
     Considered,
     DispatchStep,
+    Event,
     Explanation,
     ForgottenStep,
+    MoveStage,
     MoveStep,
     NotMovedStep,
     OtherStep,
     PriorityStep,
 )
-from controller.api.wire.models import Event
-from controller.api.wire.moves import MoveStage
 from controller.core.migration.move_records import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState

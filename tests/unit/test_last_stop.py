@@ -9,8 +9,7 @@ import pytest
 
 from controller.api.errors import NotRunningError
 from controller.api.state import run_state
-from controller.api.state.audit import AuditLog
-from controller.api.state.last_stop import last_stop, told
+from controller.api.state.audit import AuditLog, last_stop, last_stop_words
 from controller.api.text.quantities import moment
 from controller.main import down
 from llumctl import connect
@@ -37,12 +36,12 @@ def test_the_last_down_counts_whatever_was_done_since() -> None:
     found = last_stop("default")
     assert found is not None
     assert found.actor == "ana@head"
-    assert told("default") == f"cluster default was stopped at {found.words()}"
+    assert last_stop_words("default") == f"cluster default was stopped at {found.words()}"
 
 
 def test_without_a_log_nothing_is_made_up() -> None:
     assert last_stop("default") is None
-    assert told("default") == "cluster default was stopped"
+    assert last_stop_words("default") == "cluster default was stopped"
     write("scale +1")
     assert last_stop("default") is None
 

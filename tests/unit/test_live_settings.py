@@ -4,11 +4,11 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from controller.adapters.http.live_config import live_config
+from controller.adapters.http.live_settings import live_config
 from controller.api.settings.live_settings import LIVE, SettingError, changed, live_settings
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import kinds
-from controller.api.wire.settings import SettingValue
+from controller.api.wire.base import SettingValue
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import (
     AutoscaleConfig,

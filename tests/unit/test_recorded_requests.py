@@ -13,13 +13,8 @@ from controller.api.recorded_requests import (
     of_instance,
 )
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
-from controller.api.wire.models import (
-    ClusterStatus,
-    Event,
-    RequestList,
-    RequestState,
-    RequestStatus,
-)
+from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
+from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, RequestsFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 

@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.api.recording import (
-    RecordingHeader,
-    RecordingReader,
-    RecordingWriter,
-    new_header,
-)
-from controller.api.wire.models import Event
+from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter, new_header
+from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame
 
 HEADER = RecordingHeader(cluster="c1", time_s=100.0, status_every_s=0.5)

@@ -24,7 +24,7 @@ from controller.adapters.vllm import environment
 from controller.api.errors import UsageError
 from controller.api.hosts import is_loopback
 from controller.api.settings.endpoint_options import EndpointOptions
-from controller.api.settings.refused_options import REFUSED
+from controller.api.settings.engine_options import REFUSED
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.main import down

@@ -12,7 +12,7 @@ import pytest
 from controller.adapters.ray.ray_starts import Starts
 from controller.api.errors import LlumctlError, TimedOutError
 from controller.api.state.run_state import RunState
-from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.wire.status import ClusterStatus, InstanceState
 from controller.main.machine import ray_logs
 from controller.main.machine.temp_folder import RAY
 from controller.main.start import up

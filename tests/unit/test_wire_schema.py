@@ -12,10 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from controller.adapters.http import openapi
+from controller.adapters.http import control_server
 from controller.api.recording import RecordingHeader
-from controller.api.wire.autoscale import AutoscaleReport
-from controller.api.wire.doctor import DoctorReport
+from controller.api.wire.status import AutoscaleReport, DoctorReport
 
 KEPT = Path(__file__).with_name("wire_schema.json")
 NOT_CALLED: tuple[type[BaseModel], ...] = (AutoscaleReport, DoctorReport, RecordingHeader)
@@ -50,7 +49,7 @@ def test_the_control_api_speaks_as_before() -> None:
 
 def lines() -> Iterator[tuple[str, Any]]:
     """(name, what holds of it) of each model, MODEL.FIELD, METHOD PATH, and its parameters."""
-    described = openapi.description()
+    described = control_server.description()
     models = described["components"]["schemas"]
     for model in NOT_CALLED:
         schema = model.model_json_schema(ref_template="{model}", mode="serialization")

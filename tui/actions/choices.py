@@ -9,11 +9,10 @@ from controller.api.client import ControlClient
 from controller.api.operations.on_cluster import Autoscale
 from controller.api.operations.on_requests import Migrate, SetPriority
 from controller.api.text.closed import no_requests
-from controller.api.text.levels import ranked
-from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.text.status_words import ranked
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import PriorityRequest
+from controller.api.wire.status import AutoscaleStatus, ClusterStatus, InstanceState
 from tui.actions.asking import AnyOrder, Together
 from tui.actions.target import Target
 from tui.drawing import format as fmt

@@ -22,7 +22,7 @@ from controller.api.errors import (
 from controller.api.operations.progress import Awaited, End, progress
 from controller.api.text import hints
 from controller.api.text.quantities import duration
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from tui.actions.asking import AnyOrder
 
 SEND_WITHIN_S = 5.0

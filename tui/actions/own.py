@@ -14,7 +14,7 @@ from typing import Self
 from controller.api.errors import UsageError
 from controller.api.operations.order import Kind, Plan
 from controller.api.text.quantities import printable
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from tui.actions.target import Target
 
 OWN = "own."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from controller.api.errors import NoSuchCallError
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from tui.actions.asking import AnyOrder
 from tui.actions.outbox import Call, Missing, Outbox
 from tui.feed.caller import Caller, Reply, Work

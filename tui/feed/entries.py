@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.api.text.events import Weight, weight
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame
 
 MOVES_S = 60.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from controller.api.wire.models import InstanceState, InstanceStatus
+from controller.api.wire.status import InstanceState, InstanceStatus
 from controller.api.wire.stream import StatusFrame
 
 TREND_S = 60.0

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from controller.api.wire.explain import Explanation
-from controller.api.wire.models import MemberLog, RequestList
-from controller.api.wire.stream import Frame
+from controller.api.wire.requests import Explanation, RequestList
+from controller.api.wire.stream import Frame, MemberLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from controller.api.errors import LlumctlError
 from controller.api.recorded_requests import explained, of_instance
 from controller.api.recording import Mark, RecordingReader
-from controller.api.settings.console import ConsoleTable
+from controller.api.settings.settings import ConsoleTable
 from controller.api.text.events import Weight, weight_of
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, GapFrame
 from tui.feed.messages import Arrived, ExplanationArrived, Lost, RequestsArrived
 from tui.feed.moments import Moments

@@ -15,8 +15,8 @@ from controller.api import following
 from controller.api.errors import LlumctlError, NotRunningError
 from controller.api.following import Connect, Follower
 from controller.api.recording import RecordingWriter
-from controller.api.state import last_stop
-from controller.api.wire.models import LIVE_STATES
+from controller.api.state import audit
+from controller.api.wire.requests import LIVE_STATES
 from controller.api.wire.stream import Frame, StatusFrame
 from tui.feed.messages import (
     Arrived,
@@ -150,7 +150,7 @@ class LiveSource:
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
-        return Stopped(last_stop.told(self.cluster), self._clock())
+        return Stopped(audit.last_stop_words(self.cluster), self._clock())
 
     def _record(self, frame: Frame) -> None:
         if self._recorder is None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from controller.api.recorded_requests import Recorded, after
-from controller.api.settings.console import ConsoleTable
+from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.wire.models import ClusterStatus, InstanceStatus
+from controller.api.wire.status import ClusterStatus, InstanceStatus
 from controller.api.wire.stream import RequestsFrame, StatusFrame
 from tui.feed import entries, histories
 from tui.feed.entries import RATE_S, Counts, Entry, Unread, Way

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from controller.api.operations.order import Kind
-from controller.api.settings.own_commands import OwnCommandTable
+from controller.api.settings.settings import OwnCommandTable
 from tui.actions.action import Action, Place
 from tui.actions.own import FIELDS, PLACEHOLDER, OwnCommand
 from tui.input.commands import ALIASES, FORMS

@@ -1,7 +1,7 @@
 """The KV blocks of an instance as a line: held, wanted by the queue head, reserved, free."""
 
-from controller.api.text.queue_heads import free_blocks
-from controller.api.wire.models import InstanceStatus
+from controller.api.text.status_words import free_blocks
+from controller.api.wire.status import InstanceStatus
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.shares import shares
 

@@ -8,7 +8,7 @@ from datetime import tzinfo
 from controller.api.text import events as event_words
 from controller.api.text.events import Severity
 from controller.api.text.quantities import printable, time_of_day
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column

@@ -1,8 +1,8 @@
 """An instance's status in words and figures."""
 
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.queue_heads import free_blocks, head_wait_s
-from controller.api.wire.models import InstanceState, InstanceStatus
+from controller.api.text.status_words import free_blocks, head_wait_s
+from controller.api.wire.status import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.feed.histories import History

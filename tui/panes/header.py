@@ -7,7 +7,7 @@ from datetime import tzinfo
 from controller.api.text import hints
 from controller.api.text.quantities import duration, latency, printable, time_of_day
 from controller.api.text.rolling_words import turn
-from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState
+from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.feed.replay import Progress

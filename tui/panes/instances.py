@@ -9,8 +9,8 @@ from operator import itemgetter
 
 from controller.api.text import closed
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.queue_heads import in_need, is_reserved
-from controller.api.wire.models import InstanceState, InstanceStatus
+from controller.api.text.status_words import in_need, is_reserved
+from controller.api.wire.status import InstanceState, InstanceStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from controller.api.text.levels import ranked, run_and_wait
 from controller.api.text.quantities import latency, printable
-from controller.api.wire.models import ClusterStatus, InstanceStatus
+from controller.api.text.status_words import ranked, run_and_wait
+from controller.api.wire.status import ClusterStatus, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column

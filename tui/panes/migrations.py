@@ -4,16 +4,17 @@ last."""
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.api.text import replay_words
+from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.models import (
+from controller.api.wire.status import (
     ClusterStatus,
     DrainStatus,
     EndedMoveStatus,
+    EndedReplayStatus,
     InstanceStatus,
     MoveStatus,
+    ReplayStatus,
 )
-from controller.api.wire.replays import EndedReplayStatus, ReplayStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
@@ -158,12 +159,12 @@ def _replay(replay: ReplayStatus | EndedReplayStatus, age: Span, names: Names) -
         target=Target(replay.to_instance_id or replay.from_instance_id, replay.request_id),
         request_id=replay.request_id,
         names=names,
-        way=replay_words.way(replay),
-        stage=_toned(replay_words.stage(replay)),
+        way=status_words.replay_way(replay),
+        stage=_toned(status_words.replay_stage(replay)),
         blocks=f"{fmt.number(replay.num_tokens)}t",
         down=latency(replay.pause_s),
         age=age,
-        why=replay_words.why(replay),
+        why=status_words.replay_why(replay),
         what="replay",
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.api.text.quantities import printable
-from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from tui.actions.target import NOTHING, Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone

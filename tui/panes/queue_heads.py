@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.api.text.quantities import duration, printable
-from controller.api.text.queue_heads import free_blocks, head_wait_s
-from controller.api.wire.models import ClusterStatus, InstanceStatus, QueueHeadStatus
+from controller.api.text.status_words import free_blocks, head_wait_s
+from controller.api.wire.status import ClusterStatus, InstanceStatus, QueueHeadStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.models import RequestList, RequestState, RequestStatus
+from controller.api.wire.requests import RequestList, RequestState, RequestStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone

@@ -2,7 +2,7 @@
 
 from controller.api.text import autoscale_words as words
 from controller.api.text.quantities import printable
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
 
 

@@ -12,16 +12,18 @@ from itertools import groupby
 
 from controller.api.text import decisions
 from controller.api.text.quantities import latency, printable, sized
-from controller.api.wire.explain import (
+from controller.api.wire.requests import (
+    ENDED_STATES,
     Considered,
     DispatchStep,
     Explanation,
     MoveStep,
     NotMovedStep,
     OtherStep,
+    RequestState,
+    RequestStatus,
     Step,
 )
-from controller.api.wire.models import ENDED_STATES, RequestState, RequestStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone

@@ -6,8 +6,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
-from controller.api.wire.explain import Explanation
-from controller.api.wire.models import ENDED_STATES
+from controller.api.wire.requests import ENDED_STATES, Explanation
 from tui.actions.target import Target
 from tui.drawing.format import Line, Span, Tone
 from tui.panes import timeline

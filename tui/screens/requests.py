@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
-from controller.api.wire.models import RequestList
+from controller.api.wire.requests import RequestList
 from tui.actions.target import Target
 from tui.drawing.format import Line, Span, Tone
 from tui.feed.state import DashboardState

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.api.errors import LlumctlError
-from controller.api.state import plain_file, user_files
+from controller.api.state import user_files
 from controller.core.operations.cluster_spec import ClusterSpec
 
 FILE = "spec.json"
@@ -38,7 +38,7 @@ class SpecFile:
 
     def load(self) -> ClusterSpec | None:
         try:
-            text = plain_file.read(self.path, MAX_BYTES).decode()
+            text = user_files.read(self.path, MAX_BYTES).decode()
             kept = _parsed(text)
         except FileNotFoundError:
             return None

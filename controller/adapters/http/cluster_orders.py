@@ -4,31 +4,23 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from controller.adapters.http.answers import ApiError
+from controller.adapters.http.cluster_view import rolling_report
 from controller.adapters.http.drain_reports import SteerReports
-from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_settings import PlannedChanges
-from controller.adapters.http.operator_log import Deed, Operation
-from controller.adapters.http.perform import Handler, Operated, as_api_errors
-from controller.adapters.http.views.launcher_view import CANNOT_RESTART, refuse_without_launcher
-from controller.adapters.http.views.rolling_view import rolling_report
+from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
 from controller.api.errors import UsageError
-from controller.api.operations.on_cluster import (
-    DismissRolling,
-    Rolling,
-    SetSettings,
-    StopRolling,
-)
+from controller.api.operations.on_cluster import DismissRolling, Rolling, SetSettings, StopRolling
 from controller.api.operations.order import CLUSTER, Wanted
 from controller.api.text.quantities import setting_value
 from controller.api.wire.operations import DrainReport, Undo
 from controller.api.wire.rolling_models import (
-    PlannedRestart,
     RollingDismissRequest,
-    RollingReport,
     RollingRequest,
     RollingStopRequest,
 )
 from controller.api.wire.settings import SettingChanges, SettingsPatch
+from controller.api.wire.status import PlannedRestart, RollingReport
 from controller.core.emptying.claims import Drain
 from controller.core.operations.cluster_spec import RollingOrder
 from controller.runtime.controller.queries import Found
@@ -65,7 +57,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
 
     def check(self) -> None:
         self.operated.check_revision(self.wanted.if_revision)
-        refuse_without_launcher(self.controller.launcher_loss, CANNOT_RESTART)
+        self.operated.check_launcher()
         with as_api_errors():
             self.controller.rolling.check(force=self.wanted.force)
 

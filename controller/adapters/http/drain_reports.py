@@ -16,15 +16,7 @@ from controller.api.wire.operations import (
     ScaleReport,
     ScaleRequest,
 )
-from controller.core.emptying.claims import (
-    Claim,
-    Claims,
-    Drain,
-    Evacuate,
-    Remove,
-    Restart,
-    claimed,
-)
+from controller.core.emptying.claims import Claim, Claims, Drain, Evacuate, Remove, Restart, claimed
 from controller.core.emptying.drains import DrainProgress, DrainState
 from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s
 from controller.core.emptying.relief import NO_DESTINATION, Link, evacuation

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from controller.adapters.http.answers import no_such_instance
 from controller.adapters.http.drain_reports import (
     SteerReports,
     drain_claim,
@@ -12,10 +13,7 @@ from controller.adapters.http.drain_reports import (
     remove_claim,
     restart_claim,
 )
-from controller.adapters.http.errors import no_such_instance
-from controller.adapters.http.operator_log import Deed, Operation
-from controller.adapters.http.perform import Handler, Operated, as_api_errors
-from controller.adapters.http.views.launcher_view import CANNOT_RESTART, refuse_without_launcher
+from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
 from controller.api.operations.on_cluster import Scale
 from controller.api.operations.on_instances import (
     Cordon,
@@ -165,7 +163,7 @@ class RestartHandler(_Emptying[RestartRequest]):
     def check(self) -> None:
         wanted, instance_id = self.wanted, self.instance_id
         self.check_instance(wanted.if_revision)
-        refuse_without_launcher(self.controller.launcher_loss, CANNOT_RESTART)
+        self.operated.check_launcher()
         member = self.controller.roster.members[instance_id]
         refusal = restart_refusal(
             self.controller.keeper.spec,

@@ -3,32 +3,51 @@
 A row of `controller.api.operations` says what an order is; the `Handler` of the same kind is the
 controller's half of it; `Orders` does for each of them what all have in common. One lock covers the
 checks of an order and its change of the spec, so that of two operators who act on the same revision
-the second gets a conflict. What was checked is checked again once the audit log has the order, as
-writing it takes time.
+the second gets a conflict. `OperatorLog` records each in the audit log before and after it, and in
+the cluster's events; what was checked is checked again once the audit log has the order, as writing
+it takes time. `operations_done` reads the log again, and says what could be undone now.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from controller.adapters.http.answers import Endpoint, by_method, json_answer
-from controller.adapters.http.errors import ApiError
+from controller.adapters.http.answers import ApiError, Endpoint, by_method, json_answer
+from controller.adapters.http.cluster_view import RESTART
 from controller.adapters.http.live_settings import LiveSettings
-from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
-from controller.api.operations.order import CLUSTER, Order, Report, Wanted
-from controller.api.wire.operations import Undo
-from controller.api.wire.settings import SettingValue
+from controller.adapters.http.requests import find_by_ids
+from controller.api.errors import LlumctlError
+from controller.api.operations.order import CLUSTER, Kind, Order, Report, Wanted
+from controller.api.operations.table import ORDERS
+from controller.api.state.audit import AuditLog, one_short_line
+from controller.api.wire.base import SettingValue
+from controller.api.wire.operations import OperationEntry, OperationList, Undo
 from controller.runtime.controller.cluster import ControllerProcess
-from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
+from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.operations.operated_cluster import (
+    OperationRefusedError,
+    RevisionConflictError,
+)
 from controller.runtime.controller.queries import Found
 
+log = logging.getLogger(__name__)
+
+# Whoever holds the view token may send calls that are refused, as often as he likes; each entry
+# takes the disk's time and room, and pushes an event out of the log.
+REFUSALS_EVERY_S = 600.0
+
+Deed = tuple[str, str]
+"""(action, target)."""
 Args = Mapping[str, Any]
 EngineCheck = Callable[[Args, Args, Args], None]
 """Gets the engine arguments that an operator gives, all that differ from those of the cluster's
@@ -52,10 +71,26 @@ class Operated:
         if self.controller.stopping:
             raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
 
+    def check_launcher(self) -> None:
+        """Raises ApiError while another process would wait for a launcher that is lost."""
+        if (loss := self.controller.launcher_loss) is not None:
+            what = f"{loss.what}: no other process could be started"
+            raise ApiError(503, "ray_lost", what, f"when clients can wait: {RESTART}")
+
     def check_revision(self, if_revision: int | None) -> None:
         """Raises RevisionConflictError."""
         self.check_running()
         self.controller.keeper.check_revision(if_revision)
+
+
+@dataclass(slots=True)
+class Operation:
+    """`outcome`, and what takes the operation back, may be set until it is over."""
+
+    cause_id: str
+    actor: str
+    outcome: str = "done"
+    undo: Undo | None = None
 
 
 class Handler(Generic[Wanted, Report]):
@@ -112,6 +147,151 @@ class Handler(Generic[Wanted, Report]):
                 "made": made or {},
             }
         )
+
+
+class OperatorLog:
+    def __init__(self, audit: AuditLog, journal: Journal) -> None:
+        self._audit = audit
+        self._journal = journal
+        self._last_refused = ("", "", "")
+        """(action, actor, code)."""
+        self._num_refused = 0
+        """Refused calls that no entry tells of yet."""
+        self._next_refusals: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def operation(
+        self, scope: Scope, *deeds: Deed, reason: str = "", lasts: bool = False
+    ) -> AsyncIterator[Operation]:
+        """Records the `with` block as begun, and afterwards with its outcome, which is a failure if
+        the block raises. `lasts`: the beginning is an event too.
+
+        Raises ApiError if the beginning cannot be recorded: nothing is done then.
+        """
+        operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
+        await self._write(operation, deeds, "begun", reason)
+        if lasts:
+            self._tell(operation, deeds, "begun", reason)
+        try:
+            yield operation
+        except BaseException as error:
+            operation.outcome = _failure(error)
+            raise
+        finally:
+            self._tell(operation, deeds, operation.outcome, reason)
+            await self._write_end(operation, deeds, reason)
+
+    async def note(
+        self, scope: Scope, action: str, target: str, outcome: str, reason: str = ""
+    ) -> None:
+        """Records an operation that is over at once. Raises ApiError as `operation` does."""
+        operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
+        deeds = ((action, target),)
+        await self._write(operation, deeds, outcome, reason)
+        self._tell(operation, deeds, outcome, reason)
+
+    async def refused(self, scope: Scope, code: str) -> None:
+        """Records a call that its token does not allow: the first one now, and those that follow
+        within ten minutes in one entry at their end. Does not raise, as the call is refused in any
+        case, also if the disk is full."""
+        action = one_short_line(f"{scope['method']} {scope['path']}")
+        self._last_refused = action, actor_of(scope), code
+        self._num_refused += 1
+        if self._next_refusals is None:
+            self._wait_for_refusals()
+            await self._tell_refusals()
+
+    async def close(self) -> None:
+        """Records what was refused since the last entry."""
+        if self._next_refusals is not None:
+            self._next_refusals.cancel()
+        if self._num_refused:
+            await self._tell_refusals()
+
+    def _wait_for_refusals(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._next_refusals = loop.call_later(REFUSALS_EVERY_S, self._sum_refusals_up)
+
+    def _sum_refusals_up(self) -> None:
+        self._next_refusals = None
+        if self._num_refused:
+            self._wait_for_refusals()
+            self._telling = asyncio.get_running_loop().create_task(self._tell_refusals())
+
+    async def _tell_refusals(self) -> None:
+        num, self._num_refused = self._num_refused, 0
+        action, actor, code = self._last_refused
+        if num > 1:
+            action = f"{num} calls, the last of them {action}"
+        operation = Operation(f"op-{secrets.token_hex(4)}", actor)
+        deeds = ((action, ""),)
+        self._tell(operation, deeds, f"refused: {code}", "")
+        try:
+            await self._write(operation, deeds, f"refused: {code}", "")
+        except ApiError as error:
+            log.error("%s: a refused call is not in the audit log: %s", operation.cause_id, error)
+
+    async def _write(
+        self,
+        operation: Operation,
+        deeds: tuple[Deed, ...],
+        outcome: str,
+        reason: str,
+        undo: Undo | None = None,
+    ) -> None:
+        known = {} if undo is None else {"undo": undo.model_dump(mode="json")}
+        try:
+            await asyncio.to_thread(
+                self._audit.write_all,
+                deeds,
+                actor=operation.actor,
+                outcome=outcome,
+                cause_id=operation.cause_id,
+                reason=reason,
+                **known,
+            )
+        except LlumctlError as error:
+            raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
+
+    async def _write_end(self, operation: Operation, deeds: tuple[Deed, ...], reason: str) -> None:
+        """Does not raise: the operation has happened, and its caller gets the answer, also if the
+        disk is full."""
+        try:
+            failed = operation.outcome.startswith(("failed", "unknown"))
+            undo = None if failed else operation.undo
+            await self._write(operation, deeds, operation.outcome, reason, undo)
+        except ApiError as error:
+            log.error("%s: how it ended is not in the audit log: %s", operation.cause_id, error)
+
+    def _tell(
+        self, operation: Operation, deeds: tuple[Deed, ...], outcome: str, reason: str
+    ) -> None:
+        because = f": {one_short_line(reason)}" if reason else ""
+        for action, _ in deeds:
+            self._journal.operator(
+                operation.cause_id, operation.actor, f"{action} ({outcome}){because}"
+            )
+
+
+def actor_of(scope: Scope) -> str:
+    """The caller's name, which is not checked, and address."""
+    claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
+    client = scope.get("client")
+    return one_short_line(f"{claimed} from {client[0] if client else 'here'}")
+
+
+def _failure(error: BaseException) -> str:
+    if isinstance(error, ApiError):
+        # An operation that was not over in time goes on.
+        return f"{'unknown' if error.status == 504 else 'failed'}: {error.body.code}"
+    if isinstance(error, RevisionConflictError):
+        return "failed: revision_conflict"
+    if isinstance(error, LlumctlError):
+        return f"failed: {error.message}"
+    if isinstance(error, asyncio.CancelledError):
+        return "unknown: the controller stopped"
+    return "failed: internal"
 
 
 class Orders:
@@ -171,3 +351,77 @@ def as_api_errors() -> Iterator[None]:
         # More than max_instances is wrong in any state of the cluster.
         status = 400 if error.code == "max_instances" else 409
         raise ApiError(status, error.code, error.message, error.hint) from error
+
+
+NOT_UNDOABLE = "it cannot be undone"
+
+
+class OperationsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=20, ge=1, le=200)
+
+
+async def operations_done(
+    operated: Operated,
+    handlers: Mapping[str, type[Handler[Any, Any]]],
+    audit: AuditLog,
+    *,
+    since_s: float,
+    limit: int,
+) -> OperationList:
+    """`handlers`: by kind. `since_s`: when the cluster was started, as the audit log outlives
+    it."""
+    found = [
+        each
+        for each in _entries(audit.tail())
+        # A call that was refused is nothing that an operator did, and there may be many.
+        if each.time_s >= since_s and not each.outcome.startswith("refused: ")
+    ][:limit]
+    undos = [each.undo for each in found if each.undo is not None]
+    ids = [each.target for each in undos if ORDERS[each.kind].about is Kind.REQUEST]
+    known = await find_by_ids(operated.controller, ids)
+    revision = operated.controller.keeper.spec.revision
+    judged = [
+        each.model_copy(update={"why_not": _why_not(each, operated, handlers, known)})
+        for each in found
+    ]
+    return OperationList(operations=tuple(judged), revision=revision)
+
+
+def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
+    """One entry for each operation, by its last lines: it may have several deeds."""
+    found: dict[str, OperationEntry] = {}
+    for line in lines:
+        try:
+            entry = OperationEntry(
+                id=line["cause_id"],
+                time_s=line["time_s"],
+                actor=line["actor"],
+                actions=(line["action"],),
+                reason=line["reason"],
+                outcome=line["outcome"],
+                undo=line.get("undo"),
+            )
+        except (KeyError, ValidationError):
+            continue  # cut by a full disk, or of another llumctl
+        before = found.pop(entry.id, None)
+        if before is not None and before.outcome == entry.outcome:
+            entry = entry.model_copy(update={"actions": before.actions + entry.actions})
+        found[entry.id] = entry
+    return list(reversed(found.values()))
+
+
+def _why_not(
+    entry: OperationEntry,
+    operated: Operated,
+    handlers: Mapping[str, type[Handler[Any, Any]]],
+    known: Found,
+) -> str:
+    if entry.outcome == "begun":
+        return "it is not over"
+    if not entry.was_done:
+        return "it was not done"
+    if entry.undo is None:
+        return NOT_UNDOABLE
+    return handlers[entry.undo.kind].why_not(operated, entry.id, entry.undo, known)

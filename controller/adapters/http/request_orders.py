@@ -3,16 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Required, TypedDict, Unpack
 
-from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.operator_log import Deed, Operation
-from controller.adapters.http.perform import Handler, Operated
-from controller.adapters.http.requests import find_for_order, place_of
-from controller.adapters.http.views.move_view import attempt_model
+from controller.adapters.http.answers import ApiError, no_such_instance
+from controller.adapters.http.perform import Deed, Handler, Operated, Operation
+from controller.adapters.http.requests import find_for_order, held_blocks, place_of
 from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.operations.order import Report, Wanted
 from controller.api.state.audit import one_short_line
 from controller.api.text.quantities import duration
-from controller.api.wire.models import RequestState as WireState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
 from controller.api.wire.operations import (
     AbortReport,
@@ -22,11 +19,13 @@ from controller.api.wire.operations import (
     PriorityRequest,
     Undo,
 )
+from controller.api.wire.requests import MoveStage
+from controller.api.wire.requests import RequestState as WireState
 from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
 from controller.core.emptying.relief import NO_DESTINATION, lacks
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import finite, freeness, with_another_rank
-from controller.core.load.snapshot import Level, blocks_for
+from controller.core.load.snapshot import Level
 from controller.core.load.virtual_usage import total_headroom_blocks
 from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
@@ -169,7 +168,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             copy_time_s=round(record.copy_time_s, 6) if record else 0.0,
             downtime_s=_rounded(last.downtime_s),
             excess_s=_rounded(last.excess_s),
-            attempts=tuple(attempt_model(attempt) for attempt in attempts),
+            attempts=tuple(_attempt(attempt) for attempt in attempts),
         )
 
     async def plan(self) -> MigrationReport:
@@ -516,11 +515,26 @@ def _live(undo: Undo, known: Found) -> RequestRecord | str:
     return record
 
 
-def held_blocks(record: RequestRecord, block_size: int) -> int:
-    """The blocks that the request holds; a request that waits holds none."""
-    if record.state is not RequestState.RUNNING:
-        return 0
-    return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
+def _attempt(attempt: Attempt) -> MoveAttempt:
+    record = attempt.record
+    return MoveAttempt(
+        migration_id=attempt.migration_id,
+        to_instance_id=attempt.destination_id,
+        outcome=attempt.outcome,
+        code=attempt.code,
+        why=why(attempt.code),
+        duration_s=round(record.duration_s, 6) if record else None,
+        num_tokens=record.num_tokens if record else None,
+        num_cached_blocks=record.num_cached_blocks if record else None,
+        stages=tuple(
+            MoveStage(
+                num_blocks=stage.num_blocks,
+                num_bytes=stage.num_bytes,
+                copy_time_s=round(stage.copy_time_s, 6),
+            )
+            for stage in (record.stages if record else ())
+        ),
+    )
 
 
 def _rounded(seconds: float | None) -> float | None:

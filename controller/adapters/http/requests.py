@@ -1,24 +1,32 @@
-"""Requests on the control API: listed, and one of them with its history."""
+"""Requests as the control API shows them: listed, one of them with its history, and explained: what
+happened to it, and what it waits for now. Orders find their request here, too.
+"""
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller.adapters.http.errors import ApiError, no_such_instance
-from controller.adapters.http.views.held_view import place_status
-from controller.adapters.http.views.record_view import request_detail, request_model
-from controller.api.wire.holding import HeldPlaceStatus
-from controller.api.wire.models import (
+from controller.adapters.http.answers import ApiError, no_such_instance
+from controller.adapters.http.cluster_view import place_status
+from controller.api.explain import explain, held_back
+from controller.api.wire.requests import (
     LIVE_STATES,
+    Event,
+    Explanation,
     RequestDetail,
     RequestList,
     RequestName,
     RequestState,
     RequestStatus,
+    Waiting,
 )
-from controller.core.admission.waiting_reasons import HeldView
+from controller.api.wire.status import HeldPlaceStatus
+from controller.core.admission.waiting_reasons import HeldView, QueueReason, queue_reason
+from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.migration.refusals import why
+from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import ENDED, Match, RequestRecord
 from controller.core.record.request_record import RequestState as CoreState
 from controller.runtime.controller.cluster import ControllerProcess
@@ -30,6 +38,13 @@ MAX_MATCHES = 200
 MAX_REQUESTS = 10_000
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
+_WHILE_HELD = frozenset({EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN, EventKind.ROOM_NOT_MADE})
+_QUEUE_WORDS = {
+    QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
+    QueueReason.MEMORY: "it needs more blocks than are free in all instances together",
+    QueueReason.FRAGMENTED: "it needs more blocks than are free there; all together have enough",
+    QueueReason.NEXT_STEP: "there is room: its turn comes within the next steps",
+}
 
 
 class RequestsQuery(BaseModel):
@@ -251,3 +266,142 @@ def _serving_frontends(controller: ControllerProcess) -> list[str]:
 def _absent_frontends(controller: ControllerProcess) -> list[str]:
     """Frontends that served and do not now: their requests are in no list."""
     return [m.member_id for m in controller.roster.frontends() if m.incarnation and not m.serving]
+
+
+async def explain_request(controller: ControllerProcess, reference: str) -> Explanation:
+    """Explains a request that lives or that its frontend still remembers. Raises ApiError."""
+    record = await find_record(controller, reference)
+    refusal = (await refusals_of(controller, (record,))).get(record.request_id)
+    history = [event_model(event) for event in _history(controller, record)]
+    held = place_of(controller.scheduler.held_view(controller.now_s()), record)
+    return Explanation(
+        request=request_model(record, time.time(), refusal, held),
+        steps=explain(history, record.num_forgotten),
+        waiting=held_back(held) if held is not None else _waiting(controller, record),
+        why_not_movable=why(refusal) if refusal else "",
+        could_move_to=_could_move_to(controller, record) if refusal == "" else None,
+    )
+
+
+def _history(controller: ControllerProcess, record: RequestRecord) -> Sequence[LoggedEvent]:
+    """What the request's frontend knows and, with late binding, what the controller put on record
+    while it held the request. A frontend that forgot events in the middle has the whole say."""
+    if controller.scheduler.placement is None or record.num_forgotten:
+        return record.history
+    own = controller.journal.log.about(record.request_id, _WHILE_HELD)
+    return sorted((*record.history, *own), key=lambda event: event.time_s)
+
+
+def _waiting(controller: ControllerProcess, record: RequestRecord) -> Waiting | None:
+    if record.state is CoreState.DISPATCHING:
+        return Waiting(code="dispatching", why="the controller is being asked for an instance")
+    if record.state not in (CoreState.WAITING, CoreState.EVICTED):
+        return None
+    snapshot = _snapshot(controller, record)
+    if snapshot is None or snapshot.queue_head is None:
+        return None  # the instance has not reported the request yet
+    head = snapshot.queue_head
+    if head.request_id != record.request_id:
+        return Waiting(
+            code="behind",
+            why=f"others are before it in the queue of {snapshot.instance_id}",
+            figures={"num_waiting_reqs": snapshot.num_queued},
+        )
+    cluster = controller.scheduler.schedulable_snapshots(controller.now_s())
+    reason = queue_reason(snapshot, cluster)
+    assert reason is not None
+    return Waiting(
+        code=str(reason),
+        why=_QUEUE_WORDS[reason],
+        figures={
+            "needed_blocks": head.demand_blocks,
+            "free_blocks": max(0, snapshot.admissible_blocks),
+            "cluster_free_blocks": sum(max(0, each.admissible_blocks) for each in cluster),
+            "num_running_reqs": snapshot.num_running,
+        },
+    )
+
+
+def _could_move_to(controller: ControllerProcess, record: RequestRecord) -> str | None:
+    snapshot = _snapshot(controller, record)
+    if snapshot is None:
+        return None
+    num_blocks = held_blocks(record, snapshot.block_size)
+    return controller.operator_moves.choose(snapshot.instance_id, num_blocks)
+
+
+def _snapshot(controller: ControllerProcess, record: RequestRecord) -> InstanceSnapshot | None:
+    """The last report of the request's instance, if that process still runs."""
+    known = controller.scheduler.instances.get(record.instance_id or "")
+    return None if known is None or known.incarnation != record.incarnation else known.snapshot
+
+
+def held_blocks(record: RequestRecord, block_size: int) -> int:
+    """The blocks that the request holds; a request that waits holds none."""
+    if record.state is not CoreState.RUNNING:
+        return 0
+    return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
+
+
+def event_model(event: LoggedEvent, position: str = "") -> Event:
+    return Event(
+        position=position,
+        kind=event.kind,
+        time_s=round(event.time_s, 4),
+        cause_id=event.cause_id,
+        reason=event.reason,
+        instance_id=event.instance_id,
+        incarnation=event.incarnation,
+        frontend_id=event.frontend_id,
+        request_id=event.request_id,
+        level=event.level,
+        actor=event.actor,
+        numbers=dict(event.numbers),
+        labels=dict(event.labels),
+    )
+
+
+def request_model(
+    record: RequestRecord,
+    now_s: float,
+    refusal: str | None = None,
+    held: HeldPlaceStatus | None = None,
+) -> RequestStatus:
+    """`now_s`: seconds since the epoch. `refusal`: why the request cannot move now; empty if it
+    can, None if its instance did not say. What is held waits: at the controller, not at an
+    instance."""
+    first_s = record.first_token_time_s
+    until_s = now_s if record.end_time_s is None else record.end_time_s
+    return RequestStatus(
+        id=record.request_id,
+        client_id=record.client_request_id,
+        parent_id=record.parent_id,
+        state=RequestState(record.state) if held is None else RequestState.WAITING,
+        level=record.level,
+        frontend_id=record.frontend_id,
+        instance_id=record.instance_id,
+        arrival_time_s=round(record.arrival_time_s, 4),
+        age_s=round(max(0.0, until_s - record.arrival_time_s), 4),
+        ttft_s=None if first_s is None else round(first_s - record.arrival_time_s, 4),
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_output_tokens=record.num_output_tokens,
+        num_evictions=record.num_evictions,
+        num_moves=record.num_moves,
+        num_replays=record.num_replays,
+        not_replayable=record.not_replayable,
+        movable=None if refusal is None else not refusal,
+        why_not_movable=refusal or None,
+        finish_reason=record.finish_reason,
+        held=held,
+    )
+
+
+def request_detail(
+    record: RequestRecord,
+    now_s: float,
+    refusal: str | None = None,
+    held: HeldPlaceStatus | None = None,
+) -> RequestDetail:
+    history = tuple(event_model(event) for event in record.history)
+    status = request_model(record, now_s, refusal, held)
+    return RequestDetail(**dict(status), history=history, num_forgotten=record.num_forgotten)

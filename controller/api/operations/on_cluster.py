@@ -9,19 +9,20 @@ from controller.api.errors import LastInstanceError
 from controller.api.operations.on_instances import departure
 from controller.api.operations.order import Danger, OnCluster, Order, Outcome, Plan
 from controller.api.operations.progress import Awaited, End, awaited_of_scale
-from controller.api.settings.from_text import value_of
+from controller.api.settings.setting_values import value_of
 from controller.api.text import drain_words, rolling_words, setting_words
 from controller.api.text.autoscale_words import RELEASE
-from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration, setting_value
+from controller.api.text.rolling_words import arguments
+from controller.api.wire.base import SettingValue
 from controller.api.wire.operations import ScaleReport, ScaleRequest
 from controller.api.wire.rolling_models import (
     RollingDismissRequest,
-    RollingReport,
     RollingRequest,
     RollingStopRequest,
 )
-from controller.api.wire.settings import SettingChanges, SettingsPatch, SettingValue
+from controller.api.wire.settings import SettingChanges, SettingsPatch
+from controller.api.wire.status import RollingReport
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient

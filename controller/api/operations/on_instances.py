@@ -8,7 +8,6 @@ from controller.api.operations.order import Danger, OnInstance, Order, Outcome, 
 from controller.api.operations.progress import awaited
 from controller.api.text import drain_words as words
 from controller.api.text.quantities import duration
-from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import (
     CordonReport,
     CordonRequest,
@@ -21,6 +20,7 @@ from controller.api.wire.operations import (
     UncordonRequest,
     UndrainRequest,
 )
+from controller.api.wire.status import ClusterStatus
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller.api.operations.order import Danger, OnRequest, Order, Outcome, Plan
-from controller.api.text.levels import priority_effect
 from controller.api.text.quantities import latency, sized
+from controller.api.wire.base import SettingValue
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from controller.api.wire.operations import (
     AbortReport,
     AbortRequest,
+    PriorityEffect,
     PriorityReport,
     PriorityRequest,
 )
-from controller.api.wire.settings import SettingValue
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -139,3 +139,16 @@ class Abort(OnRequest[AbortRequest, AbortReport]):
 
 
 ORDERS: tuple[type[Order[Any, Any]], ...] = (Migrate, SetPriority, Abort)
+
+
+def priority_effect(effect: PriorityEffect) -> list[tuple[str, str]]:
+    """What another priority changes at the request's instance: names and changes."""
+    before, after = effect.freeness_steps_before, effect.freeness_steps_after
+    return [
+        ("headroom", f"{effect.headroom_blocks_before} -> {effect.headroom_blocks_after} blocks"),
+        ("freeness", f"{_steps(before)} -> {_steps(after)} steps"),
+    ]
+
+
+def _steps(freeness: float | None) -> str:
+    return "-" if freeness is None else f"{freeness:.0f}"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from urllib.parse import quote
 
 from controller.api.operations.progress import Awaited
-from controller.api.wire.base import AnswerModel, OrderModel
+from controller.api.wire.base import AnswerModel, OrderModel, SettingValue
 from controller.api.wire.operations import Undo
-from controller.api.wire.settings import SettingValue
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient

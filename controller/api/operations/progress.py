@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.api.text import rolling_words
-from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport, ScaleReport
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 
 _STARTING = (InstanceState.STARTING, InstanceState.RESTARTING, InstanceState.FAILED)
 

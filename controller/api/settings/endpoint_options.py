@@ -5,7 +5,7 @@ tests/contract/test_vllm_endpoint_options.py). This is the only list: settings, 
 and the frontends follow it. A class is a section of `llumctl up --help`, named by its docstring; a
 field's docstring is its help.
 
-Those of vLLM's options that are not here are in refused_options.py, with the reason.
+Those of vLLM's options that are not here are in engine_options.py, with the reason.
 
 Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`.
 """

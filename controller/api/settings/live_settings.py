@@ -11,11 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from controller.api.settings.allowed import allowed
-from controller.api.settings.complaints import shown, wanted
+from controller.api.settings.setting_values import allowed, shown, wanted
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import is_table, schemas
-from controller.api.wire.settings import SettingValue
+from controller.api.wire.base import SettingValue
 
 LIVE = (
     "migration.*",

@@ -1,7 +1,9 @@
 """Settings of a cluster: parsed once, frozen, the same object in every process.
 
-The TOML file has one table per class below; `llumctl.config.settings` merges file, environment
-and flags into a `Settings` and hands it to `up`, which hands it to the controller.
+The TOML file has one table per class below, or per class of `controller.core.settings`;
+`llumctl.config.settings` merges file, environment and flags into a `Settings` and hands it to `up`,
+which hands it to the controller. The console's tables are read by `llumctl top` and `llumctl
+status` alone.
 """
 
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -9,10 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import BeforeValidator, Field, Strict, field_validator
 
 from controller.api.settings.bounds import MAX_INSTANCES
-from controller.api.settings.console import ConsoleTable
 from controller.api.settings.endpoint_options import EndpointOptions, Words, words
-from controller.api.settings.evacuate import EvacuateTable
-from controller.api.settings.own_commands import OwnCommandTable
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
 from controller.core.settings import (
     AutoscaleSettings,
@@ -28,6 +27,8 @@ ModelNames = Annotated[Words, Field(max_length=32)]
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]
 HostNames = Annotated[tuple[HostName, ...], BeforeValidator(words)]
+Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
 
 EMBEDDED_MODEL = "embedded"
 
@@ -112,6 +113,50 @@ class EmulatedTable(Table):
     are no settings, are the profile's too."""
     num_blocks: Annotated[int, Field(ge=1)] | None = None
     """KV blocks of an instance; None: the profile's."""
+
+
+class EvacuateTable(Table):
+    """`[evacuate]`: instances that must go by a moment; docs/operating.md."""
+
+    notice_s: Seconds = 30.0
+    """After a SIGTERM to an instance's process so long for its requests to move to others; then it
+    ends, and is not started again."""
+
+
+class ConsoleTable(Table):
+    """`[console]`: whether the dashboard may change the cluster, and from where on it and `llumctl
+    status` raise an alarm. 0: never."""
+
+    readonly: bool = False
+    """The dashboard begins read-only; its key for that allows changes."""
+    alarm_head_waited_s: Limit = 10.0
+    """A request that is the first in its instance's queue and has waited that long is an alarm."""
+    alarm_waiting_reqs: Count = 20
+    """So many requests that wait at one instance, or are held at the controller, are an alarm."""
+    alarm_ttft_p99_s: Limit = 10.0
+    """A time to first token, 99th percentile of the last minute, that is this high is an alarm."""
+    alarm_failed_moves: Count = 30
+    """So many moves that came to nothing in the last minute are an alarm if fewer succeeded."""
+    alarm_move_s: Limit = 15.0
+    """A move that has been under way for so long is an alarm; nearly all take under a second."""
+
+
+class OwnCommandTable(Table):
+    """`[commands.NAME]`: a program that the dashboard runs for a row, never through a shell."""
+
+    run: Annotated[list[str], Field(min_length=1, max_length=100)]
+    """The program and its arguments. `{id}` as a whole argument, or behind `--name=`, is a value of
+    the row."""
+    key: str = ""
+    """The key that runs it; without one it is typed after `:`."""
+    at: Literal["instance", "request"] = "instance"
+    """What the rows must be about."""
+    text: str = ""
+    """What the help says of it."""
+    terminal: bool = False
+    """It gets the terminal until it ends; else what it writes is shown."""
+    timeout_s: Seconds = 30.0
+    """It is ended after that long, unless it has the terminal."""
 
 
 DEFAULT_PRIORITIES = (

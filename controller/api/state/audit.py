@@ -1,25 +1,30 @@
-"""The audit log: who asked for what, and how it ended. It is appended to, never rewritten.
+"""The audit log: who asked for what, and how it ended; and when a cluster was stopped last.
 
-The log has one JSON object per line, in the cluster's state folder, mode 0600. It outlives the
-cluster, and never has what users wrote to the model.
+The log has one JSON object per line, in the cluster's state folder, mode 0600. It is appended to,
+never rewritten, outlives the cluster, and never has what users wrote to the model.
 """
 
+import contextlib
 import errno
 import json
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from controller.api.errors import LlumctlError
 from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.state import plain_file
+from controller.api.state import run_state, user_files
+from controller.api.text.quantities import moment
 
 FILE = "audit.log"
 # A reason is recorded whole.
 MAX_FIELD_CHARS = MAX_REASON_CHARS
 MAX_TAIL_BYTES = 1 << 18
+DOWN = "down"
+"""Actions that stop a cluster begin with this word."""
 
 
 class AuditLog:
@@ -78,7 +83,7 @@ class AuditLog:
     def tail(self) -> list[dict[str, Any]]:
         """The last entries, the oldest first; lines that are none are left out."""
         try:
-            with plain_file.opened(self.path) as file:
+            with user_files.opened(self.path) as file:
                 begin = max(0, file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES)
                 file.seek(begin)
                 lines = file.read(MAX_TAIL_BYTES).splitlines()[1 if begin else 0 :]
@@ -117,3 +122,33 @@ def one_short_line(text: str) -> str:
     """Makes text from elsewhere unable to forge an entry or to drive a terminal."""
     kept = "".join(char if char.isprintable() else "?" for char in text)
     return kept[:MAX_FIELD_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class LastStop:
+    """`time_s`: when the cluster was gone, or, if the log does not tell, when the stop began."""
+
+    time_s: float
+    actor: str
+
+    def words(self, now_s: float | None = None) -> str:
+        """`12:04:31 by ana@head`."""
+        when = moment(self.time_s, time.time() if now_s is None else now_s)
+        return f"{when} by {self.actor}"
+
+
+def last_stop(cluster: str) -> LastStop | None:
+    """When a cluster was stopped last, and by whom; None if the log does not tell. The log outlives
+    the cluster, and so tells commands a cluster that its operator stopped from one whose controller
+    died, which still has its run state."""
+    for entry in reversed(AuditLog(run_state.state_path(cluster)).tail()):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            if entry["action"].startswith(f"{DOWN}:"):
+                return LastStop(float(entry["time_s"]), one_short_line(entry["actor"]))
+    return None
+
+
+def last_stop_words(cluster: str) -> str:
+    """A sentence about a cluster that ran: `cluster prod-a was stopped at 12:04:31 by ana@head`."""
+    stop = last_stop(cluster)
+    return f"cluster {cluster} was stopped" + (f" at {stop.words()}" if stop else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from controller.api.errors import LlumctlError
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.api.text.quantities import printable
 
 BLOCK_BYTES = 1 << 16
@@ -61,7 +61,7 @@ class LogTail:
 
     def _open(self) -> BinaryIO | None:
         try:
-            return plain_file.opened(self._path)
+            return user_files.opened(self._path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -86,7 +86,7 @@ class LogTail:
         if self._file is None or os.fstat(self._file.fileno()).st_size >= self._file.tell():
             return []
         read_bytes, lines = self._file.tell(), []
-        with contextlib.suppress(OSError), plain_file.opened(self._aside()) as aside:
+        with contextlib.suppress(OSError), user_files.opened(self._aside()) as aside:
             if aside.seek(0, os.SEEK_END) >= read_bytes:
                 aside.seek(read_bytes)
                 lines = self._read(aside)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self, get_origin
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.api.state import plain_file, user_files
+from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
 from controller.api.version import upgrade_command
 
@@ -144,7 +144,7 @@ def save(state: RunState) -> Path:
 def load(cluster: str) -> RunState | None:
     path = run_file(cluster)
     try:
-        state = RunState.from_json(plain_file.read(path, MAX_BYTES).decode())
+        state = RunState.from_json(user_files.read(path, MAX_BYTES).decode())
         if state.cluster != cluster:  # a copied file: stopping this cluster would stop the other
             raise ValueError(f"it is that of cluster {state.cluster[:60]!r}")
         return state

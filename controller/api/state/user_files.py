@@ -1,16 +1,73 @@
-"""The user's own files: the folders of the XDG base directory specification, and files of mode 0600
-that are replaced.
+"""Files of the user: those that he names, opened without waiting and read without surprise, and his
+own, in the folders of the XDG base directory specification, which are replaced whole.
 
-A small module of the standard library only: every command imports it. `plain_file` reads files
-that a user names.
+Opening a pipe that nobody writes to waits for ever, and a device may have no end: both are refused
+by an OSError, as is a file that is larger than its reader wants. The module needs the standard
+library only: every command imports it.
 """
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from controller.api.errors import LlumctlError
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def opened(path: Path, *, takes_pipe: bool = False) -> BinaryIO:
+    """Opens a regular file. `takes_pipe`: or a pipe without a name, as a shell makes it of
+    `<(COMMAND)`, which has a writer and can be read once. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if takes_pipe and kind == stat.S_IFIFO and _has_no_name(descriptor):
+            os.set_blocking(descriptor, True)
+        elif kind != stat.S_IFREG:
+            what = _KINDS.get(kind, "something else")
+            raise OSError(errno.EINVAL, f"it is {what}, not a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read(path: Path, max_bytes: int) -> bytes:
+    """Raises OSError."""
+    return read_with_status(path, max_bytes)[0]
+
+
+def read_with_status(
+    path: Path, max_bytes: int, *, takes_pipe: bool = False
+) -> tuple[bytes, os.stat_result]:
+    """The content, and the status of the very file that was read. Raises OSError."""
+    with opened(path, takes_pipe=takes_pipe) as file:
+        content = file.read(max_bytes + 1)
+        found = os.fstat(file.fileno())
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes")
+    return content, found
+
+
+def is_changed_by_others(found: os.stat_result) -> bool:
+    """Whether users other than root and this process's may change the file, and so what it says to
+    run."""
+    return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & 0o022)
+
+
+def _has_no_name(pipe: int) -> bool:
+    return str(Path(f"/proc/self/fd/{pipe}").readlink()).startswith("pipe:[")
 
 
 def user_folder(variable: str, below_home: str, environ: Mapping[str, str] | None = None) -> Path:

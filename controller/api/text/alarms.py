@@ -1,23 +1,26 @@
-"""Trouble that an operator must see, each with its cause in a line:
-`i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT 2m46s; memory is full everywhere`.
+"""Trouble that an operator must see, each with its cause in a line, so that nobody has to look for
+it in the panes: `i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT 2m46s; memory is
+full everywhere`.
 
-The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits.
+The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits. First come
+the rules, then what they say of causes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.api.text import alarm_causes
+from controller.api.text.closed import no_requests
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.queue_heads import free_blocks, head_wait_s
+from controller.api.text.status_words import blocks, free_blocks, head_wait_s, held_why, is_reserved
 
 if TYPE_CHECKING:
-    from controller.api.settings.console import ConsoleTable
-    from controller.api.wire.models import (
+    from controller.api.settings.settings import ConsoleTable
+    from controller.api.wire.status import (
         ClusterStatus,
         FrontendStatus,
+        HeldHeadStatus,
         InstanceStatus,
         QueueHeadStatus,
     )
@@ -29,6 +32,17 @@ wavers about the limit would come and go with every status."""
 _STATES = ("failed", "stalled", "restarting")
 """States of a member that are trouble by themselves, the worst first."""
 _LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
+
+GIANT_RATIO = 0.25
+"""A queue head that needs so much of an instance is told as a share of it."""
+FEW_REQS = 10
+"""So few requests that hold most of an instance are giants; what fits is some 30 of usual ones."""
+MOST_RATIO = 0.75
+
+_QUEUE_WHYS: Mapping[str, str] = {
+    "memory": "memory is full everywhere",
+    "batch-full": "its batch is full",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,7 @@ def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limit
     causes = list(_of_state(item))
     rank = _STATES.index(item.state) if causes else _LOAD
     if item.state == "stalled":
-        causes += alarm_causes.of_silence(item)
+        causes += _hurt_by_silence(item)
     head, waiting = item.queue_head, item.num_waiting_reqs or 0
     waited_s = (head_wait_s(head) or 0.0) if head is not None else 0.0
     overs = {
@@ -102,9 +116,9 @@ def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limit
     if slow:
         causes.append(f"P99 TTFT {latency(item.ttft_p99_s)}")
     if queued:
-        causes += alarm_causes.of_queue(item, status)
+        causes += _why_queued(item, status)
     if queued or slow:
-        causes += alarm_causes.of_levels(item, status)
+        causes += _by_levels(item, status)
     drain = item.drain
     overdue_s = 0.0
     if drain is not None and drain.deadline_s is not None and not drain.safe_to_delete:
@@ -112,7 +126,7 @@ def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limit
         if overdue_s:
             left = drain.num_requests_left
             causes.append(f"drain {duration(overdue_s)} over its deadline, {left} requests left")
-            causes += alarm_causes.of_drain(item, status)
+            causes += _why_not_drained(item, status)
     if not causes and item.state == "active" and item.detail:
         return Alarm(item.id, (item.detail,), (_BUSY, 0.0))
     gravity = (rank, -max(late, crowded, slow, overdue_s / 60))
@@ -126,7 +140,7 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
     free = free_blocks(item)
     if free is not None and head.demand_blocks > free:
         words += f"{' ' if words else ', head '}needs {head.demand_blocks} of {free} blocks"
-        words += alarm_causes.share(head.demand_blocks, item.num_total_blocks)
+        words += _share(head.demand_blocks, item.num_total_blocks)
     return words
 
 
@@ -163,14 +177,14 @@ def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
     if not any(overs.values()):
         return Alarm(CLUSTER, (), (_LOAD, 0.0))
     longest = held.oldest or held.head
-    words = [f"{status.num_held_reqs} held, {alarm_causes.held_head(longest, status)}"]
-    words += alarm_causes.of_held(longest, status)
+    words = [f"{status.num_held_reqs} held, {_held_head(longest, status)}"]
+    words += _why_held(longest, status)
     passed = tuple(name for name in overs if overs[name])
     return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), passed)
 
 
 def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm:
-    found = alarm_causes.slow_moves(status, limit_s)
+    found = _slow_moves(status, limit_s)
     if found is None:
         return Alarm(CLUSTER, (), (_MOVES, 0.0))
     who, words, age_s = found
@@ -193,3 +207,114 @@ def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm:
     mostly = f", mostly {failed.most_common(1)[0][0]}" if failed else ""
     words = f"{num_failed} of {num_failed + num_migrated} moves came to nothing{mostly}"
     return Alarm(CLUSTER, (words,), (_MOVES, -over), (name,))
+
+
+def _share(demand_blocks: int, num_total_blocks: int | None) -> str:
+    """`, 81% of an instance`, for what is a giant."""
+    if not num_total_blocks or demand_blocks < GIANT_RATIO * num_total_blocks:
+        return ""
+    return f", {demand_blocks / num_total_blocks:.0%} of an instance"
+
+
+def _why_queued(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
+    """Why what waits at the instance does wait."""
+    head = item.queue_head
+    if head is not None:
+        if head.why == "fragmented":
+            yield _fragmented(item, head.demand_blocks, status)
+        elif head.why in _QUEUE_WHYS:
+            yield _QUEUE_WHYS[head.why]
+    yield from _giants(item, "it")
+
+
+def _giants(item: "InstanceStatus", name: str) -> Iterator[str]:
+    """Few requests that hold most of the instance."""
+    running, usage = item.num_running_reqs or 0, item.kv_cache_usage or 0.0
+    if 0 < running <= FEW_REQS and usage >= MOST_RATIO:
+        yield f"{running} request{'s hold' if running > 1 else ' holds'} {usage:.0%} of {name}"
+
+
+def _held_head(head: "HeldHeadStatus", status: "ClusterStatus") -> str:
+    """`head for 45s needs 688 blocks, lacks 198 on i-3, kept for it, 81% of an instance`; of
+    another one that has waited longest: `longest 45s (normal) needs ...`."""
+    waited = duration(head.waited_s)
+    words = f"head for {waited}" if head.place == 1 else f"longest {waited} ({head.level})"
+    if head.demand_blocks is None:
+        return words
+    words += f" needs {blocks(head.demand_blocks)}"
+    if head.why == "kept" and head.lacking_blocks:
+        words += f", lacks {head.lacking_blocks} on {head.instance_id}, kept for it"
+    largest = max((item.num_total_blocks or 0 for item in status.instances), default=0)
+    return words + _share(head.demand_blocks, largest)
+
+
+def _why_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
+    """Why the request waits at the controller."""
+    if head.why != "kept" or not head.lacking_blocks:
+        yield held_why(head)
+    for item in status.instances:
+        if item.id == head.instance_id:
+            yield from _giants(item, item.id)
+    if head.place > 1:
+        yield f"{head.place - 1} before it"
+
+
+def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
+    """Free blocks of an instance that is reserved, or gets no requests, are no room for it."""
+    active = [each for each in status.instances if each.state == "active" and each.id != item.id]
+    others = [each for each in active if not no_requests(each)]
+    rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
+    blocks, freest = max(rooms, default=(0, ""))
+    if freest and blocks >= demand_blocks:
+        return f"{freest} has room for it ({blocks} blocks)"
+    kept = [(free_blocks(each) or 0, each.id) for each in others if is_reserved(each)]
+    num_kept, reserved = max(kept, default=(0, ""))
+    if reserved and num_kept >= demand_blocks:
+        return f"{reserved} has room ({num_kept} blocks), but it is reserved"
+    return "memory is fragmented" + (f", {freest} has most: {blocks}" if freest else "")
+
+
+def _by_levels(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
+    """Whether most of what runs there is of a priority that keeps a headroom."""
+    running = item.num_running_reqs or 0
+    for level in status.levels:
+        number = item.num_running_by_level.get(level.name, 0)
+        if level.target_load_tokens is not None and number > running / 2:
+            yield f"{number} of {running} running are {level.name}"
+
+
+def _hurt_by_silence(item: "InstanceStatus") -> Iterator[str]:
+    """Whom it hurts that an instance does not answer."""
+    number = (item.num_running_reqs or 0) + (item.num_waiting_reqs or 0)
+    if number:
+        yield f"{number} request{'s stand' if number > 1 else ' stands'} still there"
+
+
+def _why_not_drained(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
+    """Why the last moves away from an instance came to nothing."""
+    moves = [each for each in status.ended_moves if each.from_instance_id == item.id]
+    failed = Counter(each.why for each in moves if each.outcome != "migrated" and each.why)
+    if failed and len(moves) <= 2 * failed.total():
+        yield f"its moves fail: {failed.most_common(1)[0][0]}"
+
+
+def _slow_moves(status: "ClusterStatus", limit_s: float) -> tuple[str, str, float] | None:
+    """(who, what, for how long): the instance that most of the moves come from or go to that have
+    been under way for longer than that."""
+    slow = [each for each in status.moves if limit_s and each.age_s >= limit_s]
+    if not slow:
+        return None
+    to = Counter(each.to_instance_id for each in slow)
+    of = Counter(each.from_instance_id for each in slow)
+    (most_to, num_to), (most_of, num_of) = to.most_common(1)[0], of.most_common(1)[0]
+    towards = num_to >= num_of
+    who, number = (most_to, num_to) if towards else (most_of, num_of)
+    oldest = max(
+        (each for each in slow if who in (each.to_instance_id, each.from_instance_id)),
+        key=lambda each: each.age_s,
+    )
+    words = (
+        f"{number} slow move{'s' if number > 1 else ''} {'to' if towards else 'from'} it:"
+        f" {oldest.num_blocks_copied} of {oldest.num_blocks} blocks in {duration(oldest.age_s)}"
+    )
+    return who, words, oldest.age_s

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from controller.api.text.quantities import duration, latency
 
 if TYPE_CHECKING:
-    from controller.api.wire.autoscale import AutoscaleCheck, AutoscaleStatus
+    from controller.api.wire.status import AutoscaleCheck, AutoscaleStatus
 
 RELEASE = "llumctl autoscale on"
 _OUTCOMES = {"done": "done", "would": "not done", "blocked": "could not be done"}

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from controller.api.wire.models import InstanceStatus
+    from controller.api.wire.status import InstanceStatus
 
 MOVES_ONLY = frozenset({"reserved", "cooling"})
 """Reasons against moves to an instance that nevertheless gets new requests."""

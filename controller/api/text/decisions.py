@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from controller.api.text.events import figure
 from controller.api.text.quantities import latency, sized
-from controller.api.wire.explain import (
+from controller.api.wire.requests import (
     DispatchStep,
     Explanation,
     ForgottenStep,

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from controller.api.text.closed import no_requests
 from controller.api.text.quantities import duration, printable
-from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.operations import REPLAYS, DrainReport
+from controller.api.wire.status import ClusterStatus, InstanceState
 
 
 def would_move(report: DrainReport) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from controller.api.text.quantities import latency, sized
 
 if TYPE_CHECKING:
-    from controller.api.wire.models import Event
+    from controller.api.wire.requests import Event
 
 KINDS = (
     "dispatched",

@@ -1,15 +1,21 @@
-"""Puts a rolling restart into words, for the command line and the dashboard alike."""
+"""Puts a rolling restart and engine arguments into words, for the command line and the dashboard
+alike.
+"""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from controller.api.text.engine_arguments import arguments
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.rolling_models import (
+from controller.api.wire.status import (
     EngineChangeStatus,
     PlannedRestart,
     RestartTurn,
     RollingReport,
 )
+
+# A table of vLLM's may be long.
+MAX_ARGUMENT_CHARS = 300
 
 
 def progress(report: RollingReport) -> str:
@@ -89,3 +95,15 @@ def plan(report: RollingReport) -> tuple[str, ...]:
     elif report.changes_engine:
         first = f"{first}, with the engine arguments of the cluster's start"
     return first, *(planned(each, report.cold_start_s) for each in report.plan)
+
+
+def arguments(args: Mapping[str, Any]) -> str:
+    """`max_num_seqs=64, enforce_eager=true`: as `--engine-arg` takes them."""
+    text = ", ".join(f"{key}={_value(value)}" for key, value in args.items())
+    return printable(
+        text if len(text) <= MAX_ARGUMENT_CHARS else f"{text[: MAX_ARGUMENT_CHARS - 3]}..."
+    )
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

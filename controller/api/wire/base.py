@@ -19,6 +19,8 @@ SCHEMA_VERSION = 1
 
 Revision = Annotated[int | None, Field(ge=0)]
 """The call fails if this is not the spec's revision any more. None: any revision will do."""
+SettingValue = int | float | str | bool | None
+"""None: the setting has no value, such as a time limit that is not set."""
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 
 
@@ -37,3 +39,11 @@ class OrderModel(WireModel):
     a default, and values of another type: `"3"` is no number, `1` is not true."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class ErrorBody(WireModel):
+    """The body of every answer that is not 2xx. `hint` is the next command to try."""
+
+    code: str
+    message: str
+    hint: str = ""

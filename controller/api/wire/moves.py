@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from controller.api.wire.base import AnswerModel, OrderModel, Reason, WireModel
+from controller.api.wire.requests import MoveStage
 
 
 class MigrateRequest(OrderModel):
@@ -20,12 +21,6 @@ class MigrateRequest(OrderModel):
     reason: Reason = ""
     timeout_s: float = Field(default=60.0, gt=0, le=600)
     """How long the call waits for the move's end. A move that is not over by then goes on."""
-
-
-class MoveStage(WireModel):
-    num_blocks: int
-    num_bytes: int
-    copy_time_s: float
 
 
 class MoveAttempt(WireModel):

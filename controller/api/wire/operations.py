@@ -10,9 +10,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
-from controller.api.wire.models import RequestState
-from controller.api.wire.settings import SettingValue
+from controller.api.wire.base import (
+    AnswerModel,
+    OrderModel,
+    Reason,
+    Revision,
+    SettingValue,
+    WireModel,
+)
+from controller.api.wire.requests import RequestState
 
 OnDeadline = Literal["keep", "abort"]
 DrainState = Literal[

@@ -4,11 +4,14 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
-
-SettingValue = int | float | str | bool | None
-"""None: the setting has no value, such as a time limit that is not set."""
-
+from controller.api.wire.base import (
+    AnswerModel,
+    OrderModel,
+    Reason,
+    Revision,
+    SettingValue,
+    WireModel,
+)
 
 Origin = Literal["default", "start", "set"]
 Role = Literal["source", "destination", "neither"]

@@ -1,11 +1,15 @@
-"""The lines of the watch stream, and of a recording."""
+"""The lines of the watch stream, of a recording, of the recorded traffic and of logs.
+
+The compatibility rules are those of `base`.
+"""
 
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from controller.api.wire.base import WireModel
-from controller.api.wire.models import ClusterStatus, Event, RequestState
+from controller.api.wire.base import AnswerModel, OrderModel, WireModel
+from controller.api.wire.requests import Event, RequestState
+from controller.api.wire.status import ClusterStatus
 
 
 class StatusFrame(WireModel):
@@ -80,3 +84,45 @@ Frame = Annotated[
 ]
 """One line of the watch stream, and of a recording. `time_s`: when the controller wrote it,
 seconds since the epoch. Readers skip types that they do not know."""
+PREFIX_HASH_DIGITS = 16
+"""Hexadecimal digits of each hash."""
+
+
+class TrafficRequest(OrderModel):
+    """Asks for the traffic from now on. The same recording goes on with the same key."""
+
+    key: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    """Sessions and beginnings of prompts are hashed with it."""
+    prefix_hash_tokens: int = Field(ge=1, le=65_536)
+
+
+class RequestTraffic(WireModel):
+    """A request that has ended. `arrival_time_s` is in seconds since the epoch. `session` is a
+    hash, empty if there was none; `prefix_hashes` has PREFIX_HASH_DIGITS for each full block of the
+    prompt."""
+
+    arrival_time_s: float
+    num_prompt_tokens: int = Field(ge=0)
+    num_output_tokens: int = Field(ge=0)
+    rank: int
+    outcome: RequestState
+    session: str = Field(default="", pattern=r"^[0-9a-f]*$")
+    prefix_hashes: str = Field(default="", pattern=r"^([0-9a-f]{16})*$")
+
+
+class TrafficBatch(AnswerModel):
+    """A line of the stream; one comes at least every second. `time_s`: now, by the controller's
+    clock. `num_lost`: requests that ended since the line before and are in no line, as somebody
+    lagged or died. `num_live`: requests that came since the recording began, and run."""
+
+    time_s: float
+    requests: tuple[RequestTraffic, ...] = ()
+    num_lost: int = Field(default=0, ge=0)
+    num_live: int = Field(default=0, ge=0)
+
+
+class MemberLog(AnswerModel):
+    """The last lines of a member's log, as it wrote them: who shows them makes them harmless."""
+
+    member_id: str
+    lines: tuple[str, ...]

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from controller.api.settings.endpoint_options import EndpointOptions
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.main.checks.endpoint_files import read, wrong
 from controller.main.checks.endpoint_tls import check_tls
 from controller.main.checks.vllm_arguments import REASONING_PARSERS, TOOL_PARSERS
@@ -94,7 +94,7 @@ def _check_plugins(options: EndpointOptions) -> None:
         if name is None:
             continue
         _, found = read(key, name, MAX_PLUGIN_BYTES)
-        if plain_file.is_changed_by_others(found):
+        if user_files.is_changed_by_others(found):
             raise wrong(
                 key,
                 f"{name} can be changed by other users (uid {found.st_uid},"

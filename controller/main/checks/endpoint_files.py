@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from controller.api.errors import WrongSettingError
-from controller.api.state import plain_file
+from controller.api.state import user_files
 
 TABLE = "endpoint"
 
@@ -12,7 +12,7 @@ TABLE = "endpoint"
 def read(key: str, name: str, max_bytes: int) -> tuple[str, os.stat_result]:
     """The file's text and its status. Raises WrongSettingError."""
     try:
-        raw, found = plain_file.read_with_status(Path(name), max_bytes)
+        raw, found = user_files.read_with_status(Path(name), max_bytes)
         return raw.decode("utf-8"), found
     except UnicodeDecodeError:
         raise wrong(key, f"{name} is not text", f"file {name}") from None

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.api.errors import WrongSettingError
-from controller.api.settings.complaints import complaint, shown, wanted
 from controller.api.settings.endpoint_options import EndpointOptions
-from controller.api.settings.refused_options import why_refused
+from controller.api.settings.engine_options import why_refused
+from controller.api.settings.setting_values import complaint, shown, wanted
 from controller.main.checks.vllm_arguments import ARGUMENTS
 
 STRUCTURED_OUTPUTS = "structured_outputs_config"

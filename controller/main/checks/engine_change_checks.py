@@ -12,10 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from controller.api.errors import UsageError, WrongSettingError
-from controller.api.settings.complaints import complaint
 from controller.api.settings.endpoint_options import code_in
-from controller.api.settings.engine_changes import CHANGEABLE, EMULATED, why_not
-from controller.api.settings.refused_options import why_refused
+from controller.api.settings.engine_options import (
+    CHANGEABLE,
+    CHANGEABLE_EMULATED,
+    why_not_changed,
+    why_refused,
+)
+from controller.api.settings.setting_values import complaint
 from controller.api.settings.settings import EmulatedTable
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args
@@ -76,14 +80,14 @@ def _check_names(
             at_start = f"set emulated.{name} in the configuration      then      llumctl up"
         elif why_refused(name):
             at_start = "llumctl down      then      llumctl up --help"
-        why = f"cannot be changed by a rolling restart: {why_not(name)}"
+        why = f"cannot be changed by a rolling restart: {why_not_changed(name)}"
         raise WrongSettingError((table, name), why, at_start)
 
 
 def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     assert plan.profile is not None
     known = EmulatedTable.model_fields
-    _check_names(given, EMULATED, known, "emulated", "setting of an emulated engine")
+    _check_names(given, CHANGEABLE_EMULATED, known, "emulated", "setting of an emulated engine")
     try:
         emulation.with_changes(plan.profile, plan.settings.emulated, after)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.settings.settings import EMBEDDED_MODEL
-from controller.api.state import plain_file
+from controller.api.state import user_files
 
 MAX_INDEX_BYTES = 64 << 20
 INDEX = "model.safetensors.index.json"
@@ -85,7 +85,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 def _index(folder: Path) -> dict[str, Any]:
     """Which file each weight is in, and the size of all; empty without an index."""
     try:
-        found = json.loads(plain_file.read((folder / INDEX).resolve(), MAX_INDEX_BYTES))
+        found = json.loads(user_files.read((folder / INDEX).resolve(), MAX_INDEX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -161,7 +161,7 @@ def _as_loaded(found: Weights, args: Mapping[str, Any], folder: Path) -> Weights
     if asked is None or args.get("quantization"):
         return found
     try:
-        config = json.loads(plain_file.read((folder / "config.json").resolve(), MAX_INDEX_BYTES))
+        config = json.loads(user_files.read((folder / "config.json").resolve(), MAX_INDEX_BYTES))
     except (OSError, ValueError, RecursionError):
         return found
     if not isinstance(config, dict) or config.get("quantization_config"):

@@ -24,7 +24,7 @@ from controller.adapters.listener.listening_socket import listen
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
 from controller.core.dispatch.policies import find_policy
 from controller.core.load.snapshot import blocks_for
@@ -390,7 +390,7 @@ def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
     """Refuses a KV cache that cannot hold one request of the full context, by the sizes in
     config.json; vLLM would refuse it only after minutes."""
     try:
-        config = json.loads(plain_file.read(config_file, MAX_CONFIG_BYTES))
+        config = json.loads(user_files.read(config_file, MAX_CONFIG_BYTES))
     except OSError as error:
         raise UsageError(
             f"cannot read {config_file}: {error.strerror}", "llumctl up PATH"

@@ -18,7 +18,7 @@ from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.api.version import engines_command
-from controller.api.wire.doctor import Check, CheckResult
+from controller.api.wire.status import Check, CheckResult
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.run_state import RunState
-from controller.api.wire.doctor import Check, CheckResult
+from controller.api.wire.status import Check, CheckResult
 from controller.main.checks import preflight
 from controller.main.checks.preflight import InstanceMemory, Planned
 from controller.main.machine.memory import available_bytes

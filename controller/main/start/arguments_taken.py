@@ -6,7 +6,7 @@ have built theirs are enough. `llumctl status` tells of later failures, such as 
 """
 
 from controller.api.text.starts import IMPORTING, LAUNCHING
-from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 
 _BEFORE = (LAUNCHING, IMPORTING)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from controller.api.hosts import url_host
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.api.state.run_state import RunState
 from controller.main.machine.ray_environment import ray_authentication
 from controller.main.plan import FILE, ClusterPlan
@@ -42,7 +42,7 @@ def state_from_plan(folder: Path) -> RunState | None:
     """The run state of the cluster with this state folder; None if its plan cannot be read. It does
     not name the head process, which is found by the nonce like all others."""
     try:
-        plan = ClusterPlan.model_validate_json(plain_file.read(folder / FILE, MAX_PLAN_BYTES))
+        plan = ClusterPlan.model_validate_json(user_files.read(folder / FILE, MAX_PLAN_BYTES))
     except (OSError, ValueError):
         return None
     if plan.settings.cluster.name != folder.name:

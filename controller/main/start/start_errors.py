@@ -6,7 +6,7 @@ from pathlib import Path
 
 from controller.adapters.ray.ray_starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.core.restarts import MAX_FAILED_STARTS
 from controller.main.plan import ClusterPlan
 

@@ -22,11 +22,10 @@ from controller.api.client import ControlClient
 from controller.api.connection import actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.settings.settings import Settings
-from controller.api.state import plain_file, run_state
-from controller.api.state.audit import AuditLog
-from controller.api.state.last_stop import DOWN, told
+from controller.api.state import run_state, user_files
+from controller.api.state.audit import DOWN, AuditLog, last_stop_words
 from controller.api.state.run_state import RunState
-from controller.api.wire.models import ClusterState, ClusterStatus
+from controller.api.wire.status import ClusterState, ClusterStatus
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
@@ -309,7 +308,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
         _stop_on_request(state, progress)
         return
     if _is_stopped_elsewhere(state):
-        progress(told(state.cluster))
+        progress(last_stop_words(state.cluster))
         return
     tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=True)
     raise LlumctlError(
@@ -375,7 +374,7 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
-        lines = plain_file.read(Path(file).expanduser(), MAX_KEY_FILE_BYTES).decode().splitlines()
+        lines = user_files.read(Path(file).expanduser(), MAX_KEY_FILE_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
         raise LlumctlError(f"cannot read {file}: {error}", f"ls -l {file}") from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from controller.adapters.ray.ray_starts import failure_of
-from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.main.machine.ray_logs import session_logs
 
 FIRST_WORD_S = 5.0

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from controller.api.state import plain_file
+from controller.api.state import user_files
 from controller.sim.workload.trace import Trace, TraceRequest
 
 MAX_LINE_BYTES = 1 << 24
@@ -108,7 +108,7 @@ def read_trace(path: Path) -> Trace:
             (FILE:LINE), or holds no request.
     """
     try:
-        with plain_file.opened(path, takes_pipe=True) as file:
+        with user_files.opened(path, takes_pipe=True) as file:
             lines = lines_of(path, file)
             first = next(lines, None)
             if first is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.state import run_state
-from controller.api.wire.models import LevelStatus
+from controller.api.wire.status import LevelStatus
 from llumctl.app import run
 from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
 from tests.unit.cli_support import cluster, controller, instance, remember

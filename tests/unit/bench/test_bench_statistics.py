@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.models import (
+from controller.api.wire.status import (
+    AutoscaleStatus,
     ClusterState,
     ClusterStatus,
     EmulationStatus,

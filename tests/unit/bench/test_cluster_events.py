@@ -8,7 +8,7 @@ import pytest
 from benchmarks import cluster_events
 from benchmarks.cluster_events import EventTap, Eviction, evictions, preemption_loss_s
 from controller.api.errors import UnreachableError
-from controller.api.wire.models import Event, EventPage
+from controller.api.wire.requests import Event, EventPage
 from llumctl.bench.response import Answer
 from llumctl.bench.runner import Result
 from llumctl.bench.workload import Request

@@ -11,8 +11,13 @@ from benchmarks.core_waits import CoreWaits, step_on_a_core_s
 from benchmarks.fidelity_parts import emulated
 from benchmarks.fidelity_rows import rows, slowdown
 from benchmarks.same_trace import as_sent, delayed, live_steps, simulated
-from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState, InstanceStatus
+from controller.api.wire.status import (
+    AutoscaleStatus,
+    ClusterState,
+    ClusterStatus,
+    InstanceState,
+    InstanceStatus,
+)
 from controller.sim.workload.trace import Trace, TraceRequest
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.policy_cluster import Cast
 from benchmarks.same_trace import live_settings, longest_pause_s, simulated, tpot_s, write_trace
 from benchmarks.servers import as_variables
-from controller.adapters.http.live_config import live_config
+from controller.adapters.http.live_settings import live_config
 from controller.api.settings.settings import ClusterTable
 from controller.core.dispatch.policies import POLICIES
 from controller.model.profile import load_profile

@@ -12,7 +12,7 @@ from controller.adapters.embedded_model.architecture import MAX_TOKENS
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
-from controller.api.wire.doctor import CheckResult
+from controller.api.wire.status import CheckResult
 from controller.core.operations.cluster_spec import AS_STARTED
 from controller.main import roles
 from controller.main.checks import preflight

@@ -8,8 +8,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.adapters.prometheus import cluster_metrics
-from controller.api.wire.autoscale import AutoscaleHoldStatus, AutoscaleStatus
-from controller.api.wire.models import (
+from controller.api.wire.status import (
+    AutoscaleHoldStatus,
+    AutoscaleStatus,
     ClusterState,
     ClusterStatus,
     FrontendStatus,

@@ -4,17 +4,27 @@ import math
 
 import pytest
 
-from controller.adapters.prometheus.member_metrics import (
+from controller.adapters.prometheus.cluster_metrics import (
     FRONTEND_COUNTERS,
     FRONTEND_GAUGES,
     INSTANCE_COUNTERS,
     INSTANCE_GAUGES,
 )
-from controller.api.wire.autoscale import AutoscaleCheck
-from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
-from controller.api.wire.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
-from controller.api.wire.overload import KeyStatus, RefusedStatus
-from controller.api.wire.replays import ReplaysStatus, ReplayStatus, SavedStatus
+from controller.api.wire.status import (
+    AutoscaleCheck,
+    FrontendStatus,
+    HeldHeadStatus,
+    HeldStatus,
+    InstanceState,
+    InstanceStatus,
+    KeptForStatus,
+    KeyStatus,
+    MoveStatus,
+    RefusedStatus,
+    ReplaysStatus,
+    ReplayStatus,
+    SavedStatus,
+)
 from controller.core.migration.move_records import OUTCOMES, MoveLog, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
 from tests.unit.prometheus.prometheus_support import (

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.adapters.prometheus import member_metrics as figures
+from controller.adapters.prometheus import cluster_metrics as figures
 from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state

@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
-from controller.adapters.http.views.member_view import instance_status
+from controller.adapters.http.member_view import instance_status
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import InstanceState
+from controller.api.wire.status import InstanceState
 from controller.core.operations.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.http.explain import explain_request
 from controller.adapters.http.live_settings import LiveSettings
-from controller.adapters.http.operator_log import Operation
-from controller.adapters.http.perform import Handler, Operated
+from controller.adapters.http.perform import Handler, Operated, Operation
 from controller.adapters.http.request_orders import AbortHandler, PriorityHandler
-from controller.adapters.http.requests import RequestsQuery, list_requests
+from controller.adapters.http.requests import RequestsQuery, explain_request, list_requests
 from controller.api.operations.on_requests import Abort, SetPriority
 from controller.api.settings.settings import Settings
 from controller.api.wire.operations import AbortRequest, PriorityRequest

@@ -7,7 +7,7 @@ from textual.widgets import Button
 
 from controller.api.errors import AnswerLostError, ConflictError, NotFoundError, RefusedError
 from controller.api.operations.on_instances import Undrain
-from controller.api.settings.console import ConsoleTable
+from controller.api.settings.settings import ConsoleTable
 from controller.api.wire.operations import (
     CordonRequest,
     DrainRequest,
@@ -18,12 +18,7 @@ from controller.api.wire.operations import (
 )
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
-from tests.unit.tui.tui_support import (
-    drawn,
-    presses,
-    replaying,
-    settle,
-)
+from tests.unit.tui.tui_support import drawn, presses, replaying, settle
 from tui.drawing.layout import Pane
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen

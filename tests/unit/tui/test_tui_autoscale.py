@@ -5,12 +5,8 @@ from typing import Any
 import pytest
 
 from controller.api.settings.live_settings import changed
-from controller.api.wire.autoscale import (
-    AutoscaleCheck,
-    AutoscaleHoldStatus,
-    AutoscaleStatus,
-)
 from controller.api.wire.settings import SettingsPatch
+from controller.api.wire.status import AutoscaleCheck, AutoscaleHoldStatus, AutoscaleStatus
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api.wire.models import QueueHeadStatus
+from controller.api.wire.status import QueueHeadStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.drawing import format as fmt
 from tui.drawing.format import UNICODE

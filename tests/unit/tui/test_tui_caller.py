@@ -6,7 +6,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import NotRunningError
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, until
 from tui.feed.caller import LiveCaller, Reply

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import incidents
-from controller.api.text.queue_heads import head_wait_s
+from controller.api.text.status_words import head_wait_s
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 

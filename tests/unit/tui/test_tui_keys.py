@@ -8,7 +8,7 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import PingFrame, StatusFrame
 from tests.unit.tui import (
     test_tui_acting,

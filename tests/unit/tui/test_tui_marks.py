@@ -2,7 +2,6 @@
 
 import pytest
 
-from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import (
     AbortRequest,
     DrainRequest,
@@ -10,6 +9,7 @@ from controller.api.wire.operations import (
     RestartRequest,
     UndrainRequest,
 )
+from controller.api.wire.status import ClusterStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses

@@ -1,6 +1,6 @@
 """Instances on several machines: a line for each node, and where the cursor goes between them."""
 
-from controller.api.wire.models import InstanceState, InstanceStatus
+from controller.api.wire.status import InstanceState, InstanceStatus
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle

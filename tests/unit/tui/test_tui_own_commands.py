@@ -18,7 +18,7 @@ from textual.app import SuspendNotSupported
 
 from controller.api.errors import UsageError
 from controller.api.operations.order import Kind
-from controller.api.settings.own_commands import OwnCommandTable
+from controller.api.settings.settings import OwnCommandTable
 from llumctl.commands import top
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting

@@ -5,9 +5,15 @@ from typing import Any
 import pytest
 
 from controller.api.operations.progress import Awaited, End, awaited, awaited_of_scale, progress
-from controller.api.wire.models import DrainStatus, InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport, ScaleReport
-from controller.api.wire.rolling_models import RestartedInstance, RestartTurn, RollingReport
+from controller.api.wire.status import (
+    DrainStatus,
+    InstanceState,
+    InstanceStatus,
+    RestartedInstance,
+    RestartTurn,
+    RollingReport,
+)
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn

@@ -9,18 +9,11 @@ from rich.cells import cell_len
 from controller.api.errors import UsageError
 from controller.api.recorded_requests import RequestNumbers
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import Event, RequestList, RequestState
+from controller.api.wire.requests import Event, RequestList, RequestState
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
-from tests.unit.tui.tui_support import (
-    FakeSource,
-    dashboard,
-    drawn,
-    recorded,
-    replaying,
-    settle,
-)
+from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, recorded, replaying, settle
 from tui.actions import moment
 from tui.actions.target import Target
 from tui.app import Dashboard

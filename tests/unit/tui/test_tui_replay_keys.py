@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, Frame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import Event, InstanceState, QueueHeadStatus
-from controller.api.wire.replays import ReplaysStatus
+from controller.api.wire.requests import Event
+from controller.api.wire.status import InstanceState, QueueHeadStatus, ReplaysStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry

@@ -4,18 +4,10 @@ import re
 
 import pytest
 
-from controller.api.wire.models import Event
+from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
-from tests.unit.tui.tui_support import (
-    NARROW,
-    WALL,
-    WIDE,
-    FakeSource,
-    dashboard,
-    drawn,
-    settle,
-)
+from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, drawn, settle
 from tui.actions.target import Target
 from tui.drawing.format import ASCII, Span, Tone
 from tui.drawing.layout import Pane

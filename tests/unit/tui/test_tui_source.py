@@ -10,18 +10,12 @@ from controller.api import following
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
-from controller.api.wire.models import ClusterStatus
+from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui.feed import source as source_module
-from tui.feed.messages import (
-    Arrived,
-    ExplanationArrived,
-    Lost,
-    RecordingFailed,
-    RequestsArrived,
-)
+from tui.feed.messages import Arrived, ExplanationArrived, Lost, RecordingFailed, RequestsArrived
 from tui.feed.source import LiveSource
 from tui.feed.state import Heard
 

@@ -2,7 +2,8 @@
 
 from datetime import UTC
 
-from controller.api.wire.models import Event, InstanceState
+from controller.api.wire.requests import Event
+from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.feed.entries import MAX_EVENTS, MAX_RARE

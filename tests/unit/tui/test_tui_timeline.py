@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api.wire.explain import DispatchStep, Explanation, OtherStep
+from controller.api.wire.requests import DispatchStep, Explanation, OtherStep
 from tests.unit.tui import tui_lives as lives
 from tests.unit.tui.tui_synthetic import START_S
 from tui.drawing.format import UNICODE

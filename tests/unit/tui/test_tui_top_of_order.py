@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.api.wire.models import InstanceState
+from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle

@@ -4,7 +4,7 @@ import pytest
 
 from controller.api.errors import ConflictError, LlumctlError
 from controller.api.operations.order import Order
-from controller.api.wire.models import Event
+from controller.api.wire.base import SettingValue
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
     DrainRequest,
@@ -13,7 +13,8 @@ from controller.api.wire.operations import (
     Undo,
     UndrainRequest,
 )
-from controller.api.wire.settings import SettingsPatch, SettingValue
+from controller.api.wire.requests import Event
+from controller.api.wire.settings import SettingsPatch
 from controller.api.wire.stream import EventFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting

@@ -14,7 +14,6 @@ from controller.api.errors import (
 from controller.api.operations.order import Order
 from controller.api.settings.live_settings import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
-from controller.api.wire.models import ClusterStatus, RequestState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.wire.operations import (
     AbortReport,
@@ -36,12 +35,8 @@ from controller.api.wire.operations import (
     Undo,
     UndrainRequest,
 )
-from controller.api.wire.rolling_models import (
-    PlannedRestart,
-    RollingReport,
-    RollingRequest,
-    RollingStopRequest,
-)
+from controller.api.wire.requests import RequestState
+from controller.api.wire.rolling_models import RollingRequest, RollingStopRequest
 from controller.api.wire.settings import (
     InstanceRole,
     Setting,
@@ -50,6 +45,7 @@ from controller.api.wire.settings import (
     SettingList,
     SettingsPatch,
 )
+from controller.api.wire.status import ClusterStatus, PlannedRestart, RollingReport
 from tests.unit.tui import tui_synthetic as synthetic
 
 Report = TypeVar("Report")

@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from controller.api.wire.explain import (
+from controller.api.wire.requests import (
     Considered,
     DispatchStep,
     Explanation,
+    MoveStage,
     MoveStep,
     NotMovedStep,
     OtherStep,
+    RequestState,
+    RequestStatus,
     Step,
     Waiting,
 )
-from controller.api.wire.models import RequestState, RequestStatus
-from controller.api.wire.moves import MoveStage
 from tests.unit.tui.tui_synthetic import START_S
 
 REQUEST_ID = "cmpl-8d36e06fa6a667f4-0-7c3a177d4"

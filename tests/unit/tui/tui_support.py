@@ -17,22 +17,15 @@ from textual.widget import Widget
 
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
-from controller.api.wire.explain import Explanation
-from controller.api.wire.models import MemberLog, RequestList
-from controller.api.wire.stream import Frame
+from controller.api.wire.requests import Explanation, RequestList
+from controller.api.wire.stream import Frame, MemberLog
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions.action import Place
 from tui.actions.registry import action_of
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
 from tui.feed.caller import Caller, Reply, Work
-from tui.feed.messages import (
-    Arrived,
-    ExplanationArrived,
-    LogArrived,
-    Lost,
-    RequestsArrived,
-)
+from tui.feed.messages import Arrived, ExplanationArrived, LogArrived, Lost, RequestsArrived
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import Heard

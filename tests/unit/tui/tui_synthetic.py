@@ -4,25 +4,26 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from controller.api.wire.autoscale import AutoscaleStatus
-from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
-from controller.api.wire.models import (
+from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
+from controller.api.wire.status import (
+    AutoscaleStatus,
     ClusterState,
     ClusterStatus,
     DrainStatus,
     EndedMoveStatus,
-    Event,
+    EndedReplayStatus,
     FrontendStatus,
+    HeldHeadStatus,
+    HeldStatus,
     InstanceState,
     InstanceStatus,
+    KeptForStatus,
     LevelStatus,
     MoveStatus,
     QueueHeadStatus,
-    RequestList,
-    RequestState,
-    RequestStatus,
+    ReplaysStatus,
+    ReplayStatus,
 )
-from controller.api.wire.replays import EndedReplayStatus, ReplaysStatus, ReplayStatus
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 
 START_S = 1_767_268_800.0

@@ -6,7 +6,7 @@ So a client that is told of `--tool-call-parser` can tell its operator words tha
 import re
 
 from controller.api.settings.endpoint_options import EndpointOptions
-from controller.api.settings.refused_options import why_refused
+from controller.api.settings.engine_options import why_refused
 
 # Engine arguments that vLLM's errors about requests name (contract test: they exist).
 ENGINE_FLAGS = frozenset(

@@ -9,7 +9,7 @@ from controller.adapters.embedded_model import folder_of
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
-from controller.api.wire.doctor import Check
+from controller.api.wire.status import Check
 from controller.main.checks import preflight
 from controller.main.checks.preflight import Planned
 from controller.main.doctor.nodes import gather, probe

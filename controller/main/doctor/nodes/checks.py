@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from controller.api.wire.doctor import Check, CheckResult
+from controller.api.wire.status import Check, CheckResult
 from controller.main.doctor.nodes.facts import NodeFacts, RayFacts, Versions
 
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from controller.api.errors import LlumctlError
-from controller.api.text.engine_arguments import arguments
+from controller.api.text.rolling_words import arguments
 from controller.core.emptying.drains import DrainState
 from controller.core.operations.cluster_spec import RollingOrder
 from controller.core.operations.rolling import (

@@ -5,13 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from controller.api.wire.holding import KeptForStatus
-from controller.api.wire.models import (
+from controller.api.wire.status import (
     DrainStatus,
     EmulationStatus,
     FrontendStatus,
     InstanceState,
     InstanceStatus,
+    KeptForStatus,
     QueueHeadStatus,
 )
 from controller.core.admission.waiting_reasons import queue_reason

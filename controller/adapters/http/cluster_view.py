@@ -1,0 +1,528 @@
+"""The whole status of the cluster: the controller's state as the wire models of `controller.api`.
+What is said of each member stands in `member_view`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from controller.adapters.http.member_view import frontend_status, instance_status, not_launched
+from controller.api.wire.status import (
+    AutoscaleCheck,
+    AutoscaleHoldStatus,
+    AutoscaleStatus,
+    ClusterState,
+    ClusterStatus,
+    EndedMoveStatus,
+    EndedReplayStatus,
+    EngineChangeStatus,
+    FrontendStatus,
+    HeldHeadStatus,
+    HeldPlaceStatus,
+    HeldStatus,
+    InstanceState,
+    InstanceStatus,
+    KeptForStatus,
+    KeyStatus,
+    LevelStatus,
+    MoveStatus,
+    RefusedStatus,
+    ReplaysStatus,
+    ReplayStatus,
+    RestartedInstance,
+    RestartTurn,
+    RollingReport,
+    SavedStatus,
+)
+from controller.core.admission.waiting_reasons import HeldPlace, HeldView
+from controller.core.admission.waiting_requests import Held
+from controller.core.fleet.autoscaler import Check
+from controller.core.load.snapshot import Level
+from controller.core.migration.move_records import EndedMove
+from controller.core.migration.refusals import why
+from controller.core.operations.cluster_spec import LEAVES_BY_MOVES
+from controller.core.replay.replay_log import ReplayLog, Way
+from controller.ports.processes import LauncherLoss
+from controller.runtime.controller.cluster import ControllerProcess
+
+RESTART = "llumctl down, then llumctl up"
+"""What helps where no process can be started or ended."""
+MAX_KEYS = 100
+"""Keys that are told of, those that use most: each is a series of every metric by key."""
+MAX_REPLAYS = 64
+"""Replays under way in a status: the oldest. An instance may have had hundreds of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLabels:
+    cluster: str
+    model: str
+    engine: str
+    endpoint_url: str
+    started_at_s: float
+    """When the cluster was started; seconds since the epoch."""
+
+
+def cluster_status(
+    controller: ControllerProcess, labels: ClusterLabels, uptime_s: float
+) -> ClusterStatus:
+    now_s = controller.now_s()
+    schedulable = controller.scheduler.schedulable_snapshots(now_s)
+    held = held_now(controller)
+    instances = (
+        *(
+            instance_status(controller, each, schedulable, now_s, held.kept_for.get(each.member_id))
+            for each in controller.roster.instances()
+        ),
+        *not_launched(controller),
+    )
+    stopping = controller.stopping
+    frontends = tuple(
+        frontend_status(member, now_s, stopping=stopping)
+        for member in controller.roster.frontends()
+    )
+    state, detail = _cluster_state(controller, [*instances, *frontends])
+    num_migrated, num_failed = controller.operator_moves.log.last_minute(now_s)
+    return ClusterStatus(
+        cluster=labels.cluster,
+        state=state,
+        detail=detail,
+        revision=controller.keeper.spec.revision,
+        model=labels.model,
+        policy=controller.live.scheduler.policy,
+        engine=labels.engine,
+        endpoint_url=labels.endpoint_url,
+        time_s=round(time.time(), 3),
+        uptime_s=round(uptime_s, 3),
+        cluster_uptime_s=round(max(0.0, time.time() - labels.started_at_s), 3),
+        num_held_reqs=controller.scheduler.num_held,
+        held=held.held,
+        autoscale=autoscale_status(controller),
+        refused=refused(controller),
+        keys=keys(controller),
+        levels=tuple(
+            _level(level, instances, frontends) for level in controller.live.scheduler.levels
+        ),
+        last_event=controller.journal.log.last_position,
+        moves=moves_under_way(controller),
+        queued_moves=queued_moves(controller),
+        ended_moves=ended_moves(controller),
+        replays=replays_now(controller),
+        engine_changes=engine_changes(controller),
+        rolling=None if controller.rolling.order is None else rolling_report(controller),
+        num_migrated_last_minute=num_migrated,
+        num_failed_moves_last_minute=num_failed,
+        instances=with_replays(controller, instances),
+        frontends=frontends,
+    )
+
+
+def _level(
+    level: Level, instances: Iterable[InstanceStatus], frontends: Iterable[FrontendStatus]
+) -> LevelStatus:
+    name = level.name
+    ttfts_s = [f.ttft_p99_by_level_s[name] for f in frontends if name in f.ttft_p99_by_level_s]
+    return LevelStatus(
+        name=name,
+        rank=level.rank,
+        target_load_tokens=level.target_load_tokens,
+        num_running_reqs=sum(i.num_running_by_level.get(name, 0) for i in instances),
+        num_waiting_reqs=sum(i.num_waiting_by_level.get(name, 0) for i in instances),
+        headroom_blocks=sum(i.headroom_by_level_blocks.get(name, 0) for i in instances),
+        ttft_p99_s=max(ttfts_s, default=None),
+    )
+
+
+def _cluster_state(
+    controller: ControllerProcess, members: list[InstanceStatus | FrontendStatus]
+) -> tuple[ClusterState, str]:
+    loss = controller.launcher_loss
+    if controller.stopping:
+        return ClusterState.STOPPING, while_stopping(controller.num_live_reqs, loss)
+    failed = [m for m in members if m.state == InstanceState.FAILED]
+    absent = [m for m in members if m.state not in (InstanceState.ACTIVE, InstanceState.DRAINING)]
+    if failed and not controller.was_ready:
+        return ClusterState.FAILED, f"{failed[0].id}: {failed[0].detail}"
+    if absent and not controller.was_ready:
+        return ClusterState.STARTING, ""
+    words = ", ".join(f"{m.id} is {m.state}" for m in absent)
+    if loss is not None:
+        return ClusterState.DEGRADED, "; ".join(filter(None, (without_launcher(loss), words)))
+    # An instance that is added to a serving cluster takes its time to start; nothing is wrong.
+    if any(m.state != InstanceState.STARTING for m in absent):
+        return ClusterState.DEGRADED, words
+    return ClusterState.READY, words
+
+
+def without_launcher(loss: LauncherLoss) -> str:
+    """For a status: what is wrong, what it means, and what helps."""
+    ends = ""
+    if loss.ends_after_s is not None:
+        ends = f", and after {_duration(loss.ends_after_s)} without it all processes end"
+    return (
+        f"{loss.what} ({_duration(loss.for_s)}): what runs goes on, but no process is started or"
+        f" ended{ends}; when clients can wait: {RESTART}"
+    )
+
+
+def while_stopping(num_live_reqs: int, loss: LauncherLoss | None) -> str:
+    return f"{num_live_reqs} requests live" + ("" if loss is None else f"; {loss.what}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNow:
+    """`held`: None if nothing is."""
+
+    held: HeldStatus | None
+    kept_for: dict[str, KeptForStatus]
+
+
+def held_now(controller: ControllerProcess) -> HeldNow:
+    view = controller.scheduler.held_view(controller.now_s())
+    return held_status(view, controller.live.scheduler.levels, time.time())
+
+
+def held_status(view: HeldView, levels: Sequence[Level], now_s: float) -> HeldNow:
+    """`now_s`: seconds since the epoch."""
+    first, oldest = view.first(), view.oldest()
+    if first is None or oldest is None:
+        return HeldNow(None, {})
+    names = {level.rank: level.name for level in levels}
+    return HeldNow(
+        HeldStatus(
+            num_by_level={names.get(rank, str(rank)): number for rank, number, _ in view.ranks()},
+            demand_blocks=view.demand_blocks or None,
+            oldest_wait_s=_waited_s(oldest.held, now_s),
+            head=_held_head(first, names, now_s),
+            oldest=None if oldest.place == 1 else _held_head(oldest, names, now_s),
+        ),
+        {
+            instance_id: KeptForStatus(
+                request_id=held.request_id,
+                level=names.get(held.rank, str(held.rank)),
+                demand_blocks=held.demand_blocks,
+                lacking_blocks=lacking_blocks,
+                waited_s=_waited_s(held, now_s),
+            )
+            for instance_id, held, lacking_blocks in view.kept_for()
+        },
+    )
+
+
+def _held_head(found: HeldPlace, names: Mapping[int, str], now_s: float) -> HeldHeadStatus:
+    held = found.held
+    return HeldHeadStatus(
+        **dict(place_status(found)),
+        request_id=held.request_id,
+        frontend_id=held.key[0],
+        level=names.get(held.rank, str(held.rank)),
+        rank=held.rank,
+        waited_s=_waited_s(held, now_s),
+    )
+
+
+def place_status(found: HeldPlace) -> HeldPlaceStatus:
+    return HeldPlaceStatus(
+        place=found.place,
+        why=found.reason,
+        demand_blocks=found.held.demand_blocks or None,
+        instance_id=found.instance_id,
+        lacking_blocks=found.lacking_blocks,
+        overtaken_by=found.overtaken_by,
+        num_overtaken=found.num_overtaken,
+    )
+
+
+def _waited_s(held: Held, now_s: float) -> float:
+    return round(max(0.0, now_s - held.arrival_time_s), 3)
+
+
+def autoscale_status(controller: ControllerProcess) -> AutoscaleStatus:
+    held, live = controller.autoscaling.held, controller.live.autoscale
+    found = controller.autoscaling.view()
+    next_in_s = found.next_check_in_s
+    return AutoscaleStatus(
+        mode=live.config.mode,
+        held=None
+        if held is None
+        else AutoscaleHoldStatus(
+            actor=held.actor, num_instances=held.num_instances, since_s=round(held.since_s, 3)
+        ),
+        min_instances=live.config.min_instances,
+        max_instances=live.config.max_instances,
+        target_ttft_s=live.config.target_ttft_s,
+        target_tpot_s=live.config.target_tpot_s,
+        num_instances=found.num_planned,
+        num_wanted=None if found.last is None else found.last.num_wanted,
+        cold_start_s=_rounded_s(found.cold_start_s),
+        next_check_in_s=None if next_in_s is None else round(next_in_s, 1),
+        last=_autoscale_check(found.last),
+        last_change=_autoscale_check(found.last_change),
+        num_checks_by_reason={str(key): count for key, count in found.num_checks.items()},
+    )
+
+
+def _autoscale_check(check: Check | None) -> AutoscaleCheck | None:
+    if check is None:
+        return None
+    decision = check.decision
+    return AutoscaleCheck(
+        cause_id=check.cause_id,
+        time_s=round(check.time_s, 3),
+        reason=decision.reason,
+        why=check.why,
+        deed=decision.deed,
+        outcome=check.outcome.value,
+        num_wanted=check.num_wanted,
+        num_requests=decision.num_requests,
+        freeness_steps=round(decision.freeness_steps, 1),
+        freeness_started_steps=round(decision.freeness_started_steps, 1),
+        freeness_less_steps=None
+        if decision.freeness_less_steps is None
+        else round(decision.freeness_less_steps, 1),
+        ttft_s=_rounded_s(decision.estimate.ttft_s),
+        tpot_s=_rounded_s(decision.estimate.tpot_s),
+        added=check.added,
+        removed=decision.removed_id,
+        kept=decision.kept_id,
+    )
+
+
+def _rounded_s(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def refused(controller: ControllerProcess) -> tuple[RefusedStatus, ...]:
+    names = {level.rank: level.name for level in controller.live.scheduler.levels}
+    records, now_s = controller.admission_records, controller.now_s()
+    return tuple(
+        RefusedStatus(
+            reason=code,
+            level=names.get(rank, str(rank)),
+            num_refused=refusals.number,
+            num_refused_last_minute=records.num_last_minute(code, rank, now_s),
+        )
+        for (code, rank), refusals in sorted(records.refusals.items())
+    )
+
+
+def keys(controller: ControllerProcess) -> tuple[KeyStatus, ...]:
+    totals = controller.scheduler.keys.totals()
+    totals.sort(key=lambda each: (-each.num_tokens, -each.num_live, each.key))
+    return tuple(
+        KeyStatus(
+            key=each.key,
+            num_live_reqs=each.num_live,
+            num_tokens_last_minute=each.num_tokens,
+            num_refused=each.num_refused,
+        )
+        for each in totals[:MAX_KEYS]
+    )
+
+
+def moves_under_way(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
+    """Moves under way by the sources' last reports, the oldest first."""
+    found = [
+        MoveStatus(
+            migration_id=move.migration_id,
+            request_id=move.request_id,
+            from_instance_id=member.member_id,
+            to_instance_id=move.destination_id,
+            state=move.state,
+            stage=move.stage,
+            num_blocks_copied=move.num_blocks_copied,
+            num_blocks=move.num_blocks,
+            reason=move.reason,
+            age_s=round(move.age_s, 3),
+        )
+        for member in controller.roster.instances()
+        if member.serving and member.member_id in controller.statuses
+        for move in controller.statuses[member.member_id].moves
+        if controller.statuses[member.member_id].snapshot.incarnation == member.incarnation
+    ]
+    return tuple(sorted(found, key=lambda move: (-move.age_s, move.migration_id)))
+
+
+def queued_moves(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
+    """Moves that wait for their turn, in their order."""
+    now_s = controller.now_s()
+    return tuple(
+        MoveStatus(
+            migration_id=move.migration_id,
+            request_id=move.wanted.request_id,
+            from_instance_id=move.wanted.source_id,
+            to_instance_id=move.destination_id,
+            state="queued",
+            stage=0,
+            num_blocks_copied=0,
+            num_blocks=move.wanted.num_blocks,
+            reason=move.wanted.reason,
+            age_s=round(now_s - move.since_s, 3),
+        )
+        for move in controller.operator_moves.machine.waiting
+    )
+
+
+def ended_moves(controller: ControllerProcess) -> tuple[EndedMoveStatus, ...]:
+    """The last moves that ended, the newest first."""
+    since_s = time.time() - controller.now_s()
+    return tuple(
+        _ended_move(move, since_s + move.ended_s)
+        for move in reversed(controller.operator_moves.log.recent)
+    )
+
+
+def _ended_move(move: EndedMove, ended_s: float) -> EndedMoveStatus:
+    record = move.record
+    return EndedMoveStatus(
+        migration_id=record.migration_id,
+        request_id=record.request_id,
+        from_instance_id=record.source_id,
+        to_instance_id=record.destination_id,
+        outcome=record.outcome,
+        why=why(record.code),
+        reason=record.reason,
+        ended_s=round(ended_s, 3),
+        num_blocks=record.num_blocks,
+        num_bytes=record.num_bytes,
+        downtime_s=None if move.downtime_s is None else round(move.downtime_s, 6),
+    )
+
+
+def replays_now(controller: ControllerProcess) -> ReplaysStatus:
+    log, now_s = controller.replays, controller.now_s()
+    num_done, num_failed = log.last_minute(now_s)
+    return ReplaysStatus(
+        under_way=tuple(_under_way(log, now_s)),
+        ended=tuple(_ended_replays(log, time.time() - now_s)),
+        num_replaying=len(log.under_way),
+        num_replayed_last_minute=num_done,
+        num_not_replayed_last_minute=num_failed,
+        saved=_saved(controller),
+    )
+
+
+def with_replays(
+    controller: ControllerProcess, instances: Iterable[InstanceStatus]
+) -> tuple[InstanceStatus, ...]:
+    """The instances with the replays under way to each and from each."""
+    to, lost_with = controller.replays.num_by_instance()
+    if not lost_with:
+        return tuple(instances)
+    return tuple(
+        item.model_copy(
+            update={"num_replays_in": to[item.id], "num_replays_out": lost_with[item.id]}
+        )
+        for item in instances
+    )
+
+
+def _under_way(log: ReplayLog, now_s: float) -> Iterable[ReplayStatus]:
+    for replay in islice(log.under_way.values(), MAX_REPLAYS):
+        yield ReplayStatus(
+            request_id=replay.request_id,
+            from_instance_id=replay.source_id,
+            to_instance_id=replay.destination_id or None,
+            state="computing" if replay.destination_id else "placing",
+            reason=log.reason(replay.cause_id),
+            num_tokens=replay.num_tokens,
+            pause_s=round(max(0.0, now_s - replay.since_s), 3),
+        )
+
+
+def _ended_replays(log: ReplayLog, since_s: float) -> Iterable[EndedReplayStatus]:
+    """`since_s`: when the controller's clock was 0; seconds since the epoch."""
+    for replay in reversed(log.recent):
+        yield EndedReplayStatus(
+            request_id=replay.request_id,
+            from_instance_id=replay.source_id,
+            to_instance_id=replay.destination_id or None,
+            outcome=replay.way,
+            code=replay.code,
+            reason=log.reason(replay.cause_id),
+            num_tokens=replay.num_tokens,
+            pause_s=None if replay.pause_s is None else round(replay.pause_s, 6),
+            ended_s=round(since_s + replay.ended_s, 3),
+        )
+
+
+def _saved(controller: ControllerProcess) -> tuple[SavedStatus, ...]:
+    moved = controller.operator_moves.log.num_by_reason
+    found: Counter[tuple[str, str]] = Counter(
+        {(Way.MOVED, reason): moved["migrated", reason] for reason in LEAVES_BY_MOVES}
+    )
+    found.update(controller.replays.counts())
+    return tuple(
+        SavedStatus(way=way, reason=reason, num_saved=number)
+        for (way, reason), number in found.items()
+        if number
+    )
+
+
+def rolling_report(controller: ControllerProcess) -> RollingReport:
+    order, revision = controller.rolling.order, controller.keeper.spec.revision
+    if order is None:
+        return RollingReport(revision=revision)
+    return RollingReport(
+        rolling_id=order.order_id,
+        state=order.state,
+        why=order.why,
+        failed_id=order.failed_id,
+        waits=controller.rolling.waits if order.goes else "",
+        left=order.left,
+        under_way=tuple(
+            _turn(controller, each.instance_id, each.began_s) for each in order.under_way
+        ),
+        done=tuple(
+            RestartedInstance(instance_id=each, took_s=took_s)
+            for each, took_s in order.done.items()
+        ),
+        at_once=order.at_once,
+        deadline_s=order.deadline_s,
+        start_timeout_s=order.start_timeout_s,
+        began_s=order.began_s,
+        ended_s=order.ended_s,
+        actor=order.actor,
+        reason=order.reason,
+        engine_args=dict(order.engine.args),
+        dismissed=order.dismissed,
+        revision=revision,
+    )
+
+
+def _turn(controller: ControllerProcess, instance_id: str, began_s: float) -> RestartTurn:
+    progress = controller.drains.progress(instance_id)
+    return RestartTurn(
+        instance_id=instance_id,
+        began_s=began_s,
+        state=progress.state.value,
+        num_requests_left=progress.num_left,
+        num_moved=progress.num_moved,
+    )
+
+
+def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, ...]:
+    """Empty while every instance has the arguments of the cluster's start; else the cluster's own
+    first, which new instances get."""
+    spec = controller.keeper.spec
+    known = {spec.engine.generation: spec.engine}
+    known |= {each.generation: each for each in spec.engines.values()}
+    if len(known) == 1 and not spec.engine.args:
+        return ()
+    return tuple(
+        EngineChangeStatus(
+            generation=each.generation,
+            args=dict(each.args),
+            instances=tuple(i for i in spec.instance_ids if spec.engine_of(i) == each),
+            is_clusters=each == spec.engine,
+        )
+        for each in known.values()
+    )

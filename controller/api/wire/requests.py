@@ -1,0 +1,244 @@
+"""Wire models of requests: listed, one of them with its history, and explained; and of events.
+
+The compatibility rules are those of `base`. `GET /v1/requests/{REQ}/explain` tells why a request is
+where it is, step by step: a decision names the instances that it considered, each with the figure
+that counted, for a dispatch the policy's score, for a move freeness in decode steps.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.wire.status import HeldPlaceStatus
+
+
+class Event(WireModel):
+    """Something that happened; docs/metrics.md has the kinds and causes.
+
+    `position` is the event's place in the controller's log. It is empty in a request's history,
+    which travels with the request and outlives the controller.
+    """
+
+    position: str = ""
+    kind: str
+    time_s: float
+    cause_id: str
+    reason: str = ""
+    instance_id: str | None = None
+    incarnation: int | None = None
+    frontend_id: str | None = None
+    request_id: str | None = None
+    level: str | None = None
+    actor: str | None = None
+    numbers: dict[str, float | int | None] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further names: `from` and `to` of a move, the `policy` of a dispatch."""
+
+
+class EventPage(AnswerModel):
+    """`missed`: events between the wanted position and the first one here that the controller has
+    forgotten; null if it cannot tell, as it has restarted since."""
+
+    events: tuple[Event, ...]
+    next_position: str
+    missed: int | None = 0
+
+
+class RequestState(StrEnum):
+    """`evicted` ran before and waits to run again; the last three are final."""
+
+    DISPATCHING = "dispatching"
+    WAITING = "waiting"
+    RUNNING = "running"
+    EVICTED = "evicted"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+LIVE_STATES = (
+    RequestState.RUNNING,
+    RequestState.EVICTED,
+    RequestState.WAITING,
+    RequestState.DISPATCHING,
+)
+"""The order in which requests are listed; ended requests come behind, the last one first."""
+ENDED_STATES = (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED)
+
+
+class RequestStatus(WireModel):
+    """One sequence. `id` is llumctl's, `client_id` the client's; `parent_id` is set if one client
+    request became several (`n` > 1)."""
+
+    id: str
+    client_id: str
+    parent_id: str | None = None
+    state: RequestState
+    level: str
+    frontend_id: str
+    instance_id: str | None = None
+    arrival_time_s: float
+    age_s: float
+    """Since the request arrived; for an ended request, from its arrival to its end."""
+    ttft_s: float | None = None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_evictions: int = 0
+    num_moves: int = 0
+    num_replays: int = 0
+    """How often it was lost with its instance and went on elsewhere."""
+    not_replayable: str = ""
+    """The code of why it cannot go on elsewhere, or not once it has tokens (docs/reliability.md);
+    empty: it can."""
+    movable: bool | None = None
+    """Null if the request is on no instance, or if its instance was not asked or did not answer."""
+    why_not_movable: str | None = None
+    """A reason code (docs/metrics.md)."""
+    finish_reason: str | None = None
+    held: HeldPlaceStatus | None = None
+    """Of a request that the controller holds: its place there."""
+
+
+class RequestList(AnswerModel):
+    """`num_matching` counts all matches; requests of `silent_frontends`, which did not answer, are
+    missing."""
+
+    requests: tuple[RequestStatus, ...]
+    num_matching: int
+    silent_frontends: tuple[str, ...] = ()
+
+
+class RequestDetail(RequestStatus, AnswerModel):
+    """`num_forgotten`: events that are missing in the middle of the history."""
+
+    history: tuple[Event, ...] = ()
+    num_forgotten: int = 0
+
+
+class RequestName(AnswerModel):
+    """The request that a reference names: orders take its whole id."""
+
+    request_id: str
+    client_id: str = ""
+
+
+class MoveStage(WireModel):
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+
+
+Figures = dict[str, float | int | None]
+"""Figures by name; the name has the unit."""
+
+
+class Considered(WireModel):
+    """`figure`: null if the instance had none, as a draining instance has no freeness."""
+
+    instance_id: str
+    figure: float | None = None
+
+
+class _Step(WireModel):
+    time_s: float
+    cause_id: str = ""
+
+
+class DispatchStep(_Step):
+    """`by`: the controller, or the frontend alone while the controller was silent. `candidates`:
+    the best of `num_considered`, the best first; empty if the frontend chose."""
+
+    kind: Literal["dispatched"] = "dispatched"
+    instance_id: str
+    by: Literal["controller", "frontend"]
+    policy: str = ""
+    candidates: tuple[Considered, ...] = ()
+    num_considered: int = 0
+    again: bool = False
+    """True for a request that was dispatched before, and is replayed."""
+
+
+class _MoveDecision(_Step):
+    """`freeness_steps`: the source's when it decided; null while it drained. `candidates`: the
+    freest instances when the round began, the freest first. `figures`: all other figures."""
+
+    from_instance_id: str
+    to_instance_id: str
+    freeness_steps: float | None = None
+    candidates: tuple[Considered, ...] = ()
+    figures: Figures = Field(default_factory=dict)
+
+
+class MoveStep(_MoveDecision):
+    """A move that is over. `reason`: why it began. `code` and `why` say why a move failed; then
+    the request stayed at its source, or ended."""
+
+    kind: Literal["migrated", "migration_failed"]
+    reason: str = ""
+    code: str = ""
+    why: str = ""
+    stages: tuple[MoveStage, ...] = ()
+    num_bytes: int = 0
+    downtime_s: float | None = None
+    """Null also if the request had no token before the move."""
+
+
+class NotMovedStep(_MoveDecision):
+    """Relief of the request's instance tried to move the request, and did not."""
+
+    kind: Literal["not_moved"] = "not_moved"
+    code: str
+    why: str
+
+
+class PriorityStep(_Step):
+    kind: Literal["priority_changed"] = "priority_changed"
+    previous: str = ""
+    level: str
+    actor: str = ""
+    reason: str = ""
+
+
+class OtherStep(_Step):
+    """Any other event. `what` is its kind."""
+
+    kind: Literal["other"] = "other"
+    what: str
+    instance_id: str | None = None
+    reason: str = ""
+    figures: Figures = Field(default_factory=dict)
+
+
+class ForgottenStep(_Step):
+    """`num_events` are missing here: a frontend keeps a request's first and last events."""
+
+    kind: Literal["forgotten"] = "forgotten"
+    num_events: int
+
+
+Step = Annotated[
+    DispatchStep | MoveStep | NotMovedStep | PriorityStep | OtherStep | ForgottenStep,
+    Field(discriminator="kind"),
+]
+
+
+class Waiting(WireModel):
+    """Why the request does not run. `code`: held (no instance has it), behind (others are before it
+    in its instance's queue), or the reason of a queue head (docs/metrics.md)."""
+
+    code: str
+    why: str
+    figures: Figures = Field(default_factory=dict)
+
+
+class Explanation(AnswerModel):
+    """`request` says whether it could move now. If not, `why_not_movable` says why in words; if so,
+    `could_move_to` is the freest instance that could take it, if there is one."""
+
+    request: RequestStatus
+    steps: tuple[Step, ...]
+    waiting: Waiting | None = None
+    why_not_movable: str = ""
+    could_move_to: str | None = None

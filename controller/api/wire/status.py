@@ -1,0 +1,544 @@
+"""Wire models of how a cluster is: what `status -o json` prints and what the dashboard draws; how a
+stop goes, and what `doctor` finds. A figure of an instance is a field of `InstanceStatus`.
+
+The compatibility rules are those of `base`; docs/metrics.md has codes and units. Times are seconds
+since the epoch unless the name says for how long.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from controller.api.wire.base import AnswerModel, OrderModel, WireModel
+
+
+class ClusterState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class InstanceState(StrEnum):
+    """`stalled` answers nothing at present; `failed` could not start and is not retried;
+    `stopping` serves no more, as the cluster is being stopped."""
+
+    STARTING = "starting"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    STALLED = "stalled"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPING = "stopping"
+
+
+class QueueHeadStatus(WireModel):
+    """`why` it waits: batch-full, memory, fragmented or next-step (docs/metrics.md)."""
+
+    request_id: str
+    level: str
+    demand_blocks: int
+    waited_s: float
+    """Since it arrived at its frontend."""
+    evicted: bool
+    evicted_for_s: float | None = None
+    """Since it lost its blocks, if it did; null too for one that ended a moment ago."""
+    why: str = ""
+
+
+class EmulationStatus(WireModel):
+    """How well an emulated engine has kept its profile's time: the time that its steps should have
+    taken, the time that they took, and how many ended more than 5% late."""
+
+    profile_time_s: float
+    wall_time_s: float
+    num_late_steps: int
+
+
+class DrainStatus(WireModel):
+    """The drain of an instance. `removes`: the instance is removed once it is empty; `restarts`:
+    its process is replaced then."""
+
+    drain_id: str
+    num_requests_left: int
+    num_moved: int
+    deadline_s: float | None = None
+    """Seconds since the epoch."""
+    on_deadline: Literal["keep", "abort"] = "keep"
+    safe_to_delete: bool = False
+    removes: bool = False
+    restarts: bool = False
+    evacuates: bool = False
+    """The instance is removed at the deadline, whatever is left there."""
+
+
+class KeptForStatus(WireModel):
+    """The held request that an instance is kept free for, and the blocks that lack there."""
+
+    request_id: str
+    level: str
+    demand_blocks: int
+    lacking_blocks: int
+    waited_s: float
+
+
+class InstanceStatus(WireModel):
+    """One instance. Load figures are null until it has reported for the first time."""
+
+    id: str
+    state: InstanceState
+    detail: str = ""
+    incarnation: int
+    num_restarts: int = 0
+    node: str = ""
+    pid: int | None = None
+    up_s: float | None = None
+    generation: int | None = None
+    """Of its process's engine arguments: 0 for those of the cluster's start; null until known."""
+    freeness_steps: float | None = None
+    virtual_usage_blocks: int | None = None
+    headroom_blocks: int | None = None
+    block_size: int | None = None
+    num_total_blocks: int | None = None
+    num_free_blocks: int | None = None
+    watermark_blocks: int | None = None
+    max_running_reqs: int | None = None
+    num_running_reqs: int | None = None
+    num_running_by_level: dict[str, int] = Field(default_factory=dict)
+    num_waiting_reqs: int | None = None
+    num_waiting_by_level: dict[str, int] = Field(default_factory=dict)
+    headroom_by_level_blocks: dict[str, int] = Field(default_factory=dict)
+    """Levels that run here and keep a headroom; before it is cut to what requests may use."""
+    num_unreported_reqs: int = 0
+    kv_cache_usage: float | None = None
+    queue_head: QueueHeadStatus | None = None
+    num_evictions: int | None = None
+    num_moves_in: int | None = None
+    num_moves_out: int | None = None
+    num_replays_in: int = 0
+    """Requests that were lost with other instances, and go on here."""
+    num_replays_out: int = 0
+    """Requests that were lost with this instance, and have no token since."""
+    step_time_s: float | None = None
+    num_steps: int | None = None
+    busy_s: float | None = None
+    """What these steps took, with what lay between steps that followed each other."""
+    cpu_cores: float | None = None
+    emulation: EmulationStatus | None = None
+    ttft_p99_s: float | None = None
+    ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)
+    age_s: float | None = None
+    drain: DrainStatus | None = None
+    kept_for: KeptForStatus | None = None
+    """The held request for which the instance is kept free."""
+    closed_by: tuple[str, ...] = ()
+    """Why it gets no new requests, or no moves (docs/metrics.md); empty while it is open."""
+
+
+class FrontendStatus(WireModel):
+    id: str
+    state: InstanceState
+    detail: str = ""
+    incarnation: int
+    num_restarts: int = 0
+    node: str = ""
+    pid: int | None = None
+    up_s: float | None = None
+    num_live_reqs: int = 0
+    ttft_p99_s: float | None = None
+    ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)
+    tpot_p99_s: float | None = None
+    age_s: float | None = None
+
+
+class LevelStatus(WireModel):
+    """A priority level, higher ranks go first; and what there is of it on all instances."""
+
+    name: str
+    rank: int
+    target_load_tokens: int | None = None
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    headroom_blocks: int = 0
+    ttft_p99_s: float | None = None
+    """Of the worst frontend."""
+
+
+class MoveStatus(WireModel):
+    """A move under way, as its source sees it; `state` and `stage` as in docs/metrics.md."""
+
+    migration_id: str
+    request_id: str
+    from_instance_id: str
+    to_instance_id: str
+    state: str
+    stage: int
+    num_blocks_copied: int
+    num_blocks: int
+    reason: str = ""
+    age_s: float
+
+
+class EndedMoveStatus(WireModel):
+    """A move that is over. `why`: the reason, in words, if the request did not move. The downtime
+    is known once the request has its next token; one that waited for memory has none."""
+
+    migration_id: str
+    request_id: str
+    from_instance_id: str
+    to_instance_id: str
+    outcome: str
+    why: str = ""
+    reason: str = ""
+    ended_s: float
+    num_blocks: int
+    num_bytes: int
+    downtime_s: float | None = None
+
+
+class HeldPlaceStatus(WireModel):
+    """A held request. `place`: 1 goes first. `why` it waits and by whom it may be `overtaken_by`
+    are codes. `instance_id`: the instance that is kept for it, and the blocks that lack there; if
+    none is, where the fewest are missing. `num_overtaken`: how many went ahead while it was the
+    first. Blocks are null while no instance has told the size of one, or none takes requests."""
+
+    place: int
+    why: str
+    demand_blocks: int | None = None
+    instance_id: str | None = None
+    lacking_blocks: int | None = None
+    overtaken_by: str = ""
+    num_overtaken: int = 0
+
+
+class HeldHeadStatus(HeldPlaceStatus):
+    """The first of all that is held, or the oldest. `waited_s`: since it came to its frontend."""
+
+    request_id: str
+    frontend_id: str
+    level: str
+    rank: int
+    waited_s: float
+
+
+class HeldStatus(WireModel):
+    """All that the controller holds. `oldest_wait_s`: of whichever arrived first; that is `oldest`,
+    if it is not the head."""
+
+    num_by_level: dict[str, int] = Field(default_factory=dict)
+    demand_blocks: int | None = None
+    oldest_wait_s: float
+    head: HeldHeadStatus
+    oldest: HeldHeadStatus | None = None
+
+
+class RefusedStatus(WireModel):
+    """Of one reason and priority level."""
+
+    reason: str
+    level: str
+    num_refused: int
+    """Since this controller started."""
+    num_refused_last_minute: int
+
+
+class KeyStatus(WireModel):
+    """Of one API key, at all frontends."""
+
+    key: str
+    """The first 12 digits of its SHA-256."""
+    num_live_reqs: int
+    num_tokens_last_minute: int
+    num_refused: int
+    """Over one of its limits, since this controller started."""
+
+
+AutoscaleMode = Literal["off", "dry-run", "on"]
+AutoscaleOutcome = Literal["nothing", "done", "would", "blocked"]
+
+
+class AutoscaleCheck(WireModel):
+    """One look at the load. `reason` is a code (docs/metrics.md), `why` the same in words. `deed`:
+    what was to be done, as `add 2` or `remove i-3`; empty if nothing was. `outcome`: whether it was
+    done, would have been (a dry run, or an operator's scale), or could not be."""
+
+    cause_id: str
+    time_s: float
+    """Seconds since the epoch."""
+    reason: str
+    why: str
+    deed: str = ""
+    outcome: AutoscaleOutcome
+    num_wanted: int
+    """Instances that are to be there."""
+    num_requests: int
+    freeness_steps: float
+    """F_scale of those that serve."""
+    freeness_started_steps: float
+    """F_scale with those that start, as empty ones."""
+    freeness_less_steps: float | None = None
+    """F_scale without the memory of the one that would go next."""
+    ttft_s: float | None = None
+    """The P99 that is estimated for the next minute."""
+    tpot_s: float | None = None
+    added: tuple[str, ...] = ()
+    removed: str | None = None
+    kept: str | None = None
+
+
+class AutoscaleHoldStatus(WireModel):
+    """An operator's own scale, which wins until it is released. `since_s`: seconds since the
+    epoch."""
+
+    actor: str
+    num_instances: int
+    since_s: float
+
+
+class AutoscaleStatus(WireModel):
+    """`num_instances`: planned ones that can start. `last_change`: the last look that decided to
+    have more or fewer."""
+
+    mode: AutoscaleMode
+    held: AutoscaleHoldStatus | None = None
+    min_instances: int
+    max_instances: int
+    target_ttft_s: float | None = None
+    target_tpot_s: float | None = None
+    num_instances: int
+    num_wanted: int | None = None
+    """By the last look; null before the first one."""
+    cold_start_s: float | None = None
+    """From the launch of an instance until it serves: the median of the last ones."""
+    next_check_in_s: float | None = None
+    last: AutoscaleCheck | None = None
+    last_change: AutoscaleCheck | None = None
+    num_checks_by_reason: dict[str, int] = Field(default_factory=dict)
+    """Since this controller started."""
+
+
+class AutoscaleReport(AutoscaleStatus, AnswerModel):
+    """The same by itself."""
+
+
+class ReplayStatus(WireModel):
+    """A replay under way. `state`: placing (no instance has the request yet) or computing."""
+
+    request_id: str
+    from_instance_id: str
+    to_instance_id: str | None = None
+    state: Literal["placing", "computing"]
+    reason: str = ""
+    """Why the instance is gone."""
+    num_tokens: int
+    """Tokens that are computed again."""
+    pause_s: float
+    """How long the client has waited so far."""
+
+
+class EndedReplayStatus(WireModel):
+    """A replay that is over. `outcome`: replayed, dispatched_again or failed; `code`: why it could
+    not be replayed."""
+
+    request_id: str
+    from_instance_id: str
+    to_instance_id: str | None = None
+    outcome: str
+    code: str = ""
+    reason: str = ""
+    num_tokens: int
+    pause_s: float | None = None
+    """Null if the request had no token before the loss, or never had one again."""
+    ended_s: float
+
+
+class SavedStatus(WireModel):
+    """How many requests left an instance, or were lost with it, in one way and for one reason."""
+
+    way: str
+    reason: str
+    num_saved: int
+
+
+class ReplaysStatus(WireModel):
+    """`under_way` and `ended` have the oldest and the newest ones; the numbers count all.
+    `saved`: since this controller started, without the ways that did not happen."""
+
+    under_way: tuple[ReplayStatus, ...] = ()
+    ended: tuple[EndedReplayStatus, ...] = ()
+    num_replaying: int = 0
+    num_replayed_last_minute: int = 0
+    num_not_replayed_last_minute: int = 0
+    saved: tuple[SavedStatus, ...] = ()
+
+    @property
+    def lately(self) -> bool:
+        """Whether there is any, or was within the last minute."""
+        return bool(
+            self.num_replaying or self.num_replayed_last_minute or self.num_not_replayed_last_minute
+        )
+
+
+RollingState = Literal["none", "going", "done", "stopped", "failed"]
+
+
+class PlannedRestart(WireModel):
+    """What the restart of one instance would take, as if it were the only one."""
+
+    instance_id: str
+    num_requests: int = 0
+    num_blocks: int = 0
+    num_cannot_move: int = 0
+    """Requests that no instance can take now; they are waited for."""
+    estimate_s: float | None = None
+    """Until it would be empty; null if nothing is known from which to estimate it."""
+
+
+class RestartTurn(WireModel):
+    """One restart under way. `state`: as of a drain."""
+
+    instance_id: str
+    began_s: float
+    state: str = ""
+    num_requests_left: int = 0
+    num_moved: int = 0
+
+
+class RestartedInstance(WireModel):
+    """`took_s`: from the beginning of its turn until the new process served."""
+
+    instance_id: str
+    took_s: float
+
+
+class EngineChangeStatus(WireModel):
+    """One set of engine arguments. `args`: those that stand in place of the cluster's start's, by
+    name. `instances`: whose next process starts with them."""
+
+    generation: int
+    """0: as the cluster was started."""
+    args: dict[str, JsonValue] = Field(default_factory=dict)
+    instances: tuple[str, ...] = ()
+    is_clusters: bool = False
+    """New instances get them."""
+
+
+class RollingReport(AnswerModel):
+    """The last rolling restart. `state`: none (there was none); going; done; stopped (by an
+    operator); failed (`failed_id` could not be restarted; `why` says why). `left`: instances whose
+    restart has not begun, in turn."""
+
+    rolling_id: str = ""
+    state: RollingState = "none"
+    why: str = ""
+    failed_id: str = ""
+    waits: str = ""
+    """Why the next one must wait, if that is not for its turn."""
+    left: tuple[str, ...] = ()
+    under_way: tuple[RestartTurn, ...] = ()
+    done: tuple[RestartedInstance, ...] = ()
+    at_once: int = 1
+    deadline_s: float | None = None
+    start_timeout_s: float | None = None
+    began_s: float | None = None
+    ended_s: float | None = None
+    actor: str = ""
+    reason: str = ""
+    plan: tuple[PlannedRestart, ...] = ()
+    """Of a dry run, in turn."""
+    cold_start_s: float | None = None
+    """How long the last instances took from their launch until they served; null if not known."""
+    engine_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments with which every instance starts in place of those of the cluster's start."""
+    changes_engine: bool = False
+    """Of a plan: some instance has other arguments."""
+    dismissed: bool = False
+    """It is over, and an operator wants to read no more of it."""
+    dry_run: bool = False
+    changes: bool = False
+    revision: int = 0
+
+    @property
+    def num_instances(self) -> int:
+        return len(self.left) + len(self.under_way) + len(self.done)
+
+
+class ClusterStatus(AnswerModel):
+    cluster: str
+    state: ClusterState
+    detail: str = ""
+    revision: int = 0
+    """Counts the changes of the cluster's spec."""
+    model: str
+    policy: str
+    engine: str = "vllm"
+    endpoint_url: str
+    time_s: float = 0.0
+    """When the controller made this status: seconds since the epoch."""
+    uptime_s: float
+    """Since this controller started."""
+    cluster_uptime_s: float
+    """Since `up` began."""
+    num_held_reqs: int
+    held: HeldStatus | None = None
+    """Null if nothing is held."""
+    autoscale: AutoscaleStatus
+    refused: tuple[RefusedStatus, ...] = ()
+    """By reason and level; none of those that did not happen."""
+    keys: tuple[KeyStatus, ...] = ()
+    """Of at most 100 API keys, those that used the most tokens in the last minute."""
+    levels: tuple[LevelStatus, ...] = ()
+    last_event: str = ""
+    """Position of the newest event."""
+    moves: tuple[MoveStatus, ...] = ()
+    """Moves under way."""
+    queued_moves: tuple[MoveStatus, ...] = ()
+    """Moves by hand that wait until the source and the destination may begin another."""
+    ended_moves: tuple[EndedMoveStatus, ...] = ()
+    """The last moves that ended, the newest first."""
+    replays: ReplaysStatus = ReplaysStatus()
+    """Requests that were lost with an instance, and how requests were saved."""
+    engine_changes: tuple[EngineChangeStatus, ...] = ()
+    """Engine arguments that a rolling restart has changed, and which instances have them."""
+    rolling: RollingReport | None = None
+    """The last rolling restart, also when it is over; null if there was none."""
+    num_migrated_last_minute: int = 0
+    num_failed_moves_last_minute: int = 0
+    instances: tuple[InstanceStatus, ...]
+    frontends: tuple[FrontendStatus, ...]
+
+
+class StopRequest(OrderModel):
+    """Stops the cluster. With `drain`, live requests may finish within `grace_s`. Unlike those of
+    other orders, unknown fields are ignored: a later `llumctl down` must stop this cluster, too."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    drain: bool = True
+    grace_s: float = Field(default=30.0, ge=0)
+
+
+class StopProgress(AnswerModel):
+    stopped: bool
+    num_live_reqs: int
+
+
+class CheckResult(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(WireModel):
+    """One finding of `doctor`. `cure` is empty when there is nothing to do."""
+
+    name: str
+    result: CheckResult
+    what: str
+    cure: str = ""
+
+
+class DoctorReport(AnswerModel):
+    checks: tuple[Check, ...]
