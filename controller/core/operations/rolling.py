@@ -44,64 +44,13 @@ RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSeen:
+class InstanceNow:
     """An instance as the controller sees it. `nonce`: its process's, empty if none was heard.
     `removes`: it is to be removed. `restarts`: the nonce of the process that a claim to restart it
     names; empty: none does. `is_away`: that process has ended, and the next one does not serve yet.
-    `takes_requests`: its next request may come now. `load`: its last status."""
 
-    instance_id: str
-    nonce: str
-    serving: bool
-    failed: bool
-    detail: str
-    alive: bool
-    removes: bool
-    restarts: str
-    is_away: bool
-    takes_requests: bool
-    load: InstanceSnapshot | None
-    engine: EngineChange
-    """The arguments with which its next process starts."""
-    fingerprint: str
-    max_model_len: int
-
-    def now(self, *, ordered: bool = False, away_s: float | None = None) -> "InstanceNow":
-        """As `rolling_step` looks at it."""
-        now = InstanceNow(
-            self.instance_id,
-            self.nonce,
-            serving=self.serving,
-            failed=self.failed,
-            detail=self.detail,
-            removes=self.removes,
-            restarts=self.restarts,
-            ordered=ordered,
-            away_s=away_s,
-            takes_requests=self.takes_requests,
-            alive=self.alive,
-            engine=self.engine,
-            fingerprint=self.fingerprint,
-            max_model_len=self.max_model_len,
-        )
-        if self.load is None:
-            return now
-        size, places = self.load.block_size, self.load.max_num_running
-        num_requests = self.load.num_running + self.load.num_queued
-        return replace(
-            now,
-            num_tokens=size * (self.load.num_used_blocks + self.load.queued_demand_blocks),
-            num_requests=num_requests,
-            free_tokens=size * self.load.unclaimed_blocks,
-            free_places=places - num_requests if places else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceNow:
-    """An instance as a step looks at it; as `InstanceSeen`, and besides: `ordered`: the order that
-    restarts it stands. `away_s`: how long ago its process ended for that order; None: it has not.
-    """
+    The machine adds whether the order that restarts it stands (`ordered`), and how long ago its
+    process ended for that order (`away_s`; None: it has not)."""
 
     instance_id: str
     nonce: str
@@ -110,6 +59,7 @@ class InstanceNow:
     detail: str = ""
     removes: bool = False
     restarts: str = ""
+    is_away: bool = False
     ordered: bool = False
     away_s: float | None = None
     takes_requests: bool = False
@@ -125,6 +75,18 @@ class InstanceNow:
     """The arguments with which its next process starts."""
     fingerprint: str = ""
     max_model_len: int = 0
+
+    def with_load(self, load: InstanceSnapshot) -> "InstanceNow":
+        """With the figures of its last status."""
+        size, places = load.block_size, load.max_num_running
+        num_requests = load.num_running + load.num_queued
+        return replace(
+            self,
+            num_tokens=size * (load.num_used_blocks + load.queued_demand_blocks),
+            num_requests=num_requests,
+            free_tokens=size * load.unclaimed_blocks,
+            free_places=places - num_requests if places else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +301,7 @@ class Began:
     """An operator's order, which gets its instances now. `engine_arguments`: in words."""
 
     order: RollingOrder
-    seen: Sequence[InstanceSeen]
+    seen: Sequence[InstanceNow]
     engine_arguments: str = ""
 
 
@@ -349,7 +311,7 @@ class Ticked:
     nothing goes on. `wall_s`: seconds since the epoch."""
 
     order: RollingOrder | None
-    seen: Sequence[InstanceSeen]
+    seen: Sequence[InstanceNow]
     wall_s: float
 
 
@@ -358,7 +320,7 @@ class Stopped:
     """An operator ends what the spec says goes on."""
 
     order: RollingOrder
-    seen: Sequence[InstanceSeen]
+    seen: Sequence[InstanceNow]
     wall_s: float
     why: str
     actor: str
@@ -416,7 +378,7 @@ class RollingRefusal(StrEnum):
 
 
 def refusal(
-    present: RollingOrder | None, seen: Sequence[InstanceSeen], *, force: bool
+    present: RollingOrder | None, seen: Sequence[InstanceNow], *, force: bool
 ) -> RollingRefusal | None:
     """Why no rolling restart can begin now. `present`: the spec's."""
     if present is not None and present.goes:
@@ -449,7 +411,7 @@ class RollingRestart:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
             case Began(order, seen, engine_arguments):
-                first = replace(order, left=in_turn([each.now() for each in seen]))
+                first = replace(order, left=in_turn(seen))
                 why = order.reason or "all instances get a new process"
                 if engine_arguments:
                     why = f"{why}; engine arguments: {engine_arguments}"
@@ -486,7 +448,7 @@ class RollingRestart:
     # -- inside --------------------------------------------------------------------------
 
     def _look(
-        self, order: RollingOrder, seen: Sequence[InstanceSeen], now_s: float, wall_s: float
+        self, order: RollingOrder, seen: Sequence[InstanceNow], now_s: float, wall_s: float
     ) -> list[InstanceNow]:
         turns = {turn.instance_id: turn for turn in order.under_way}
         since_s, self._away_since_s = self._away_since_s, {}
@@ -494,22 +456,22 @@ class RollingRestart:
         for each in seen:
             key, turn = each.instance_id, turns.get(each.instance_id)
             if turn is None or not each.restarts or each.restarts != turn.nonce:
-                found.append(each.now())
+                found.append(each)
                 continue
             if not each.is_away:
-                found.append(each.now(ordered=True))
+                found.append(replace(each, ordered=True))
                 continue
             if key not in since_s:
                 self._emptied_s[key] = wall_s - turn.began_s
             self._away_since_s[key] = since_s.get(key, now_s)
-            found.append(each.now(ordered=True, away_s=now_s - self._away_since_s[key]))
+            found.append(replace(each, ordered=True, away_s=now_s - self._away_since_s[key]))
         return found
 
     def _step(
         self,
         before: RollingOrder,
         step: RollingStep,
-        seen: Sequence[InstanceSeen],
+        seen: Sequence[InstanceNow],
         wall_s: float,
         actor: str = "",
     ) -> list[Instruction]:
@@ -568,7 +530,7 @@ class RollingRestart:
         return [*told, Tell(EventKind.ROLLING_ENDED, order, why, numbers, actor)]
 
 
-def _restart(order: RollingOrder, seen: InstanceSeen, wall_s: float) -> Restart:
+def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
     """Its deadline gives the restart up; what is left stays where it runs."""
     return Restart(
         order.order_id,
@@ -581,7 +543,7 @@ def _restart(order: RollingOrder, seen: InstanceSeen, wall_s: float) -> Restart:
     )
 
 
-def _put_back(order: RollingOrder, seen: InstanceSeen, wall_s: float) -> Restart:
+def _put_back(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
     """One more restart, now with the arguments of before: at once if the process serves nobody. It
     stands in place of the claim to restart the process of before."""
     return Restart(

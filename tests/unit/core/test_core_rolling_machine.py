@@ -21,7 +21,7 @@ from controller.core.operations.rolling import (
     Began,
     ChangeSpec,
     Event,
-    InstanceSeen,
+    InstanceNow,
     RollingRefusal,
     RollingRestart,
     SpecChanged,
@@ -93,17 +93,17 @@ class World:
                     self._change(instruction)
                     self.say(SpecChanged(self.now_s))
 
-    def seen(self) -> list[InstanceSeen]:
+    def seen(self) -> list[InstanceNow]:
         return [self._seen(key, process) for key, process in self.processes.items()]
 
     # -- inside --------------------------------------------------------------------------
 
-    def _seen(self, key: str, process: Process) -> InstanceSeen:
+    def _seen(self, key: str, process: Process) -> InstanceNow:
         claims = self.spec.drains.get(key)
         restart = claims.restart if claims is not None and claims.restarts else None
         serves = process.state == "serves"
         is_another = restart is not None and process.nonce not in ("", restart.nonce)
-        return InstanceSeen(
+        now = InstanceNow(
             key,
             process.nonce,
             serving=serves,
@@ -114,11 +114,12 @@ class World:
             restarts="" if restart is None else restart.nonce,
             is_away=restart is not None and (key in self.gone or is_another),
             takes_requests=serves and claims is None,
-            load=InstanceSnapshot(key, 1, 16, 100, 80, num_running=2) if serves else None,
             engine=self.spec.engine_of(key),
             fingerprint="f" if serves else "",
             max_model_len=8192 if serves else 0,
         )
+        load = InstanceSnapshot(key, 1, 16, 100, 80, num_running=2)
+        return now.with_load(load) if serves else now
 
     def _change(self, step: ChangeSpec) -> None:
         before = self.spec

@@ -15,7 +15,7 @@ from controller.core.operations.rolling import (
     Began,
     ChangeSpec,
     Event,
-    InstanceSeen,
+    InstanceNow,
     RollingRefusal,
     RollingRestart,
     SpecChanged,
@@ -73,7 +73,7 @@ class RollingRestarts:
 
     def turn(self) -> tuple[str, ...]:
         """The order in which a rolling restart that began now would take the instances."""
-        return in_turn([each.now() for each in self._seen()])
+        return in_turn(self._seen())
 
     # -- what operators do ---------------------------------------------------------------
 
@@ -136,11 +136,11 @@ class RollingRestarts:
 
     # -- how things stand ----------------------------------------------------------------
 
-    def _seen(self) -> list[InstanceSeen]:
+    def _seen(self) -> list[InstanceNow]:
         spec, members = self._cluster.keeper.spec, self._cluster.roster.members
         return [self._now(members[each]) for each in spec.instance_ids if each in members]
 
-    def _now(self, member: Member) -> InstanceSeen:
+    def _now(self, member: Member) -> InstanceNow:
         cluster, instance_id = self._cluster, member.member_id
         claims = cluster.keeper.spec.drains.get(instance_id)
         record = cluster.scheduler.instances.get(instance_id)
@@ -148,7 +148,7 @@ class RollingRestarts:
         state = DrainState.ACTIVE
         if restart is not None:
             state = self._drains.progress(instance_id).state
-        return InstanceSeen(
+        now = InstanceNow(
             instance_id,
             member.nonce,
             serving=member.serving,
@@ -159,8 +159,10 @@ class RollingRestarts:
             restarts="" if restart is None else restart.nonce,
             is_away=state is DrainState.RESTARTING,
             takes_requests=record is not None and record.schedulable(cluster.now_s()),
-            load=None if record is None else record.snapshot,
             engine=cluster.keeper.spec.engine_of(instance_id),
             fingerprint=member.said.fingerprint,
             max_model_len=0 if member.info is None else member.info.max_model_len,
         )
+        if record is None or record.snapshot is None:
+            return now
+        return now.with_load(record.snapshot)
