@@ -43,7 +43,7 @@ KNOWN: Mapping[str, str] = {
         "How often a directory is sent, and not to frontends for which it would pile up; what is"
         " in it are the states of the scheduler and the roster."
     ),
-    "controller/runtime/controller/operations/drain_forecasts.py: DrainForecasts.lately": (
+    "controller/runtime/controller/operations/drain_runner.py: DrainForecasts.lately": (
         "Callers within a second share one question to the frontends, which is asked anew then."
     ),
     "controller/runtime/controller/traffic.py: Traffic.tick": (

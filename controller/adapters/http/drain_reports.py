@@ -24,7 +24,7 @@ from controller.core.migration.move_records import measured_pace
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
 from controller.core.operations.order_checks import ScalePlan
 from controller.runtime.controller.cluster import ControllerProcess
-from controller.runtime.controller.operations.drain_forecasts import Forecast
+from controller.runtime.controller.operations.drain_runner import Forecast
 
 
 class SteerReports:

@@ -40,8 +40,7 @@ from controller.ports.processes import (
 )
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.member_events import FleetWatch, MemberEvents
-from controller.runtime.controller.operations.drain_forecasts import DrainForecasts
-from controller.runtime.controller.operations.drain_runner import Drains
+from controller.runtime.controller.operations.drain_runner import DrainForecasts, DrainRunner
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.operations.rolling_runner import RollingRestarts
@@ -149,7 +148,7 @@ class ControllerProcess:
         self.admission_records = AdmissionRecords(self.scheduler)
         self.traffic = Traffic(self.mail.send_to_frontends)
         self.drain_forecasts = DrainForecasts(self)
-        self.drains = Drains(self, self.drain_forecasts)
+        self.drains = DrainRunner(self, self.drain_forecasts)
         self.fleet = FleetWatch(
             self, self.drains, lambda member, why: self.member_events.fence(member, why)
         )

@@ -44,7 +44,7 @@ from controller.core.scheduler_events import (
     InstanceStarted,
 )
 from controller.ports.processes import IncarnationStore
-from controller.runtime.controller.operations.drain_runner import Drains
+from controller.runtime.controller.operations.drain_runner import DrainRunner
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member, RosterChange, config_messages
 from controller.runtime.controller.traffic import Traffic
@@ -66,7 +66,7 @@ class FleetWatch:
     def __init__(
         self,
         cluster: OperatedCluster,
-        drains: Drains,
+        drains: DrainRunner,
         fence: Callable[[Member, str], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -207,7 +207,7 @@ class JoinedCluster(OperatedCluster, Protocol):
     """The part of the controller that members' coming and going concerns."""
 
     replays: ReplayLog
-    drains: Drains
+    drains: DrainRunner
     fleet: FleetWatch
     traffic: Traffic
     incarnations: IncarnationStore | None

@@ -10,7 +10,7 @@ from controller.core.emptying.claims import Drain, Remove
 from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
 from controller.core.operations.order_checks import emptying_refusal
 from controller.core.record.event_log import EventKind
-from controller.runtime.controller.operations.drain_forecasts import LATELY_S
+from controller.runtime.controller.operations.drain_runner import LATELY_S
 from controller.runtime.controller.operations.operated_cluster import (
     OperationRefusedError,
     refuse_instances,

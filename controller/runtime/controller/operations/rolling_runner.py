@@ -26,7 +26,7 @@ from controller.core.operations.rolling import (
     in_turn,
     refusal,
 )
-from controller.runtime.controller.operations.drain_runner import Drains
+from controller.runtime.controller.operations.drain_runner import DrainRunner
 from controller.runtime.controller.operations.operated_cluster import (
     OperatedCluster,
     OperationRefusedError,
@@ -49,7 +49,7 @@ class RollingRestarts:
     def __init__(
         self,
         cluster: OperatedCluster,
-        drains: Drains,
+        drains: DrainRunner,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster

@@ -47,7 +47,7 @@ from controller.core.operations.order_checks import (
     scale_refusal,
 )
 from controller.ports.processes import Launcher
-from controller.runtime.controller.operations.drain_runner import Drains
+from controller.runtime.controller.operations.drain_runner import DrainRunner
 from controller.runtime.controller.operations.operated_cluster import (
     OperatedCluster,
     OperationRefusedError,
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Scaling:
-    def __init__(self, cluster: OperatedCluster, drains: Drains, launcher: Launcher) -> None:
+    def __init__(self, cluster: OperatedCluster, drains: DrainRunner, launcher: Launcher) -> None:
         self._cluster = cluster
         self._drains = drains
         self._launcher = launcher
