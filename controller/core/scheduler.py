@@ -11,7 +11,7 @@ clock gives `now_s`.
     expire      on Ticked, Reject("unavailable") for those held longer than the timeout
 
 With late binding (`holding`, of llumnix+) a request is also held while it fits nowhere, and
-released when it fits (`core.holding`). The timeout then counts from when no instance was
+released when it fits (`Placement`). The timeout then counts from when no instance was
 schedulable any more. What is larger than any instance goes at once: its engine says so.
 
 Nothing survives a crash of the process, by design. After a restart InstanceStarted for what runs
@@ -21,13 +21,12 @@ and the first statuses restore loads and sequence numbers; frontends ask again.
 from collections.abc import Callable, Iterator, Mapping
 
 from controller.core.admission.api_keys import NO_KEYS, KeyTable, OwnLimits
+from controller.core.admission.placement import Placement, best_fitting
 from controller.core.admission.room_orders import MakeRoom, MoveHead, help_blocked
 from controller.core.admission.waiting_reasons import HeldPlace, HeldView
 from controller.core.admission.waiting_requests import DrainRate, HeldRequest, HeldRequests, Key
 from controller.core.dispatch.instance_pool import InstancePool
 from controller.core.dispatch.policies import POLICIES, Policy
-from controller.core.holding.first_token import best_fitting
-from controller.core.holding.placement import Placement
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (

@@ -19,7 +19,7 @@ import psutil
 
 from controller.adapters.ray.end_notice import EndNotice
 from controller.api.state import user_files
-from controller.core.restarts import MAX_FAILED_STARTS, delay_s, is_given_up
+from controller.core.start_backoff import MAX_FAILED_STARTS, delay_s, is_given_up
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ an admission leaves: what runs goes before what is new. In one round no room is 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from controller.core.admission.placement import Placement
 from controller.core.admission.waiting_requests import Key
-from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.settings import HoldingConfig

@@ -4,10 +4,10 @@ A policy is a score of one instance and a way to pick among the scores (`picks`)
 effects: what they go by of earlier choices is an argument.
 Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
 `llumnix+` takes the freest of those on which the request fits, and holds it while there is none:
-see `core.holding`, which chooses for it. The others are what it replaces: the paper's INFaaS++,
-vLLM's own balancer, Dynamo's router, and taking turns. Every score counts requests that were
-dispatched and not reported yet as queued; without them a burst between two statuses would land on
-one instance. The simulator compares more of them (`sim.dispatch_baselines`).
+see `admission.placement`, which chooses for it. The others are what it replaces: the paper's
+INFaaS++, vLLM's own balancer, Dynamo's router, and taking turns. Every score counts requests that
+were dispatched and not reported yet as queued; without them a burst between two statuses would land
+on one instance. The simulator compares more of them (`sim.dispatch_baselines`).
 """
 
 import difflib
@@ -31,7 +31,7 @@ ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported],
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`by_prefix`: the pick wants to know which prompts went where. `late_binding`: requests wait
-    at the controller, not on instances (`core.holding`)."""
+    at the controller, not on instances (`admission.placement`)."""
 
     name: str
     score: ScoreFunction

@@ -7,7 +7,7 @@ from pathlib import Path
 from controller.adapters.ray.ray_starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
-from controller.core.restarts import MAX_FAILED_STARTS
+from controller.core.start_backoff import MAX_FAILED_STARTS
 from controller.main.plan import ClusterPlan
 
 # Parts of vLLM's own messages, and the command that helps.

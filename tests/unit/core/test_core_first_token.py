@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.admission.placement import best_fitting
 from controller.core.dispatch.newcomer import Newcomer
-from controller.core.holding.first_token import best_fitting
 from controller.core.load.room import Room
 from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.admission.placement import Placement, Score
 from controller.core.admission.waiting_reasons import HeldPlace, HeldReason, HeldView, OvertakenBy
 from controller.core.admission.waiting_requests import Held
-from controller.core.holding.first_token import Score
-from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.rate_limit import RateLimit
+from controller.adapters.tcp.link import RateLimit
 
 
 def test_no_limit_never_waits() -> None:

@@ -1,4 +1,5 @@
-"""How soon a process that died at its start is started again, and when it is given up."""
+"""How soon a process that died at its start is started again, and when it is given up: what the
+Ray adapter goes by, and what `up` tells of a start that failed."""
 
 MAX_FAILED_STARTS = 4
 """Failed starts in a row. A process that dies of its input or of its machine dies again; the
