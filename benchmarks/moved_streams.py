@@ -14,8 +14,7 @@ from benchmarks.servers import LlumctlServer
 from benchmarks.token_stream import StreamEndedError, TokenStream
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_requests import Migrate
-from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.operations.on_requests import Migrate, MigrateRequest, MigrationReport
 from controller.api.wire.requests import RequestStatus
 
 OTHER_LENGTH = 128

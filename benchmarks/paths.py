@@ -27,9 +27,8 @@ from controller.adapters.emulated.vllm_wire import Outputs
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import Operated, Operation
 from controller.adapters.http.request_orders import MigrateHandler
-from controller.api.operations.on_requests import Migrate
+from controller.api.operations.on_requests import Migrate, MigrateRequest
 from controller.api.settings.settings import Settings
-from controller.api.wire.moves import MigrateRequest
 from controller.core.emptying.claims import Drain
 from controller.core.emptying.drains import DrainState
 from controller.core.migration import rank_changes, routes

@@ -29,10 +29,9 @@ from benchmarks.recovery_client import Client, Strategy
 from benchmarks.servers import LlumctlServer, ServerError, control_of, running, until
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_cluster import SetSettings
+from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 from controller.api.wire.base import SettingValue
 from controller.api.wire.requests import RequestState
-from controller.api.wire.settings import SettingsPatch
 from controller.api.wire.status import ClusterState
 
 PATIENCE_S = 120.0

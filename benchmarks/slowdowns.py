@@ -10,8 +10,7 @@ from typing import Any
 from benchmarks.lifetimes import CONTEXT_TOKENS, prompt_that_lives, time_left_s
 from benchmarks.moved_streams import MovedStreams
 from benchmarks.token_stream import StreamEndedError, TokenStream
-from controller.api.operations.on_cluster import SetSettings
-from controller.api.wire.settings import SettingsPatch
+from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 
 # 7,500 tokens are 30 MB in the embedded model; the slowest limit takes them 2 s.
 LIMITS_BYTES_PER_S = (None, 200_000_000, 100_000_000, 50_000_000, 25_000_000, 15_000_000)

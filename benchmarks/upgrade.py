@@ -40,9 +40,7 @@ from benchmarks.servers import (
 )
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_cluster import Rolling, Scale
-from controller.api.wire.operations import ScaleRequest
-from controller.api.wire.rolling_models import RollingRequest
+from controller.api.operations.on_cluster import Rolling, RollingRequest, Scale, ScaleRequest
 from llumctl.bench.connection import Endpoint, ExchangeError, Pool
 from llumctl.bench.response import Answer
 

@@ -5,11 +5,10 @@ from typing import Any
 
 from textual.screen import Screen
 
-from controller.api.operations.on_cluster import Autoscale, Scale
+from controller.api.operations.on_cluster import Autoscale, Scale, Setting
 from controller.api.operations.on_instances import Undrain
 from controller.api.operations.order import Danger
 from controller.api.operations.table import ORDERS
-from controller.api.wire.settings import Setting
 from tui.actions import log
 from tui.actions.asking import AnyOrder, Several, TakeBack, Together
 from tui.actions.choices import CHOICES, Choices, modes

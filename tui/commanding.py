@@ -6,14 +6,16 @@ from typing import Any, Protocol
 from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_cluster import SetSettings
-from controller.api.operations.on_requests import Migrate, SetPriority
+from controller.api.operations.on_cluster import SetSettings, SettingList
+from controller.api.operations.on_requests import (
+    Migrate,
+    MigrateRequest,
+    PriorityRequest,
+    SetPriority,
+)
 from controller.api.operations.order import Kind
 from controller.api.operations.table import ORDERS
 from controller.api.text.quantities import printable, setting_value
-from controller.api.wire.moves import MigrateRequest
-from controller.api.wire.operations import PriorityRequest
-from controller.api.wire.settings import SettingList
 from tui.acting import Acting
 from tui.actions.asking import AnyOrder
 from tui.actions.registry import action_of

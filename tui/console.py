@@ -5,7 +5,7 @@ from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
-from controller.api.wire.settings import Setting
+from controller.api.operations.on_cluster import Setting
 from tui.actions.action import Place
 from tui.actions.outbox import Call
 from tui.actions.replaying import Replaying

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from controller.api.connection import Answer, ControlConnection
 from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
-from controller.api.wire.operations import DrainList, OperationList
+from controller.api.operations.on_cluster import SettingList
+from controller.api.operations.on_instances import DrainList
+from controller.api.operations.table import OperationList
 from controller.api.wire.requests import (
     EventPage,
     Explanation,
@@ -18,7 +20,6 @@ from controller.api.wire.requests import (
     RequestName,
     RequestState,
 )
-from controller.api.wire.settings import SettingList
 from controller.api.wire.status import ClusterStatus, RollingReport, StopProgress, StopRequest
 from controller.api.wire.stream import Frame, MemberLog, TrafficBatch, TrafficRequest
 

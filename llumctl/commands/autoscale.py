@@ -22,8 +22,8 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
+    from controller.api.operations.on_cluster import SettingChanges
     from controller.api.wire.base import SettingValue
-    from controller.api.wire.settings import SettingChanges
     from controller.api.wire.status import ClusterStatus
 
 
@@ -70,8 +70,7 @@ def autoscale(
     name = connect.attached(cluster)
     with connect.client(name) as client:
         if wanted:
-            from controller.api.operations.on_cluster import SetSettings
-            from controller.api.wire.settings import SettingsPatch
+            from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 
             patch = SettingsPatch(
                 changes=wanted, dry_run=dry_run, reason=reason, if_revision=if_revision

@@ -17,7 +17,7 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from controller.api.wire.settings import Setting, SettingList
+    from controller.api.operations.on_cluster import Setting, SettingList
     from controller.api.wire.status import LevelStatus
 
 

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from controller.api.client import ControlClient
-    from controller.api.operations.on_instances import Drain
+    from controller.api.operations.on_instances import CordonReport, Drain, DrainReport
     from controller.api.operations.order import Order
-    from controller.api.wire.operations import CordonReport, DrainReport
 
 ON_DEADLINE = ("keep", "abort")
 
@@ -90,8 +89,7 @@ def drain(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
-    from controller.api.operations.on_instances import Drain
-    from controller.api.wire.operations import DrainRequest
+    from controller.api.operations.on_instances import Drain, DrainRequest
 
     wanted = DrainRequest(
         deadline_s=deadline_s,
@@ -159,8 +157,7 @@ def undrain(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     with connect.client(connect.attached(cluster)) as client:
-        from controller.api.operations.on_instances import Undrain
-        from controller.api.wire.operations import UndrainRequest
+        from controller.api.operations.on_instances import Undrain, UndrainRequest
 
         reports: list[DrainReport] = []
         for each in wanted_ids:
@@ -240,9 +237,8 @@ def _cordoning(kind: str, instance_ids: list[str], flags: Flags) -> None:
     one_line(flags.reason)
     not_negative(flags.if_revision, "--if-revision")
     name = connect.attached(flags.cluster)
-    from controller.api.operations.on_instances import cordoned
+    from controller.api.operations.on_instances import CordonList, cordoned
     from controller.api.operations.table import ORDERS
-    from controller.api.wire.operations import CordonList
 
     wanted: dict[str, Any] = {"force": True} if flags.force else {}
     wanted |= {"dry_run": flags.dry_run, "reason": flags.reason, "if_revision": flags.if_revision}
@@ -307,8 +303,7 @@ def evacuate(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
-    from controller.api.operations.on_instances import Evacuate
-    from controller.api.wire.operations import EvacuateRequest
+    from controller.api.operations.on_instances import Evacuate, EvacuateRequest
 
     wanted = EvacuateRequest(
         within_s=within_s, dry_run=dry_run, force=force, reason=reason, if_revision=if_revision
@@ -428,8 +423,7 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
     if now and deadline_s is not None:
         raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
     name = connect.attached(flags.cluster)
-    from controller.api.operations.on_instances import Restart
-    from controller.api.wire.operations import RestartRequest
+    from controller.api.operations.on_instances import Restart, RestartRequest
 
     wanted = RestartRequest(
         deadline_s=deadline_s,
@@ -480,7 +474,7 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 
         wide = output_format is Format.WIDE
         return drain_text.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
-    from controller.api.wire.operations import DrainList
+    from controller.api.operations.on_instances import DrainList
 
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
 

@@ -28,8 +28,7 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.wire.moves import MigrationReport
-    from controller.api.wire.operations import AbortReport, PriorityReport
+    from controller.api.operations.on_requests import AbortReport, MigrationReport, PriorityReport
     from controller.api.wire.requests import Explanation, RequestDetail, RequestList, RequestState
 
 DEFAULT_LIMIT = 100
@@ -189,8 +188,7 @@ def migrate(
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
-        from controller.api.operations.on_requests import Migrate
-        from controller.api.wire.moves import MigrateRequest
+        from controller.api.operations.on_requests import Migrate, MigrateRequest
 
         wanted = MigrateRequest(
             to=to, dry_run=dry_run, verify_kv=verify_kv, reason=reason, timeout_s=timeout
@@ -259,8 +257,7 @@ def priority(
     choices.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
-        from controller.api.operations.on_requests import SetPriority
-        from controller.api.wire.operations import PriorityRequest
+        from controller.api.operations.on_requests import PriorityRequest, SetPriority
 
         wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)
         report = client.send(SetPriority(client.whole_id(reference), wanted))
@@ -299,8 +296,7 @@ def abort(
     choices.an_id(reference, "REQUEST")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
-        from controller.api.operations.on_requests import Abort
-        from controller.api.wire.operations import AbortRequest
+        from controller.api.operations.on_requests import Abort, AbortRequest
 
         request_id = client.whole_id(reference, any_choice=True)
         report = client.send(Abort(request_id, AbortRequest(reason=reason, dry_run=dry_run)))

@@ -43,8 +43,7 @@ def begin(
         command = shlex.join(["llumctl", "restart", "--rolling", *given])
         connect.check(name)
         confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
-    from controller.api.operations.on_cluster import Rolling
-    from controller.api.wire.rolling_models import RollingRequest
+    from controller.api.operations.on_cluster import Rolling, RollingRequest
 
     wanted = RollingRequest(
         at_once=num_at_once,
@@ -72,8 +71,7 @@ def begin(
 def stop(flags: Flags) -> None:
     """Stops a rolling restart; does nothing if none goes on."""
     with connect.client(connect.attached(flags.cluster)) as client:
-        from controller.api.operations.on_cluster import StopRolling
-        from controller.api.wire.rolling_models import RollingStopRequest
+        from controller.api.operations.on_cluster import RollingStopRequest, StopRolling
 
         wanted = RollingStopRequest(
             dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
@@ -91,8 +89,7 @@ def stop(flags: Flags) -> None:
 def dismiss(flags: Flags) -> None:
     """Takes a rolling restart that is over out of the status; does nothing if there is none."""
     with connect.client(connect.attached(flags.cluster)) as client:
-        from controller.api.operations.on_cluster import DismissRolling
-        from controller.api.wire.rolling_models import RollingDismissRequest
+        from controller.api.operations.on_cluster import DismissRolling, RollingDismissRequest
 
         report = client.send(
             DismissRolling(

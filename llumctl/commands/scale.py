@@ -27,8 +27,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.operations.on_cluster import Scale
-    from controller.api.wire.operations import ScaleReport
+    from controller.api.operations.on_cluster import Scale, ScaleReport
 
 DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
@@ -100,8 +99,7 @@ def scale(
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
     connect.check(name)
-    from controller.api.operations.on_cluster import Scale
-    from controller.api.wire.operations import ScaleRequest
+    from controller.api.operations.on_cluster import Scale, ScaleRequest
 
     is_planned_first = not dry_run and (change is not None or not yes)
     wanted = ScaleRequest(

@@ -27,8 +27,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.operations.on_cluster import SetSettings
-    from controller.api.wire.settings import SettingChanges
+    from controller.api.operations.on_cluster import SetSettings, SettingChanges
     from llumctl.config.saving import Saving
 
 
@@ -57,8 +56,7 @@ def set_settings(
             raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
     name = connect.attached(cluster)
     with connect.client(name) as client:
-        from controller.api.operations.on_cluster import SetSettings
-        from controller.api.wire.settings import SettingsPatch
+        from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 
         patch = SettingsPatch(
             changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision

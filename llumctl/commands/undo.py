@@ -15,7 +15,7 @@ from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.order import Order
-    from controller.api.wire.operations import OperationEntry, OperationList
+    from controller.api.operations.table import OperationEntry, OperationList
 
 
 def undo(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.api.errors import NotFoundError, UsageError
-from controller.api.wire.operations import DrainList
+from controller.api.operations.on_instances import DrainList
 from controller.api.wire.requests import ENDED_STATES, RequestState, RequestStatus
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from llumctl import choices

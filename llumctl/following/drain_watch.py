@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Self
 
 from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
+from controller.api.operations.on_instances import DrainReport, cannot_move, drain_progress
 from controller.api.settings.bounds import MAX_DEADLINE_S
-from controller.api.text import drain_words
 from controller.api.text.quantities import duration, latency, num_cells
-from controller.api.wire.operations import DrainReport
 from controller.api.wire.status import InstanceState, InstanceStatus
 from llumctl import connect
 from llumctl.text import output
@@ -92,7 +91,7 @@ class Watch:
                 self._late.add(name)
 
     def _tell(self) -> None:
-        lines = {report.instance_id: drain_words.progress(report) for report in self.reports}
+        lines = {report.instance_id: drain_progress(report) for report in self.reports}
         for report in self.reports:
             name = report.instance_id
             keep = self._redraws and not is_over(report)
@@ -165,7 +164,7 @@ def check(
         if not passed and waited_s is not None:
             raise TimedOutError(
                 f"{what} {name} is not over after {latency(waited_s)}:"
-                f" {drain_words.cannot_move(report)}; it goes on",
+                f" {cannot_move(report)}; it goes on",
                 f"llumctl wait --for=drained={name}      or      llumctl scale +1",
             )
         after, longer = "", "600"
@@ -174,7 +173,7 @@ def check(
             longer = f"{min(2 * deadline_s, MAX_DEADLINE_S):g}"
         goes_on = "it was given up" if given_up else "it goes on"
         raise TimedOutError(
-            f"{what} {name} timed out{after}: {drain_words.cannot_move(report)}; {goes_on}",
+            f"{what} {name} timed out{after}: {cannot_move(report)}; {goes_on}",
             f"llumctl scale +1      or      llumctl {what} {name} --deadline {longer}",
         )
 

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from controller.api.text import drain_words
+from controller.api.operations.on_instances import DrainReport, capacity, would_move
 from controller.api.text.quantities import duration
-from controller.api.wire.operations import DrainReport
 from controller.api.wire.status import ClusterStatus
 from llumctl.text import output
 
@@ -60,8 +59,8 @@ def plan(report: DrainReport, *, limit: int | None = MAX_ROWS, colours: bool) ->
 def question(reports: Sequence[DrainReport], status: ClusterStatus, *, colours: bool) -> str:
     """What an operator should know before saying yes: the requests, and the capacity left."""
     parts = [plan(report, colours=colours) for report in reports if report.plan]
-    parts += [drain_words.would_move(report) for report in reports]
-    parts.append(drain_words.capacity(status, {report.instance_id for report in reports}))
+    parts += [would_move(report) for report in reports]
+    parts.append(capacity(status, {report.instance_id for report in reports}))
     return "\n".join(parts)
 
 

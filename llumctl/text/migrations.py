@@ -1,7 +1,7 @@
 """What came of a move, or what it would take, as lines of text. A dash: not known."""
 
+from controller.api.operations.on_requests import MigrationReport, MoveAttempt, MovePlanned
 from controller.api.text.quantities import printable, sized
-from controller.api.wire.moves import MigrationReport, MoveAttempt, MovePlanned
 from llumctl.text import output
 
 Fact = tuple[str, str]

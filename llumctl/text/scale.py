@@ -1,7 +1,7 @@
 """What a change of the number of instances does, as lines of text."""
 
+from controller.api.operations.on_cluster import ScaleReport
 from controller.api.text.quantities import printable
-from controller.api.wire.operations import ScaleReport
 from llumctl.text import drain_text
 
 

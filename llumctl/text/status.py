@@ -5,9 +5,8 @@ from collections.abc import Callable
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import autoscale_words, rolling_words, status_words
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.closed import state_word
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.status_words import free_blocks, head_wait_s, ranked
+from controller.api.text.status_words import free_blocks, head_wait_s, ranked, state_word
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from llumctl import meant
 from llumctl.text import output, status_details

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_cluster import Scale
-from controller.api.operations.on_instances import Drain, Undrain
-from controller.api.wire.operations import DrainRequest, ScaleRequest, UndrainRequest
+from controller.api.operations.on_cluster import Scale, ScaleRequest
+from controller.api.operations.on_instances import Drain, DrainRequest, Undrain, UndrainRequest
 from controller.api.wire.status import InstanceState
 from tests.chaos.schedule import Fault, Kind
 from tests.e2e.cluster import Cluster

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
-from controller.api.operations.on_requests import Migrate
-from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.operations.on_requests import Migrate, MigrateRequest, MigrationReport
 from controller.api.wire.requests import RequestList, RequestState, RequestStatus
 from tests.e2e.cluster import Cluster, wait_for
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_instances import Drain
-from controller.api.wire.operations import DrainRequest
+from controller.api.operations.on_instances import Drain, DrainRequest
 from controller.api.wire.status import ClusterStatus, InstanceState
 from tests.chaos.balance import imbalance
 from tests.e2e.cluster import Cluster, running_with, wait_for

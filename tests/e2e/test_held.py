@@ -8,14 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.operations.on_instances import Drain, Undrain
-from controller.api.operations.on_requests import Abort, SetPriority
-from controller.api.wire.operations import (
-    AbortRequest,
-    DrainRequest,
-    PriorityRequest,
-    UndrainRequest,
-)
+from controller.api.operations.on_instances import Drain, DrainRequest, Undrain, UndrainRequest
+from controller.api.operations.on_requests import Abort, AbortRequest, PriorityRequest, SetPriority
 from controller.api.wire.requests import RequestStatus
 from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.operations.on_requests import Abort
-from controller.api.wire.operations import AbortRequest
+from controller.api.operations.on_requests import Abort, AbortRequest
 from tests.e2e.cluster import NOTHING_MOVES, Cluster, wait_for
 from tests.e2e.moving import Read, Stream
 

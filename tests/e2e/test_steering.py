@@ -19,8 +19,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_requests import SetPriority
-from controller.api.wire.operations import PriorityRequest
+from controller.api.operations.on_requests import PriorityRequest, SetPriority
 from controller.api.wire.requests import Event
 from tests.e2e import emulated
 from tests.e2e.cluster import Cluster, hear_interrupts, wait_for

@@ -13,18 +13,16 @@ import controller
 from controller.api import connection
 from controller.api.client import ControlClient
 from controller.api.errors import AnswerLostError, LlumctlError, UnreachableError
-from controller.api.operations.on_cluster import Scale, SetSettings
-from controller.api.operations.on_instances import Drain, Undrain
-from controller.api.operations.on_requests import Abort, Migrate, SetPriority
-from controller.api.wire.moves import MigrateRequest
-from controller.api.wire.operations import (
+from controller.api.operations.on_cluster import Scale, ScaleRequest, SetSettings, SettingsPatch
+from controller.api.operations.on_instances import Drain, DrainRequest, Undrain, UndrainRequest
+from controller.api.operations.on_requests import (
+    Abort,
     AbortRequest,
-    DrainRequest,
+    Migrate,
+    MigrateRequest,
     PriorityRequest,
-    ScaleRequest,
-    UndrainRequest,
+    SetPriority,
 )
-from controller.api.wire.settings import SettingsPatch
 from controller.api.wire.status import ClusterState, StopRequest
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame
 from controller.core.operations.order_checks import OrderRefusal

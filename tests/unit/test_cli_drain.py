@@ -16,9 +16,14 @@ import pytest
 import yaml
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_instances import (
+    CannotMove,
+    DrainList,
+    DrainReport,
+    PlannedDeparture,
+)
 from controller.api.state import run_state
 from controller.api.wire.base import ErrorBody
-from controller.api.wire.operations import CannotMove, DrainList, DrainReport, PlannedDeparture
 from llumctl.app import run
 from llumctl.following import drain_watch
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl
@@ -541,7 +546,7 @@ def test_waiting_for_a_drain_that_removes_the_instance(bed: Bed, capsys: Capture
 
 
 def test_a_frontend_that_does_not_answer_is_named() -> None:
-    from controller.api.text import drain_words as drain_text
+    from controller.api.operations import on_instances as drain_text
 
-    line = drain_text.progress(report(num_requests_left=2, silent=("f-1",)))
+    line = drain_text.drain_progress(report(num_requests_left=2, silent=("f-1",)))
     assert line == "i-1: 2 left, 0 moving, 0 moved, no answer from f-1"

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
+from controller.api.operations.on_cluster import ScaleReport
+from controller.api.operations.on_instances import DrainList, DrainReport
+from controller.api.operations.on_requests import PriorityEffect, PriorityReport
 from controller.api.wire.base import ErrorBody
-from controller.api.wire.operations import (
-    DrainList,
-    DrainReport,
-    PriorityEffect,
-    PriorityReport,
-    ScaleReport,
-)
 from controller.api.wire.requests import RequestName
 from controller.api.wire.status import DrainStatus, InstanceState
 from llumctl.app import run

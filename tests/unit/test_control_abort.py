@@ -12,8 +12,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
-from controller.api.operations.on_requests import Abort
-from controller.api.wire.operations import AbortReport, AbortRequest
+from controller.api.operations.on_requests import Abort, AbortReport, AbortRequest
 from controller.api.wire.requests import EventPage, RequestDetail
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT, Router, RouterEvents

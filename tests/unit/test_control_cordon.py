@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from controller.api.errors import EXIT_REFUSED
-from controller.api.operations.on_instances import cordoned
-from controller.api.text.closed import MOVES_ONLY, state_word
-from controller.api.wire.operations import CordonReport, OperationList
+from controller.api.operations.on_instances import CordonReport, cordoned
+from controller.api.operations.table import OperationList
+from controller.api.text.status_words import MOVES_ONLY, state_word
 from controller.api.wire.status import ClusterStatus, InstanceStatus
 from controller.core.load.closed import ROWS, Closed, Row
 from llumctl.app import run

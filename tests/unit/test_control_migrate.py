@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.api.wire.moves import MigrationReport
+from controller.api.operations.on_requests import MigrationReport
 from controller.api.wire.requests import EventPage, RequestDetail, RequestList
 from controller.core.migration.move_records import MoveInFlight
 from controller.core.record.request_record import RequestState

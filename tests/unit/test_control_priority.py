@@ -8,7 +8,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from controller.api.wire.operations import PriorityEffect, PriorityReport
+from controller.api.operations.on_requests import PriorityEffect, PriorityReport
 from controller.api.wire.requests import EventPage, RequestDetail
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes

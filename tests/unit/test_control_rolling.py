@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from controller.api.errors import UsageError
-from controller.api.wire.operations import OperationList
+from controller.api.operations.table import OperationList
 from controller.api.wire.status import ClusterStatus, RollingReport
 from controller.core.operations.cluster_spec import EngineChange
 from tests.unit.control_support import AUTHORIZED, Listener, listening

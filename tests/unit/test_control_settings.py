@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import SettingChanges, SettingList
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.requests import EventPage
-from controller.api.wire.settings import SettingChanges, SettingList
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode

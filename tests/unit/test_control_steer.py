@@ -11,14 +11,13 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import ConflictError, NotFoundError, RefusedError
-from controller.api.operations.on_cluster import Scale
-from controller.api.operations.on_instances import Drain, Undrain
-from controller.api.wire.operations import (
+from controller.api.operations.on_cluster import Scale, ScaleReport, ScaleRequest
+from controller.api.operations.on_instances import (
+    Drain,
     DrainList,
     DrainReport,
     DrainRequest,
-    ScaleReport,
-    ScaleRequest,
+    Undrain,
     UndrainRequest,
 )
 from controller.api.wire.status import ClusterState, ClusterStatus

@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from controller.api.wire.operations import OperationEntry, OperationList
+from controller.api.operations.table import OperationEntry, OperationList
 from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState

@@ -8,9 +8,8 @@ import pytest
 from controller.adapters.http.control_server import HANDLERS
 from controller.adapters.http.perform import Handler
 from controller.api.operations.on_cluster import Autoscale
-from controller.api.operations.order import Kind
+from controller.api.operations.order import Kind, Undo
 from controller.api.operations.table import ORDERS
-from controller.api.wire.operations import Undo
 from llumctl.app import app
 
 KINDS = sorted(ORDERS)

@@ -7,11 +7,13 @@ from functools import partial
 
 from controller.api.client import ControlClient
 from controller.api.operations.on_cluster import Autoscale
-from controller.api.operations.on_requests import Migrate, SetPriority
-from controller.api.text.closed import no_requests
-from controller.api.text.status_words import ranked
-from controller.api.wire.moves import MigrateRequest
-from controller.api.wire.operations import PriorityRequest
+from controller.api.operations.on_requests import (
+    Migrate,
+    MigrateRequest,
+    PriorityRequest,
+    SetPriority,
+)
+from controller.api.text.status_words import no_requests, ranked
 from controller.api.wire.status import AutoscaleStatus, ClusterStatus, InstanceState
 from tui.actions.asking import AnyOrder, Together
 from tui.actions.target import Target

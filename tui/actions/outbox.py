@@ -19,7 +19,7 @@ from controller.api.errors import (
     UnderWayError,
     UnreachableError,
 )
-from controller.api.operations.progress import Awaited, End, progress
+from controller.api.operations.order import Awaited, End, progress
 from controller.api.text import hints
 from controller.api.text.quantities import duration
 from controller.api.wire.status import ClusterStatus

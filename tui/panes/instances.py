@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from controller.api.text import closed
+from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import in_need, is_reserved
 from controller.api.wire.status import InstanceState, InstanceStatus
@@ -121,7 +121,7 @@ def state_tone(state: InstanceState) -> Tone:
 def state_word(item: InstanceStatus) -> Span:
     """An active instance that gets no new requests says why. One that is kept free, for requests of
     a high priority or for a held one, is `reserved`."""
-    if (word := closed.state_word(item)) != item.state:
+    if (word := status_words.state_word(item)) != item.state:
         return Span(word, Tone.WARN)
     if item.state is InstanceState.ACTIVE and is_reserved(item):
         return Span("reserved", Tone.STRONG)

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from controller.api.operations.on_cluster import Setting
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire.base import SettingValue
-from controller.api.wire.settings import Setting
 from tui.actions.target import Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column

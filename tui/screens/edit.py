@@ -8,10 +8,9 @@ from textual.containers import Vertical
 from textual.widgets import Input
 
 from controller.api.errors import LlumctlError
-from controller.api.operations.on_cluster import SetSettings
+from controller.api.operations.on_cluster import SetSettings, Setting
 from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable, setting_value
-from controller.api.wire.settings import Setting
 from tui.actions.action import Place
 from tui.actions.asking import AnyOrder
 from tui.actions.registry import bindings

@@ -6,8 +6,8 @@ from typing import ClassVar
 from textual.app import ComposeResult
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_cluster import Setting, SettingList
 from controller.api.text.quantities import printable
-from controller.api.wire.settings import Setting, SettingList
 from tui.actions.action import Place
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target

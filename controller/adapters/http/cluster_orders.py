@@ -10,16 +10,20 @@ from controller.adapters.http.drain_reports import SteerReports
 from controller.adapters.http.live_settings import PlannedChanges
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
 from controller.api.errors import UsageError
-from controller.api.operations.on_cluster import DismissRolling, Rolling, SetSettings, StopRolling
-from controller.api.operations.order import CLUSTER, Wanted
-from controller.api.text.quantities import setting_value
-from controller.api.wire.operations import DrainReport, Undo
-from controller.api.wire.rolling_models import (
+from controller.api.operations.on_cluster import (
+    DismissRolling,
+    Rolling,
     RollingDismissRequest,
     RollingRequest,
     RollingStopRequest,
+    SetSettings,
+    SettingChanges,
+    SettingsPatch,
+    StopRolling,
 )
-from controller.api.wire.settings import SettingChanges, SettingsPatch
+from controller.api.operations.on_instances import DrainReport
+from controller.api.operations.order import CLUSTER, Undo, Wanted
+from controller.api.text.quantities import setting_value
 from controller.api.wire.status import PlannedRestart, RollingReport
 from controller.core.emptying.claims import Drain
 from controller.core.operations.cluster_spec import RollingOrder

@@ -80,12 +80,13 @@ from controller.adapters.http.streams import (
 )
 from controller.api.errors import LlumctlError
 from controller.api.hosts import is_own_host, own_names
-from controller.api.operations.table import ORDERS
+from controller.api.operations.on_cluster import SettingList
+from controller.api.operations.on_instances import DrainList
+from controller.api.operations.table import ORDERS, OperationList
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.version import own_version
 from controller.api.wire.base import ErrorBody
-from controller.api.wire.operations import DrainList, OperationList
 from controller.api.wire.requests import (
     EventPage,
     Explanation,
@@ -93,7 +94,6 @@ from controller.api.wire.requests import (
     RequestList,
     RequestName,
 )
-from controller.api.wire.settings import SettingList
 from controller.api.wire.status import ClusterStatus, RollingReport, StopProgress, StopRequest
 from controller.api.wire.stream import Frame, MemberLog, TrafficBatch, TrafficRequest
 from controller.runtime.controller.cluster import ControllerProcess

@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from controller.api.wire.operations import (
+from controller.api.operations.on_cluster import ScaleReport, ScaleRequest
+from controller.api.operations.on_instances import (
     REPLAYS,
     CannotMove,
     DrainReport,
@@ -13,8 +14,6 @@ from controller.api.wire.operations import (
     EvacuateRequest,
     PlannedDeparture,
     RestartRequest,
-    ScaleReport,
-    ScaleRequest,
 )
 from controller.core.emptying.claims import Claim, Claims, Drain, Evacuate, Remove, Restart, claimed
 from controller.core.emptying.drains import DrainProgress, DrainState

@@ -14,30 +14,25 @@ from controller.adapters.http.drain_reports import (
     restart_claim,
 )
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
-from controller.api.operations.on_cluster import Scale
+from controller.api.operations.on_cluster import Scale, ScaleReport, ScaleRequest
 from controller.api.operations.on_instances import (
     Cordon,
-    Drain,
-    Evacuate,
-    Restart,
-    Uncordon,
-    Undrain,
-    until,
-)
-from controller.api.operations.order import CLUSTER, Order, Report, Wanted
-from controller.api.wire.operations import (
     CordonReport,
     CordonRequest,
+    Drain,
     DrainReport,
     DrainRequest,
+    Evacuate,
     EvacuateRequest,
+    Restart,
     RestartRequest,
-    ScaleReport,
-    ScaleRequest,
+    Uncordon,
     UncordonRequest,
-    Undo,
+    Undrain,
     UndrainRequest,
+    until,
 )
+from controller.api.operations.order import CLUSTER, Order, Report, Undo, Wanted
 from controller.core.emptying.claims import Claim, Claims
 from controller.core.load.closed import Closed
 from controller.core.operations import cluster_spec

@@ -7,9 +7,7 @@ cluster's configuration is made anew from all settings (`live_config`).
 from dataclasses import dataclass, replace
 
 from controller.adapters.http.answers import ApiError
-from controller.api.settings.live_settings import LiveSetting, SettingError, changed, live_settings
-from controller.api.settings.settings import Settings
-from controller.api.wire.settings import (
+from controller.api.operations.on_cluster import (
     InstanceRole,
     Origin,
     Setting,
@@ -18,6 +16,8 @@ from controller.api.wire.settings import (
     SettingList,
     SettingsPatch,
 )
+from controller.api.settings.live_settings import LiveSetting, SettingError, changed, live_settings
+from controller.api.settings.settings import Settings
 from controller.core.dispatch.policies import POLICIES, Policy, find_policy
 from controller.core.emptying.rounds import may_differ
 from controller.core.load.freeness import finite

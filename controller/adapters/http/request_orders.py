@@ -6,19 +6,23 @@ from typing import Any, Required, TypedDict, Unpack
 from controller.adapters.http.answers import ApiError, no_such_instance
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation
 from controller.adapters.http.requests import find_for_order, held_blocks, place_of
-from controller.api.operations.on_requests import Abort, Migrate, SetPriority
-from controller.api.operations.order import Report, Wanted
-from controller.api.state.audit import one_short_line
-from controller.api.text.quantities import duration
-from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
-from controller.api.wire.operations import (
+from controller.api.operations.on_requests import (
+    Abort,
     AbortReport,
     AbortRequest,
+    Migrate,
+    MigrateRequest,
+    MigrationReport,
+    MoveAttempt,
+    MovePlanned,
     PriorityEffect,
     PriorityReport,
     PriorityRequest,
-    Undo,
+    SetPriority,
 )
+from controller.api.operations.order import Report, Undo, Wanted
+from controller.api.state.audit import one_short_line
+from controller.api.text.quantities import duration
 from controller.api.wire.requests import MoveStage
 from controller.api.wire.requests import RequestState as WireState
 from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand

@@ -1,35 +1,92 @@
-"""Orders about the whole cluster: scale, rolling restarts, settings, auto-scaling."""
+"""Orders about the whole cluster: scale, rolling restarts, settings, auto-scaling; each with its
+body and its report.
+
+The compatibility rules are those of `controller.api.wire.base`. Times in reports are seconds since
+the epoch unless the name says for how long; `revision` counts the changes of the cluster's spec.
+"""
 
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from controller.api.errors import LastInstanceError
-from controller.api.operations.on_instances import departure
-from controller.api.operations.order import Danger, OnCluster, Order, Outcome, Plan
-from controller.api.operations.progress import Awaited, End, awaited_of_scale
-from controller.api.settings.setting_values import value_of
-from controller.api.text import drain_words, rolling_words, setting_words
+from controller.api.operations.on_instances import (
+    DrainReport,
+    InstanceIds,
+    OnDeadline,
+    awaited,
+    capacity,
+    departure,
+    would_move,
+)
+from controller.api.operations.order import Awaited, Danger, End, OnCluster, Order, Outcome, Plan
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.text import rolling_words, setting_words
 from controller.api.text.autoscale_words import RELEASE
 from controller.api.text.quantities import duration, setting_value
 from controller.api.text.rolling_words import arguments
-from controller.api.wire.base import SettingValue
-from controller.api.wire.operations import ScaleReport, ScaleRequest
-from controller.api.wire.rolling_models import (
-    RollingDismissRequest,
-    RollingRequest,
-    RollingStopRequest,
+from controller.api.wire.base import (
+    AnswerModel,
+    OrderModel,
+    Reason,
+    Revision,
+    SettingValue,
+    WireModel,
 )
-from controller.api.wire.settings import SettingChanges, SettingsPatch
 from controller.api.wire.status import RollingReport
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
 
+
 ALL = "all"
 """What an operator types to restart the last instance that serves, too."""
 AUTOSCALE_MODE = "autoscale.mode"
+
+
+class ScaleRequest(OrderModel):
+    """A number of instances. A change of it can be planned (`dry_run`): the plan says which number
+    to ask for, at which revision. `deadline_s` (seconds from now) and `on_deadline` are those of
+    the drains of a scale-in."""
+
+    target: int | None = Field(default=None, ge=0, le=MAX_INSTANCES)
+    change: int | None = Field(default=None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
+    if_revision: Revision = None
+    dry_run: bool = False
+    force: bool = False
+    """Starts instances even if there seems to be no room for them, and drains those to be removed
+    even if no other instance serves."""
+    draining: InstanceIds | None = None
+    """Removes just these instances, or none. None: those with the fewest running requests."""
+    reason: Reason = ""
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    on_deadline: OnDeadline = "keep"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "ScaleRequest":
+        if (self.target is None) == (self.change is None):
+            raise ValueError("give either target or change")
+        if self.change is not None and not self.dry_run:
+            raise ValueError("a change can only be planned: ask for the target of the plan")
+        return self
+
+
+class ScaleReport(AnswerModel):
+    """`previous` and `target` count planned instances: with those that start, without those to be
+    removed. `undrained`: instances that were to be removed, and stay."""
+
+    previous: int
+    target: int
+    revision: int = 0
+    dry_run: bool = False
+    added: tuple[str, ...] = ()
+    undrained: tuple[str, ...] = ()
+    draining: tuple[DrainReport, ...] = ()
+    holds_autoscale: bool = False
+    """Auto-scaling is on, or in a dry run, and leaves the number as it is until it is released."""
 
 
 class Scale(OnCluster[ScaleRequest, ScaleReport]):
@@ -82,9 +139,8 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
         lines += [f"{each} would start" for each in report.added]
         lines += [f"{each} would stay after all" for each in report.undrained]
         if going:
-            would_move = drain_words.would_move
             lines += [f"{would_move(each)}, then it is removed" for each in report.draining]
-            lines.append(drain_words.capacity(client.status(), going))
+            lines.append(capacity(client.status(), going))
             lines += [departure(item) for each in report.draining for item in each.plan]
         if report.holds_autoscale:
             lines.append(f"auto-scaling would leave it there, until {RELEASE}")
@@ -105,6 +161,46 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
             facts.append(f"auto-scaling leaves it there, until {RELEASE}")
         changed = report.added or report.undrained or report.draining
         return Outcome(", ".join(facts), can_undo=bool(changed), awaits=awaited_of_scale(report))
+
+
+MAX_ENGINE_ARGS = 64
+
+
+class RollingRequest(OrderModel):
+    """Restarts all instances, one after the other. At the deadline of one, its restart is given up,
+    and with it the rest; what is left on it stays where it runs."""
+
+    at_once: int = Field(default=1, ge=0, le=MAX_INSTANCES)
+    """How many may be away at a time; 0: as many as the others can hold."""
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    """How long emptying one instance may take. None: any time."""
+    start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
+    """How long a new process may take until it serves."""
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves meanwhile: new requests are held then."""
+    engine_args: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_ENGINE_ARGS)
+    """Engine arguments that every instance gets, by their Python names; null: as the cluster was
+    started. The others stay as they are."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class RollingStopRequest(OrderModel):
+    """No other instance is restarted. One that is being emptied keeps its process; one whose
+    process has ended gets its next one all the same."""
+
+    dry_run: bool = False
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class RollingDismissRequest(OrderModel):
+    """A rolling restart that is over is not shown in the status any more."""
+
+    dry_run: bool = False
+    reason: Reason = ""
+    if_revision: Revision = None
 
 
 class Rolling(OnCluster[RollingRequest, RollingReport]):
@@ -188,6 +284,74 @@ class DismissRolling(OnCluster[RollingDismissRequest, RollingReport]):
     command = "llumctl restart --dismiss"
 
 
+Origin = Literal["default", "start", "set"]
+Role = Literal["source", "destination", "neither"]
+
+
+class Setting(WireModel):
+    """A setting that may be changed while the cluster runs. `origin`: where its value is from: the
+    default, what the cluster was started with, or a change since. `allowed`: which values it may
+    have, in words. Older controllers tell neither."""
+
+    key: str
+    value: SettingValue = None
+    default: SettingValue = None
+    meaning: str = ""
+    origin: Origin | None = None
+    allowed: str = ""
+
+
+class SettingList(AnswerModel):
+    """`revision` counts the changes of the cluster's spec."""
+
+    settings: tuple[Setting, ...]
+    revision: int = 0
+
+
+class SettingsPatch(OrderModel):
+    """Makes all of `changes` or, if one is wrong, none. With `if_revision`, it fails if the spec
+    has another revision by now. `autoscale.mode` among them, even with the value that it has,
+    releases auto-scaling from an operator's scale."""
+
+    # Each setting has its own bounds, whose refusal names it.
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
+    dry_run: bool = False
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class SettingChange(WireModel):
+    key: str
+    previous: SettingValue = None
+    value: SettingValue = None
+
+
+class InstanceRole(WireModel):
+    """What an instance is for the rounds of rescheduling now, and what it would be: one that is
+    relieved of requests, or one that may take some. `freeness_steps`: as it would be; null for a
+    draining instance."""
+
+    instance_id: str
+    freeness_steps: float | None = None
+    now: Role
+    then: Role
+
+
+class SettingChanges(AnswerModel):
+    """`revision`: the one that these changes made, or the present one if nothing changed. `roles`:
+    of all instances that report, in a dry run of changes that may give an instance another one."""
+
+    dry_run: bool = False
+    changes: tuple[SettingChange, ...]
+    """The settings whose value has changed."""
+    roles: tuple[InstanceRole, ...] = ()
+    releases_autoscale: bool = False
+    """An operator's own scale wins over auto-scaling no more."""
+    revision: int = 0
+
+
 class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
     kind, word = "set", "Set"
     does = "Change settings"
@@ -205,6 +369,8 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
     def to(assignments: Iterable[str]) -> "SetSettings":
         """`migration.max_moves=2` each, as `llumctl set` takes them; the controller says whether
         there are such settings and values."""
+        from controller.api.settings.setting_values import value_of  # the tables of settings
+
         pairs = (each.partition("=") for each in assignments)
         changes = {key: value_of(key, value) for key, _, value in pairs}
         return SetSettings(SettingsPatch(changes=changes))
@@ -291,3 +457,8 @@ ORDERS: tuple[type[Order[Any, Any]], ...] = (
 
 def _rolling(report: RollingReport) -> str:
     return rolling_words.progress(report).removeprefix("rolling restart: ")
+
+
+def awaited_of_scale(report: ScaleReport) -> tuple[Awaited, ...]:
+    new = tuple(Awaited(each, End.STARTED) for each in report.added)
+    return new + tuple(item for each in report.draining for item in awaited(each))

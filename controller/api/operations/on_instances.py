@@ -1,32 +1,112 @@
-"""Orders about an instance: drain, undrain, cordon, uncordon, restart, evacuate."""
+"""Orders about an instance: drain, undrain, cordon, uncordon, restart, evacuate; each with its
+body, its report and its words.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+The compatibility rules are those of `controller.api.wire.base`. `deadline_s` in reports is in
+seconds since the epoch; `revision` counts the changes of the cluster's spec.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
 
 from controller.api.errors import LastInstanceError
-from controller.api.operations.order import Danger, OnInstance, Order, Outcome, Plan, Wanted
-from controller.api.operations.progress import awaited
-from controller.api.text import drain_words as words
-from controller.api.text.quantities import duration
-from controller.api.wire.operations import (
-    CordonReport,
-    CordonRequest,
-    DrainReport,
-    DrainRequest,
-    EvacuateRequest,
-    OnDeadline,
-    PlannedDeparture,
-    RestartRequest,
-    UncordonRequest,
-    UndrainRequest,
+from controller.api.operations.order import (
+    Awaited,
+    Danger,
+    End,
+    OnInstance,
+    Order,
+    Outcome,
+    Plan,
+    Wanted,
 )
-from controller.api.wire.status import ClusterStatus
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.text.quantities import duration, printable
+from controller.api.text.status_words import no_requests
+from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
+from controller.api.wire.status import ClusterStatus, InstanceState
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
 
 
 Given = TypeVar("Given", bound=Order[Any, Any])
+OnDeadline = Literal["keep", "abort"]
+DrainState = Literal[
+    "draining", "drained", "restarting", "restarted", "active", "removed", "failed"
+]
+InstanceIds = Annotated[
+    tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_INSTANCES)
+]
+
+
+class CannotMove(WireModel):
+    """A request that stays for now; docs/metrics.md has the codes."""
+
+    request_id: str
+    client_id: str = ""
+    code: str
+    why: str = ""
+
+
+REPLAYS = "replays"
+"""The code of a planned departure that is no move: the request would be replayed elsewhere."""
+
+
+class PlannedDeparture(WireModel):
+    """Where a request would go, or why it cannot. A queued request has no blocks."""
+
+    request_id: str
+    client_id: str = ""
+    num_tokens: int
+    num_blocks: int
+    to_instance_id: str | None = None
+    code: str = ""
+    why: str = ""
+
+
+class DrainReport(AnswerModel):
+    """The drain of one instance. `state`: draining; drained (it has no requests left); restarting
+    (its process ended, the next one starts); active (it is not being drained); removed (it is gone
+    for good). The end of a restart is called restarted or failed by those who follow it. With
+    `dry_run`, `plan` says what would happen."""
+
+    instance_id: str
+    drain_id: str = ""
+    state: DrainState
+    safe_to_delete: bool = False
+    """The instance has no requests and gets none: its process may be ended."""
+    num_requests_left: int = 0
+    num_moving: int = 0
+    num_moved: int = 0
+    cannot_move: tuple[CannotMove, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Frontends that did not answer: their requests are not in this report."""
+    estimate_s: float | None = None
+    """Expected time until it is drained; null if nothing is known from which to estimate it."""
+    deadline_s: float | None = None
+    on_deadline: OnDeadline = "keep"
+    plan: tuple[PlannedDeparture, ...] = ()
+    dry_run: bool = False
+    revision: int = 0
+    reason: str = ""
+    actor: str = ""
+    removes_instance: bool = False
+    """The instance is removed once it is drained (scale-in)."""
+    evacuates_instance: bool = False
+    """It goes at its deadline, whatever is left there."""
+    restarts_instance: bool = False
+    """Its process is replaced once it is drained, and the drain is over then."""
+    incarnation: int | None = None
+    pid: int | None = None
+    """Both of the present process; a process that is restarted has others afterwards."""
+    changes: bool = False
+    """The call changed something, or would in a dry run."""
+
+
+class DrainList(AnswerModel):
+    drains: tuple[DrainReport, ...] = ()
 
 
 class _Emptying(OnInstance[Wanted, DrainReport]):
@@ -56,8 +136,26 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
 
     def outcome(self, report: DrainReport) -> Outcome:
         """It is taken back by undrain while the instance's process is there."""
-        text = words.progress(report).removeprefix(f"{self.instance_id}: ")
+        text = drain_progress(report).removeprefix(f"{self.instance_id}: ")
         return Outcome(text, can_undo=report.changes, awaits=awaited(report))
+
+
+class DrainRequest(OrderModel):
+    """Empties an instance. `on_deadline` is about the drain and never ends a request: `keep` goes
+    on and reports what is left, `abort` ends the drain, and requests that are left stay where they
+    run."""
+
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    """Seconds from now. None: no deadline."""
+    on_deadline: OnDeadline = "keep"
+    dry_run: bool = False
+    force: bool = False
+    """Drains even if no other instance serves."""
+    with_ids: InstanceIds = ()
+    """Instances that the same command drains: none of them is a destination, and the command drains
+    all or none."""
+    reason: Reason = ""
+    if_revision: Revision = None
 
 
 class Drain(_Emptying[DrainRequest]):
@@ -82,6 +180,12 @@ class Drain(_Emptying[DrainRequest]):
         return emptying(report, status, self.wanted.with_ids)
 
 
+class UndrainRequest(OrderModel):
+    reason: Reason = ""
+    if_revision: Revision = None
+    dry_run: bool = False
+
+
 class Undrain(OnInstance[UndrainRequest, DrainReport]):
     kind, word = "undrain", "Undrain"
     key = "u"
@@ -102,12 +206,48 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
         return Outcome("it gets requests again", can_undo=True)
 
 
+class CordonReport(AnswerModel):
+    """`closed_by`: why the instance gets no new requests now, or would get none after a dry run's
+    order; empty if it gets them."""
+
+    instance_id: str
+    cordoned: bool
+    closed_by: tuple[str, ...] = ()
+    num_requests: int = 0
+    """That it has, by its last status, with those that were dispatched since."""
+    dry_run: bool = False
+    revision: int = 0
+    reason: str = ""
+    actor: str = ""
+    """Of the cordon."""
+    changes: bool = False
+    """The call changed something, or would in a dry run."""
+
+
+class CordonList(AnswerModel):
+    cordons: tuple[CordonReport, ...] = ()
+
+
 class _Cordoning(OnInstance[Wanted, CordonReport]):
     report = CordonReport
 
     def outcome(self, report: CordonReport) -> Outcome:
         text = cordoned(report).removeprefix(f"{self.instance_id}: ")
         return Outcome(text, can_undo=report.changes)
+
+
+class CordonRequest(OrderModel):
+    """No new requests for an instance, and no moves to it; what it has goes on there, and may leave
+    by moves as any other does. A controller that starts again, and a restart of the instance, leave
+    that as it is."""
+
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves: new requests are held meanwhile."""
+    with_ids: InstanceIds = ()
+    """Instances that the same command cordons: all or none."""
+    reason: Reason = ""
+    if_revision: Revision = None
 
 
 class Cordon(_Cordoning[CordonRequest]):
@@ -137,8 +277,14 @@ class Cordon(_Cordoning[CordonRequest]):
             return Plan((f"{self.instance_id} is cordoned already",), None)
         order = (self.but(force=True) if name else self).at(report.revision)
         closed = (self.instance_id, *self.wanted.with_ids)
-        lines = (cordoned(report), words.capacity(client.status(), closed))
+        lines = (cordoned(report), capacity(client.status(), closed))
         return Plan(lines, order, name)
+
+
+class UncordonRequest(OrderModel):
+    reason: Reason = ""
+    if_revision: Revision = None
+    dry_run: bool = False
 
 
 class Uncordon(_Cordoning[UncordonRequest]):
@@ -157,6 +303,27 @@ class Uncordon(_Cordoning[UncordonRequest]):
         if not report.changes:
             return Plan((f"{self.instance_id} is not cordoned",), None)
         return Plan((cordoned(report),), self.at(report.revision))
+
+
+class RestartRequest(OrderModel):
+    """Empties an instance and replaces its process. At the deadline it is given up: what is left
+    stays where it runs, and the process too. With `now`, the process is replaced at once: requests
+    that run or wait there are replayed by other instances."""
+
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    """Seconds from now. None: no deadline."""
+    now: bool = False
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves: new requests are held meanwhile."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "RestartRequest":
+        if self.now and self.deadline_s is not None:
+            raise ValueError("what happens now has no deadline")
+        return self
 
 
 class Restart(_Emptying[RestartRequest]):
@@ -186,6 +353,19 @@ class Restart(_Emptying[RestartRequest]):
     def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
         summary, *rest = emptying(report, status)
         return (f"{summary}, then its process is replaced", *rest)
+
+
+class EvacuateRequest(OrderModel):
+    """Empties an instance that will be ended. It goes for good once it is empty, and after
+    `within_s` in any case: what could not be moved by then ends there."""
+
+    within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
+    """Seconds from now."""
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves."""
+    reason: Reason = ""
+    if_revision: Revision = None
 
 
 class Evacuate(_Emptying[EvacuateRequest]):
@@ -232,8 +412,8 @@ def emptying(
 ) -> tuple[str, ...]:
     """What emptying an instance would take, and what would be left; `others` are emptied too."""
     return (
-        words.would_move(report),
-        words.capacity(status, (report.instance_id, *others)),
+        would_move(report),
+        capacity(status, (report.instance_id, *others)),
         *(departure(each) for each in report.plan),
     )
 
@@ -262,3 +442,71 @@ def departure(item: PlannedDeparture) -> str:
 def until(deadline_s: float | None, then: OnDeadline) -> str:
     """` within 60s, then keep`: how long a drain may take; empty if it has no deadline."""
     return "" if deadline_s is None else f" within {duration(deadline_s)}, then {then}"
+
+
+def awaited(report: DrainReport) -> tuple[Awaited, ...]:
+    """What remains of a drain, or of a restart, when it has begun."""
+    end = End.RESTARTED if report.restarts_instance else End.DRAINED
+    if report.removes_instance:
+        end = End.REMOVED
+    if not report.drain_id or (report.safe_to_delete and end is End.DRAINED):
+        return ()
+    return (Awaited(report.instance_id, end, report.drain_id, report.incarnation),)
+
+
+def would_move(report: DrainReport) -> str:
+    """`i-7: 12 requests would move; 2 cannot move now`."""
+    affected = _requests(max(len(report.plan), report.num_requests_left))
+    if any(item.code == REPLAYS for item in report.plan):
+        return f"{report.instance_id}: {affected} would be replayed elsewhere"
+    staying = sum(item.code not in ("", "moving") for item in report.plan)
+    cannot = f"; {staying} cannot move now" if staying else ""
+    return f"{report.instance_id}: {affected} would move{cannot}"
+
+
+def capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
+    gone = set(leaving)
+    active = (each for each in status.instances if each.state is InstanceState.ACTIVE)
+    serving = [each for each in active if not no_requests(each)]
+    left = [item for item in serving if item.id not in gone]
+    num_free = sum(item.num_free_blocks or 0 for item in left)
+    num_total = sum(item.num_total_blocks or 0 for item in left)
+    return (
+        f"left: {len(left)} of {len(serving)} serving instances,"
+        f" {num_free} of their {num_total} blocks free"
+    )
+
+
+def drain_progress(report: DrainReport) -> str:
+    """One line: how far the drain is, and when it may be over."""
+    name = report.instance_id
+    if report.state in ("removed", "restarting"):
+        return f"{name}: {report.state}"
+    if report.state == "restarted":
+        return f"{name}: restarted ({report.num_moved} moved)"
+    if report.state == "failed":
+        return f"{name}: its new process could not start"
+    if report.safe_to_delete:
+        return f"{name}: safe to delete ({report.num_moved} moved)"
+    if report.state == "active":
+        return f"{name}: not draining"
+    facts = [f"{report.num_requests_left} left", f"{report.num_moving} moving"]
+    facts.append(f"{report.num_moved} moved")
+    if report.estimate_s:
+        facts.append(f"~{duration(report.estimate_s)}")
+    if report.silent:
+        facts.append(f"no answer from {' '.join(report.silent)}")
+    line = f"{name}: {', '.join(facts)}"
+    return printable(f"{line}; {cannot_move(report)}" if report.cannot_move else line)
+
+
+def cannot_move(report: DrainReport) -> str:
+    """`2 requests cannot move (no instance has 118 free blocks)`; without any, what is left."""
+    if not report.cannot_move:
+        return f"{_requests(report.num_requests_left)} left"
+    whys = dict.fromkeys(item.why or item.code for item in report.cannot_move)
+    return f"{_requests(len(report.cannot_move))} cannot move ({'; '.join(whys)})"
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"

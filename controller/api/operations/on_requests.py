@@ -1,22 +1,92 @@
-"""Orders about a request: migrate, priority, abort."""
+"""Orders about a request: migrate, priority, abort; each with its body and its report.
+
+The compatibility rules are those of `controller.api.wire.base`.
+"""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from controller.api.operations.order import Danger, OnRequest, Order, Outcome, Plan
 from controller.api.text.quantities import latency, sized
-from controller.api.wire.base import SettingValue
-from controller.api.wire.moves import MigrateRequest, MigrationReport
-from controller.api.wire.operations import (
-    AbortReport,
-    AbortRequest,
-    PriorityEffect,
-    PriorityReport,
-    PriorityRequest,
-)
+from controller.api.wire.base import AnswerModel, OrderModel, Reason, SettingValue, WireModel
+from controller.api.wire.requests import MoveStage, RequestState
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
+
+
+class MigrateRequest(OrderModel):
+    """Moves a live request. Without `to` the controller chooses the destination, and tries another
+    if the first fails. With `dry_run` nothing moves."""
+
+    to: str | None = Field(default=None, min_length=1, max_length=64)
+    dry_run: bool = False
+    verify_kv: bool = False
+    """Compares a digest of the KV blocks on both sides before the destination takes over."""
+    max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
+    """1: a stop-and-copy. None: as many as needed, 12 at most."""
+    reason: Reason = ""
+    timeout_s: float = Field(default=60.0, gt=0, le=600)
+    """How long the call waits for the move's end. A move that is not over by then goes on."""
+
+
+class MoveAttempt(WireModel):
+    """One attempt to move a request. `outcome`: migrated; kept (the request never stopped at the
+    source); resumed (it stopped, and runs there again); ended (it finished, or its client left);
+    refused (the move was not begun); unknown (the source did not say)."""
+
+    migration_id: str
+    to_instance_id: str
+    outcome: str
+    code: str = ""
+    why: str = ""
+    duration_s: float | None = None
+    num_tokens: int | None = None
+    num_cached_blocks: int | None = None
+    """Blocks that the destination's prefix cache had, so that they were not copied."""
+    stages: tuple[MoveStage, ...] = ()
+
+
+class MovePlanned(WireModel):
+    """What a move would take. Times are null before the first move; a request that waits has no
+    blocks and no downtime."""
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float | None = None
+    downtime_s: float | None = None
+
+
+class MigrationReport(AnswerModel):
+    """How a move ended, or would end. `outcome`: that of the last attempt; in a dry run
+    `would_move` or `refused`. `code` and `why` say why the request does not move."""
+
+    request_id: str
+    client_id: str
+    from_instance_id: str
+    to_instance_id: str | None = None
+    dry_run: bool = False
+    outcome: str
+    code: str = ""
+    why: str = ""
+    note: str = ""
+    hint: str = ""
+    """The command that would help, if one is known."""
+    num_blocks: int = 0
+    num_bytes: int = 0
+    """Copied by the last attempt."""
+    copy_time_s: float = 0.0
+    downtime_s: float | None = None
+    """From the last token of one instance to the first of the other, as the client got them. Null
+    for a request that waited for memory: its client's pause began before the move."""
+    excess_s: float | None = None
+    """`downtime_s` less the destination's step."""
+    plan: MovePlanned | None = None
+    attempts: tuple[MoveAttempt, ...] = ()
+    """All attempts, the last one last."""
 
 
 class Migrate(OnRequest[MigrateRequest, MigrationReport]):
@@ -72,6 +142,39 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
         return Outcome(text, can_undo=True)
 
 
+class PriorityRequest(OrderModel):
+    """Another priority level for a live request."""
+
+    level: str = Field(min_length=1, max_length=64)
+    reason: Reason = ""
+    dry_run: bool = False
+
+
+class PriorityEffect(WireModel):
+    """What another priority of a running request does to its instance: `headroom_blocks` are kept
+    free there beside all running requests. Less freeness keeps new requests away, and lets others
+    move away. `freeness_steps`: null of a draining instance."""
+
+    headroom_blocks_before: int
+    headroom_blocks_after: int
+    freeness_steps_before: float | None
+    freeness_steps_after: float | None
+
+
+class PriorityReport(AnswerModel):
+    """`previous` and `level` are the same if nothing changed. `instance_id`: where the request is;
+    null while no instance has it. `effect`: by the instance's last status, in a dry run for a
+    request that runs; a request that waits only has another place in the queue."""
+
+    request_id: str
+    client_id: str = ""
+    previous: str
+    level: str
+    instance_id: str | None = None
+    dry_run: bool = False
+    effect: PriorityEffect | None = None
+
+
 class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
     kind, word = "priority", "Set"
     key = "p"
@@ -105,6 +208,28 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
         if report.previous == report.level:
             return Outcome(f"it had {report.level} already")
         return Outcome(f"{report.level}, was {report.previous}", can_undo=True)
+
+
+class AbortRequest(OrderModel):
+    """Ends a live request: its client gets one error. The reason is not told to the client."""
+
+    reason: Reason = ""
+    dry_run: bool = False
+
+
+class AbortReport(AnswerModel):
+    """`state`, `instance_id` and `num_output_tokens` are how the request was when the order came;
+    the tokens may have reached the client."""
+
+    request_id: str
+    client_id: str = ""
+    request_ids: tuple[str, ...] = ()
+    """All sequences that ended: the choices of one client's request (`n` > 1) end together."""
+    level: str = ""
+    state: RequestState
+    instance_id: str | None = None
+    num_output_tokens: int = 0
+    dry_run: bool = False
 
 
 class Abort(OnRequest[AbortRequest, AbortReport]):

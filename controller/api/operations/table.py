@@ -1,17 +1,44 @@
-"""Every order of operators, once; and the order that takes an operation of the audit log back."""
+"""Every order of operators, once; what they did lately; and the order that takes one of those
+back.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from controller.api.errors import RefusedError
 from controller.api.operations import on_cluster, on_instances, on_requests
-from controller.api.operations.order import Order
-from controller.api.wire.operations import OperationEntry, OperationList, Undo
+from controller.api.operations.order import Order, Undo
+from controller.api.wire.base import AnswerModel, WireModel
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
     each.kind: each for each in (*on_instances.ORDERS, *on_requests.ORDERS, *on_cluster.ORDERS)
 }
 """By kind."""
+
+
+class OperationEntry(WireModel):
+    """One operation of the audit log. `why_not`: why it cannot be undone now; empty if it can."""
+
+    id: str
+    time_s: float
+    actor: str
+    actions: tuple[str, ...]
+    reason: str = ""
+    outcome: str
+    undo: Undo | None = None
+    why_not: str = ""
+
+    @property
+    def was_done(self) -> bool:
+        return not self.outcome.startswith(("refused", "failed", "unknown"))
+
+
+class OperationList(AnswerModel):
+    """The last operations, the newest first. `revision`: the spec's, at which `why_not` holds."""
+
+    operations: tuple[OperationEntry, ...]
+    revision: int = 0
+
 
 LIST = "llumctl undo --list"
 MAX_LISTED = 200

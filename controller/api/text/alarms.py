@@ -11,9 +11,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.api.text.closed import no_requests
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.status_words import blocks, free_blocks, head_wait_s, held_why, is_reserved
+from controller.api.text.status_words import (
+    blocks,
+    free_blocks,
+    head_wait_s,
+    held_why,
+    is_reserved,
+    no_requests,
+)
 
 if TYPE_CHECKING:
     from controller.api.settings.settings import ConsoleTable

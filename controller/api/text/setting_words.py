@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from controller.api.text.quantities import setting_value
 
 if TYPE_CHECKING:
+    from controller.api.operations.on_cluster import InstanceRole, SettingChanges
     from controller.api.wire.base import SettingValue
-    from controller.api.wire.settings import InstanceRole, SettingChanges
 
 MAX_NAMED = 12
 

@@ -1,5 +1,7 @@
 """What a status says, in words and in small figures that the command line and the dashboard show
 alike: room at an instance, what waits at the controller, priority levels, replays.
+
+Whether an instance gets new requests, as the status says it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
         LevelStatus,
         QueueHeadStatus,
     )
+
+# ==== controller/api/text/status_words.py
 
 _HELD_WHYS: Mapping[str, str] = {
     "no-instance": "no instance takes requests",
@@ -166,3 +170,20 @@ def replay_why(replay: ReplayStatus | EndedReplayStatus) -> str:
 
 def _words(name: str) -> str:
     return printable(name.replace("_", " "))
+
+
+# ==== controller/api/text/status_words.py
+
+MOVES_ONLY = frozenset({"reserved", "cooling"})
+"""Reasons against moves to an instance that nevertheless gets new requests."""
+
+
+def no_requests(item: "InstanceStatus") -> str:
+    """Why the instance gets no new requests, in a word; empty if it does."""
+    reasons = (reason for reason in item.closed_by if reason not in MOVES_ONLY)
+    return next(reasons, "")
+
+
+def state_word(item: "InstanceStatus") -> str:
+    """Its state; of an instance that serves and gets no new requests, why."""
+    return no_requests(item) or str(item.state) if item.state == "active" else str(item.state)

@@ -14,9 +14,8 @@ from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import Handler, Operated, Operation
 from controller.adapters.http.request_orders import AbortHandler, PriorityHandler
 from controller.adapters.http.requests import RequestsQuery, explain_request, list_requests
-from controller.api.operations.on_requests import Abort, SetPriority
+from controller.api.operations.on_requests import Abort, AbortRequest, PriorityRequest, SetPriority
 from controller.api.settings.settings import Settings
-from controller.api.wire.operations import AbortRequest, PriorityRequest
 from controller.core.emptying.claims import Drain, Remove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind

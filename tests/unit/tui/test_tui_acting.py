@@ -6,16 +6,16 @@ import pytest
 from textual.widgets import Button
 
 from controller.api.errors import AnswerLostError, ConflictError, NotFoundError, RefusedError
-from controller.api.operations.on_instances import Undrain
-from controller.api.settings.settings import ConsoleTable
-from controller.api.wire.operations import (
+from controller.api.operations.on_cluster import ScaleRequest
+from controller.api.operations.on_instances import (
     CordonRequest,
     DrainRequest,
-    PriorityRequest,
-    ScaleRequest,
     UncordonRequest,
+    Undrain,
     UndrainRequest,
 )
+from controller.api.operations.on_requests import PriorityRequest
+from controller.api.settings.settings import ConsoleTable
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, presses, replaying, settle

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from controller.api.operations.on_cluster import SettingsPatch
 from controller.api.settings.live_settings import changed
-from controller.api.wire.settings import SettingsPatch
 from controller.api.wire.status import AutoscaleCheck, AutoscaleHoldStatus, AutoscaleStatus
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic

@@ -9,14 +9,9 @@ from textual.events import Key
 from textual.widgets import Input
 
 from controller.api.errors import LlumctlError, NotFoundError, UsageError
-from controller.api.wire.operations import (
-    AbortRequest,
-    DrainRequest,
-    EvacuateRequest,
-    PriorityRequest,
-    RestartRequest,
-)
-from controller.api.wire.rolling_models import RollingRequest, RollingStopRequest
+from controller.api.operations.on_cluster import RollingRequest, RollingStopRequest
+from controller.api.operations.on_instances import DrainRequest, EvacuateRequest, RestartRequest
+from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle

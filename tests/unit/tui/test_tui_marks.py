@@ -2,13 +2,8 @@
 
 import pytest
 
-from controller.api.wire.operations import (
-    AbortRequest,
-    DrainRequest,
-    PriorityRequest,
-    RestartRequest,
-    UndrainRequest,
-)
+from controller.api.operations.on_instances import DrainRequest, RestartRequest, UndrainRequest
+from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from controller.api.wire.status import ClusterStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from controller.api.operations.progress import Awaited, End, awaited, awaited_of_scale, progress
-from controller.api.wire.operations import DrainReport, ScaleReport
+from controller.api.operations.on_cluster import ScaleReport, awaited_of_scale
+from controller.api.operations.on_instances import DrainReport, awaited
+from controller.api.operations.order import Awaited, End, progress
 from controller.api.wire.status import (
     DrainStatus,
     InstanceState,

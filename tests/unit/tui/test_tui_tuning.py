@@ -5,8 +5,7 @@ from pathlib import Path
 from textual.widgets import Input
 
 from controller.api.errors import AnswerLostError, ConflictError
-from controller.api.operations.on_cluster import SetSettings
-from controller.api.wire.settings import InstanceRole, Setting, SettingsPatch
+from controller.api.operations.on_cluster import InstanceRole, SetSettings, Setting, SettingsPatch
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle

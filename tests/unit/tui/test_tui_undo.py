@@ -3,18 +3,12 @@
 import pytest
 
 from controller.api.errors import ConflictError, LlumctlError
-from controller.api.operations.order import Order
+from controller.api.operations.on_cluster import ScaleRequest, SettingsPatch
+from controller.api.operations.on_instances import DrainRequest, UndrainRequest
+from controller.api.operations.on_requests import MigrateRequest, PriorityRequest
+from controller.api.operations.order import Order, Undo
 from controller.api.wire.base import SettingValue
-from controller.api.wire.moves import MigrateRequest
-from controller.api.wire.operations import (
-    DrainRequest,
-    PriorityRequest,
-    ScaleRequest,
-    Undo,
-    UndrainRequest,
-)
 from controller.api.wire.requests import Event
-from controller.api.wire.settings import SettingsPatch
 from controller.api.wire.stream import EventFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting

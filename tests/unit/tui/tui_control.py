@@ -11,40 +11,43 @@ from controller.api.errors import (
     RefusedError,
     UsageError,
 )
-from controller.api.operations.order import Order
-from controller.api.settings.live_settings import SettingError, changed, live_settings
-from controller.api.settings.settings import Settings
-from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
-from controller.api.wire.operations import (
-    AbortReport,
-    AbortRequest,
-    CordonReport,
-    CordonRequest,
-    DrainReport,
-    DrainRequest,
-    EvacuateRequest,
-    OperationEntry,
-    OperationList,
-    PlannedDeparture,
-    PriorityReport,
-    PriorityRequest,
-    RestartRequest,
+from controller.api.operations.on_cluster import (
+    InstanceRole,
+    RollingRequest,
+    RollingStopRequest,
     ScaleReport,
     ScaleRequest,
-    UncordonRequest,
-    Undo,
-    UndrainRequest,
-)
-from controller.api.wire.requests import RequestState
-from controller.api.wire.rolling_models import RollingRequest, RollingStopRequest
-from controller.api.wire.settings import (
-    InstanceRole,
     Setting,
     SettingChange,
     SettingChanges,
     SettingList,
     SettingsPatch,
 )
+from controller.api.operations.on_instances import (
+    CordonReport,
+    CordonRequest,
+    DrainReport,
+    DrainRequest,
+    EvacuateRequest,
+    PlannedDeparture,
+    RestartRequest,
+    UncordonRequest,
+    UndrainRequest,
+)
+from controller.api.operations.on_requests import (
+    AbortReport,
+    AbortRequest,
+    MigrateRequest,
+    MigrationReport,
+    MovePlanned,
+    PriorityReport,
+    PriorityRequest,
+)
+from controller.api.operations.order import Order, Undo
+from controller.api.operations.table import OperationEntry, OperationList
+from controller.api.settings.live_settings import SettingError, changed, live_settings
+from controller.api.settings.settings import Settings
+from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterStatus, PlannedRestart, RollingReport
 from tests.unit.tui import tui_synthetic as synthetic
 
