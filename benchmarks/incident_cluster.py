@@ -25,13 +25,14 @@ from controller.api.wire.status import (
 )
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from controller.core.admission.waiting_reasons import queue_reason
-from controller.core.load.freeness import dispatch_freeness, freeness
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
-from controller.core.load.virtual_usage import (
+from controller.core.load.freeness import (
+    dispatch_freeness,
+    freeness,
     headroom_by_rank,
     instance_virtual_usage,
     total_headroom_blocks,
 )
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest
 from controller.model.profile import ModelConfig, load_profile

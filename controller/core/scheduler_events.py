@@ -56,7 +56,7 @@ class ClosedBy:
 class DispatchRequested:
     """A frontend asks where to send a request. It asks again for a replay, of which the outputs so
     far count as prompt, and if the rank changed while the request was held. Session and prefix as
-    `dispatch.newcomer.Newcomer` has them."""
+    `policies.Newcomer` has them."""
 
     request_id: str
     frontend_id: str

@@ -13,14 +13,15 @@ from hashlib import blake2b
 from operator import attrgetter
 from types import MappingProxyType
 
-from controller.core.dispatch.history import History
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.picks import PickFunction, pick_lowest
-from controller.core.dispatch.policies import (
+from controller.core.admission.policies import (
     POLICIES,
+    History,
+    Newcomer,
+    PickFunction,
     Policy,
     outstanding_blocks,
     outstanding_tokens,
+    pick_lowest,
 )
 from controller.core.emptying.relief import Candidate, ReliefRules, ReliefView
 from controller.core.emptying.rounds import InstanceLoad, Pair

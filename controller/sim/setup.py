@@ -16,7 +16,7 @@ from functools import reduce
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from controller.core.dispatch.policies import find_policy
+from controller.core.admission.policies import find_policy
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
 from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.model.profile import LatencyProfile, Mode

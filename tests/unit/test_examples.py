@@ -14,7 +14,7 @@ import pytest
 
 from controller.api.settings.settings import OPEN_TABLES, PriorityTable, Settings, table_model
 from controller.api.settings.table import kinds
-from controller.core.dispatch.policies import POLICIES
+from controller.core.admission.policies import POLICIES
 from llumctl.config import settings as llumctl_settings
 from tui.input import keymap
 

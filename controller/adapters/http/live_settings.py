@@ -18,7 +18,7 @@ from controller.api.operations.on_cluster import (
 )
 from controller.api.settings.live_settings import LiveSetting, SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
-from controller.core.dispatch.policies import POLICIES, Policy, find_policy
+from controller.core.admission.policies import POLICIES, Policy, find_policy
 from controller.core.emptying.rounds import may_differ
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import Level

@@ -17,13 +17,13 @@ from controller.api.wire.status import (
 from controller.core.admission.waiting_reasons import queue_reason
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.closed import Closed
-from controller.core.load.freeness import freeness
-from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.load.virtual_usage import (
+from controller.core.load.freeness import (
+    freeness,
     headroom_by_rank,
     instance_virtual_usage,
     total_headroom_blocks,
 )
+from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.operations.order_checks import planned_instances
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.roster import Member

@@ -28,9 +28,8 @@ from controller.api.wire.requests import RequestState as WireState
 from controller.core.emptying.by_hand import BY_MAX_MOVES, Attempt, MoveByHand
 from controller.core.emptying.relief import NO_DESTINATION, lacks
 from controller.core.load.closed import Closed
-from controller.core.load.freeness import finite, freeness, with_another_rank
+from controller.core.load.freeness import finite, freeness, total_headroom_blocks, with_another_rank
 from controller.core.load.snapshot import Level
-from controller.core.load.virtual_usage import total_headroom_blocks
 from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState

@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import assert_never
 
-from controller.core.dispatch.history import History
+from controller.core.admission.policies import History, Newcomer, Policy
 from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import Policy
 from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.room import Room
@@ -156,7 +154,8 @@ class InstancePool:
             chosen = self._board.pick(newcomer, history)
         history.last = chosen.instance_id
         if self._policy.by_prefix:
-            history.note(chosen, newcomer)
+            assert chosen.snapshot is not None
+            history.note(chosen.snapshot, newcomer)
         return self._send(request, chosen, candidates, now_s)
 
     def dispatch_to(
@@ -166,7 +165,8 @@ class InstancePool:
         remembered as sent there."""
         chosen = self._records[instance_id]
         if by_prefix:
-            self._history.note(chosen, self._newcomer(request))
+            assert chosen.snapshot is not None
+            self._history.note(chosen.snapshot, self._newcomer(request))
         score = self.score_of(request.rank)(instance_id)
         candidates = ((instance_id, round(score, 1)),)
         return self._send(request, chosen, candidates, now_s)

@@ -10,10 +10,8 @@ it names; the outcome is as if each instance had been asked.
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-from controller.core.dispatch.history import History
+from controller.core.admission.policies import History, Newcomer, Policy
 from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import Policy
 from controller.core.load.room import Room
 from controller.core.load.snapshot import Level
 

@@ -21,9 +21,14 @@ from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
 
-from controller.core.load.freeness import batch_size, finite, freeness, freest_first
+from controller.core.load.freeness import (
+    batch_size,
+    finite,
+    freeness,
+    freest_first,
+    headroom_blocks,
+)
 from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for, with_batch
-from controller.core.load.virtual_usage import headroom_blocks
 from controller.core.migration.refusals import (
     MOVABLE,
     MoveFacts,

@@ -26,7 +26,7 @@ from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
-from controller.core.dispatch.policies import find_policy
+from controller.core.admission.policies import find_policy
 from controller.core.load.snapshot import blocks_for
 from controller.main.checks.model_weights import weights_of
 from controller.main.machine.controller_ports import bound

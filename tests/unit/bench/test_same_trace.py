@@ -11,7 +11,7 @@ from benchmarks.same_trace import live_settings, longest_pause_s, simulated, tpo
 from benchmarks.servers import as_variables
 from controller.adapters.http.live_settings import live_config
 from controller.api.settings.settings import ClusterTable
-from controller.core.dispatch.policies import POLICIES
+from controller.core.admission.policies import POLICIES
 from controller.model.profile import load_profile
 from controller.sim.setup import SIM_POLICIES, ClusterSetup, sim_policy, with_settings
 from controller.sim.workload.named import workload

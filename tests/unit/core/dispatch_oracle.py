@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.core.dispatch.history import History
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import Policy
+from controller.core.admission.policies import History, Newcomer, Policy
 from controller.core.load.freeness import NOTHING_UNREPORTED
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 

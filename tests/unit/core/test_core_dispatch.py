@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch.policies import POLICIES, find_policy
+from controller.core.admission.policies import POLICIES, find_policy
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,

@@ -2,9 +2,8 @@
 
 import math
 
-from controller.core.load.freeness import freeness
+from controller.core.load.freeness import freeness, instance_virtual_usage
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
-from controller.core.load.virtual_usage import instance_virtual_usage
 from tests.unit.core.core_builders import RequestSnapshot, queued, running, snapshot_of
 
 T_SOURCE = T_DESTINATION = 48.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.admission.placement import best_fitting
-from controller.core.dispatch.newcomer import Newcomer
+from controller.core.admission.policies import Newcomer
 from controller.core.load.room import Room
 from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler

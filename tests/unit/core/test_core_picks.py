@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch.history import History, SeenPrefixes
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.picks import pick_least_work
+from controller.core.admission.policies import History, Newcomer, SeenPrefixes, pick_least_work
 from controller.core.load.snapshot import NORMAL
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig

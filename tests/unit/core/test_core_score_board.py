@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch.history import History
+from controller.core.admission.policies import POLICIES, History, Newcomer, Policy
 from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import POLICIES, Policy
 from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig

@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.load.freeness import (
+    headroom_blocks,
+    instance_virtual_usage,
+    total_headroom_blocks,
+)
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
     NORMAL,
     InstanceSnapshot,
     Level,
-)
-from controller.core.load.virtual_usage import (
-    headroom_blocks,
-    instance_virtual_usage,
-    total_headroom_blocks,
 )
 from tests.unit.core.core_builders import (
     THREE_LEVELS,

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from controller.core.load.freeness import headroom_blocks
 from controller.core.load.snapshot import InstanceSnapshot, Level, blocks_for
-from controller.core.load.virtual_usage import headroom_blocks
 from tests.unit.core.core_builders import RequestSnapshot
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from controller.core.emptying.relief import Candidate, Decision, next_move
 from controller.core.emptying.rounds import InstanceLoad, pair
-from controller.core.load.freeness import batch_size, freeness
+from controller.core.load.freeness import batch_size, freeness, instance_virtual_usage
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.load.virtual_usage import instance_virtual_usage
 from tests.unit.rescheduling.relief_builders import (
     BLOCK_SIZE,
     EASY,

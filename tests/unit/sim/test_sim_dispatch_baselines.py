@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.dispatch.history import History
-from controller.core.dispatch.newcomer import Newcomer
-from controller.core.dispatch.policies import POLICIES
+from controller.core.admission.policies import POLICIES, History, Newcomer
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Unreported
 from controller.sim.baselines import (
     DISPATCH,

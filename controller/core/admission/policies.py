@@ -1,0 +1,245 @@
+"""Which instance gets a new request: filter, score, pick.
+
+A policy is a score of one instance and a way to pick among the scores, both without side effects:
+what they go by of earlier choices (`History`) is an argument.
+Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
+`llumnix+` takes the freest of those on which the request fits, and holds it while there is none:
+see `placement`, which chooses for it. The others are what it replaces: the paper's INFaaS++, vLLM's
+own balancer, Dynamo's router, and taking turns. Every score counts requests that were dispatched
+and not reported yet as queued; without them a burst between two statuses would land on one
+instance. The simulator compares more of them (`sim.baselines`).
+"""
+
+import difflib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Self
+
+from controller.core.load.freeness import dispatch_freeness
+from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Level, Unreported
+from controller.core.scheduler_events import DispatchRequested
+from controller.core.value import value
+
+
+@value
+class Newcomer:
+    """What a dispatch may know of the request that it is for. `session` names the client or
+    conversation; empty: not known.
+
+    Each of `prefix_hashes` names the prompt from its beginning to the end of one more block of
+    `prefix_hash_tokens` tokens, the last of which the prompt's end may cut. Empty: not known.
+    """
+
+    request_id: str
+    level: Level
+    num_prompt_tokens: int
+    session: str = ""
+    prefix_hashes: tuple[int, ...] = ()
+    prefix_hash_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: DispatchRequested, level: Level) -> Self:
+        return cls(
+            request.request_id,
+            level,
+            request.num_prompt_tokens,
+            request.session,
+            request.prefix_hashes,
+            request.prefix_hash_tokens,
+        )
+
+
+MAX_HASHES = 1 << 18
+"""For all instances together; one takes about 120 bytes, so these 30 MB."""
+
+
+class SeenPrefixes:
+    """For each instance the prefix hashes of the prompts sent there, the latest used ones.
+
+    Which prefixes an instance has cached is known to its engine alone. The dispatcher goes by what
+    it sent there, and by how much the instance can hold.
+    """
+
+    def __init__(self, max_hashes: int = MAX_HASHES) -> None:
+        self._max_hashes = max_hashes
+        self._by_instance: dict[str, OrderedDict[int, None]] = {}
+        """Of each instance, the longest unused first."""
+
+    def note(self, instance_id: str, newcomer: Newcomer, num_instance_tokens: int) -> None:
+        """The request goes to this instance, whose KV cache holds so many tokens."""
+        if not newcomer.prefix_hashes:
+            return
+        seen = self._by_instance.get(instance_id)
+        if seen is None:
+            seen = self._by_instance[instance_id] = OrderedDict()
+            for others in self._by_instance.values():
+                _shorten(others, self._max_hashes // len(self._by_instance))
+        # The later blocks of a prompt count as unused for longer, as they do in an engine: without
+        # its beginning a prefix is of no use.
+        for prefix_hash in reversed(newcomer.prefix_hashes):
+            seen[prefix_hash] = None
+            seen.move_to_end(prefix_hash)
+        num_fitting = num_instance_tokens // max(1, newcomer.prefix_hash_tokens)
+        _shorten(seen, min(num_fitting, self._max_hashes // len(self._by_instance)))
+
+    def num_matched_tokens(self, instance_id: str, newcomer: Newcomer) -> int:
+        """How many tokens of the prompt, from its beginning, the instance has seen."""
+        seen = self._by_instance.get(instance_id)
+        if not seen:
+            return 0
+        num_matched = 0
+        for prefix_hash in newcomer.prefix_hashes:
+            if prefix_hash not in seen:
+                break
+            num_matched += 1
+        return min(num_matched * newcomer.prefix_hash_tokens, newcomer.num_prompt_tokens)
+
+    def num_seen(self, instance_id: str) -> int:
+        """How many hashes are remembered of the instance."""
+        return len(self._by_instance.get(instance_id, ()))
+
+    def forget(self, instance_id: str) -> None:
+        """The instance's cache is gone."""
+        self._by_instance.pop(instance_id, None)
+
+    def check(self) -> None:
+        """Raises AssertionError if more is remembered than may be."""
+        assert sum(map(len, self._by_instance.values())) <= self._max_hashes
+
+
+def _shorten(seen: "OrderedDict[int, None]", most: int) -> None:
+    while len(seen) > most:
+        seen.popitem(last=False)
+
+
+class History:
+    """What the dispatcher remembers of its own choices. `last` is the instance chosen last; None
+    before the first choice."""
+
+    def __init__(self) -> None:
+        self.last: str | None = None
+        self.prefixes = SeenPrefixes()
+
+    def note(self, chosen: InstanceSnapshot, newcomer: Newcomer) -> None:
+        """The request goes to this instance."""
+        capacity = chosen.capacity_blocks * chosen.block_size
+        self.prefixes.note(chosen.instance_id, newcomer, capacity)
+
+
+# -- ways to pick one of the instances that may take a new request, by their scores -------
+#
+# Each takes the instances' ids (at least one, ascending), their scores, what is known of the
+# request and what the dispatcher remembers. Each returns an index into the ids and changes nothing.
+# Of equal instances the first is taken.
+
+PickFunction = Callable[[Sequence[str], Sequence[float], Newcomer, History], int]
+
+
+def pick_highest(
+    _ids: Sequence[str], scores: Sequence[float], _newcomer: Newcomer, _history: History
+) -> int:
+    return scores.index(max(scores))
+
+
+def pick_lowest(
+    _ids: Sequence[str], scores: Sequence[float], _newcomer: Newcomer, _history: History
+) -> int:
+    return scores.index(min(scores))
+
+
+def pick_next(
+    ids: Sequence[str], _scores: Sequence[float], _newcomer: Newcomer, history: History
+) -> int:
+    """The id that follows the last choice, which may be gone by now; after the highest id the
+    first."""
+    place = 0 if history.last is None else bisect_right(ids, history.last)
+    return place if place < len(ids) else 0
+
+
+def pick_least_work(
+    ids: Sequence[str], scores: Sequence[float], newcomer: Newcomer, history: History
+) -> int:
+    """The cost of Dynamo's router: what the instance has, in tokens, and what it would have to
+    compute of the prompt. The prompt's length is the same everywhere and so is left out."""
+    matched = history.prefixes.num_matched_tokens
+    costs = [
+        score - matched(instance_id, newcomer)
+        for instance_id, score in zip(ids, scores, strict=True)
+    ]
+    return costs.index(min(costs))
+
+
+# -- policies, and their scores -----------------------------------------------------------
+
+ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`by_prefix`: the pick wants to know which prompts went where. `late_binding`: requests wait
+    at the controller, not on instances (`admission.placement`)."""
+
+    name: str
+    score: ScoreFunction
+    pick: PickFunction
+    low_is_better: bool = False
+    by_prefix: bool = False
+    late_binding: bool = False
+
+
+def _blind_freeness(
+    snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
+) -> float:
+    """Decode steps left to all requests there, blind to priorities: the paper's INFaaS++ and
+    Llumnix-base (section 6.1). The memory of queued requests counts, no headroom does."""
+    return dispatch_freeness(snapshot, NORMAL, (), unreported)
+
+
+def _vllm_dp(
+    snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
+) -> float:
+    """vLLM's data-parallel balancer: a waiting request weighs as much as four running ones."""
+    return 4 * (snapshot.num_queued + unreported.num_requests) + snapshot.num_running
+
+
+def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> int:
+    """What all that runs or waits holds, and still takes for its tokens so far."""
+    return (
+        snapshot.num_used_blocks
+        + snapshot.fill_blocks
+        + snapshot.queued_demand_blocks
+        + unreported.demand_blocks
+    )
+
+
+def outstanding_tokens(
+    snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
+) -> float:
+    """Prompts and outputs so far of all that runs or waits, in whole blocks."""
+    return snapshot.block_size * outstanding_blocks(snapshot, unreported)
+
+
+_POLICIES = (
+    Policy("llumnix", dispatch_freeness, pick_highest),
+    Policy("llumnix+", dispatch_freeness, pick_highest, late_binding=True),
+    Policy("infaas++", _blind_freeness, pick_highest),
+    Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
+    Policy("round-robin", lambda *_: 0.0, pick_next),
+    Policy("prefix-aware", outstanding_tokens, pick_least_work, low_is_better=True, by_prefix=True),
+)
+POLICIES: Mapping[str, Policy] = MappingProxyType({each.name: each for each in _POLICIES})
+
+
+def find_policy(name: str, policies: Mapping[str, Policy] = POLICIES) -> Policy:
+    """The policy of that name. Raises ValueError naming the nearest valid one."""
+    policy = policies.get(name)
+    if policy is not None:
+        return policy
+    near = difflib.get_close_matches(name, policies, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"unknown dispatch policy {name[:40]!r}: {hint}valid are {', '.join(policies)}"
+    )
