@@ -124,9 +124,7 @@ class _Bed:
 
     def round(self) -> None:
         loads = [
-            InstanceLoad.of(
-                record.snapshot, LEVELS, may_send=True, may_receive=record.schedulable(1.0)
-            )
+            InstanceLoad.of(record.snapshot, LEVELS, may_send=True, may_receive=record.schedulable)
             for record in self._scheduler.instances.values()
             if record.snapshot is not None
         ]

@@ -35,6 +35,7 @@ from controller.core.scheduler_events import (
     DispatchRequested,
     Event,
     FrontendDied,
+    InstanceStalled,
     Instruction,
     KeysTold,
     Reject,
@@ -89,9 +90,9 @@ class GlobalScheduler:
             self._placement.config = config.holding
         return self._release(now_s)
 
-    def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
+    def schedulable_snapshots(self) -> list[InstanceSnapshot]:
         """The last snapshots of all instances that may get requests."""
-        return self._pool.schedulable_snapshots(now_s)
+        return self._pool.schedulable_snapshots()
 
     @property
     def hold_timeout_s(self) -> float:
@@ -119,47 +120,46 @@ class GlobalScheduler:
         """What late binding holds and keeps instances for, to look at; None without it."""
         return self._placement
 
-    def held_view(self, now_s: float) -> HeldView:
+    def held_view(self) -> HeldView:
         """What is held and why, to look at."""
-        rooms = self._pool.rooms if self._pool.any_schedulable(now_s) else {}
+        rooms = self._pool.rooms if self._pool.any_schedulable() else {}
         if self._placement is not None and len(self._placement.queue) == len(self._held):
             return HeldView(self._placement.queue, self._placement, rooms)
         entries = [held.entry(key, self._demand(held.request)) for key, held in self._held.items()]
         entries.sort(key=lambda held: held.order)
         return HeldView(entries, self._placement, rooms)
 
-    def kept(self, now_s: float) -> dict[str, HeldPlace]:
+    def kept(self) -> dict[str, HeldPlace]:
         """By instance, the request that it is kept for; of several that are kept for one, the one
         that lacks the least. While no instance takes requests, none is kept."""
-        return self.held_view(now_s).best_kept() if self._pool.any_schedulable(now_s) else {}
+        return self.held_view().best_kept() if self._pool.any_schedulable() else {}
 
     def help_blocked(
         self,
-        now_s: float,
         may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     ) -> list[MoveHead | MakeRoom]:
         """What a round does for blocked requests; nothing without late binding. `may_move`: from
         one instance to another now. Mutates: after a round that orders something, the next one
         begins with another request."""
-        if self._placement is None or not self._pool.any_schedulable(now_s):
+        if self._placement is None or not self._pool.any_schedulable():
             return []
         sources, destinations = list[InstanceSnapshot](), list[InstanceSnapshot]()
         for record in self.instances.values():
             if (snapshot := record.snapshot) is None:
                 continue
-            if record.may_receive(now_s):
+            if record.may_receive:
                 destinations.append(snapshot)
-            if record.may_send(now_s) and not snapshot.draining:  # all leaves there in any case
+            if record.may_send and not snapshot.draining:  # all leaves there in any case
                 sources.append(snapshot)
         rooms, turn = self._pool.rooms, self._num_help_rounds
         orders = help_blocked(sources, destinations, rooms, self._placement, may_move, turn)
         self._num_help_rounds += bool(orders)
         return orders
 
-    def choice(self, request: DispatchRequested, now_s: float) -> str | None:
+    def choice(self, request: DispatchRequested) -> str | None:
         """The instance that this request would go to at once. None if it would not, and while any
         request is held. Changes nothing."""
-        if self._held or not self._pool.any_schedulable(now_s):
+        if self._held or not self._pool.any_schedulable():
             return None
         if self._placement is None:
             return self._pool.choice(request)
@@ -195,10 +195,10 @@ class GlobalScheduler:
                     self._forget_held(key)
                 self._pool.handle(event)
                 self.keys.frontend_died(event.frontend_id)
-            case ClosedBy(instance_id):
+            case ClosedBy(instance_id) | InstanceStalled(instance_id):
                 self._pool.handle(event)
                 record = self.instances.get(instance_id)
-                if record is not None and record.schedulable(now_s):
+                if record is not None and record.schedulable:
                     return self._release(now_s)
             case _:
                 self._pool.handle(event)
@@ -214,7 +214,7 @@ class GlobalScheduler:
             self._held.hold(event, held.since_s, self._cost(event))  # the rank may have changed
         elif (refusal := self.keys.asked(event)) is not None:
             return [_reject(event, refusal.code, refusal.retry_after_s)]
-        elif self._config.holding is None and self._pool.any_schedulable(now_s):
+        elif self._config.holding is None and self._pool.any_schedulable():
             return [self._pool.dispatch(event, now_s)]
         else:
             self._held.hold(event, now_s, self._cost(event))
@@ -240,7 +240,7 @@ class GlobalScheduler:
     def _release(self, now_s: float, *, same_or_less: bool = False) -> list[Instruction]:
         """Dispatches all held requests if any instance may take them; with late binding, those
         that fit. `same_or_less`: since the last time no instance can take more."""
-        if not self._held or not self._pool.any_schedulable(now_s):
+        if not self._held or not self._pool.any_schedulable():
             return []
         if self._placement is not None:
             return self._place(self._placement, now_s, same_or_less=same_or_less)
@@ -304,7 +304,7 @@ class GlobalScheduler:
             yield key, held
 
     def _expire(self, now_s: float) -> list[Instruction]:
-        if self._placement is not None and self._pool.any_schedulable(now_s):
+        if self._placement is not None and self._pool.any_schedulable():
             self._last_schedulable_s = now_s
             return []
         timeout_s = self._config.hold_timeout_s
@@ -323,15 +323,15 @@ class GlobalScheduler:
             self._forget_held((each.frontend_id, each.request_id))
         return [_reject(each, RejectCode.UNAVAILABLE, UNAVAILABLE_RETRY_S) for each in expired]
 
-    def check(self, now_s: float) -> None:
-        """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         self._pool.check()
         if self._placement is not None:
             self._placement.check()
             assert all(held.key in self._held for held in self._placement.queue)
         self._held.check()
         if self._held and self._placement is None:
-            assert not self._pool.schedulable_snapshots(now_s), "held though one may take it"
+            assert not self._pool.schedulable_snapshots(), "held though one may take it"
 
 
 def _placement(config: SchedulerConfig) -> Placement | None:

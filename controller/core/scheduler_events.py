@@ -44,6 +44,16 @@ class InstanceRemoved:
 
 
 @value
+class InstanceStalled:
+    """This incarnation reports no progress (`fleet.liveness`). That ends with its next status, or
+    as soon as this is told to be `over`."""
+
+    instance_id: str
+    incarnation: int
+    over: bool = False
+
+
+@value
 class ClosedBy:
     """What the spec has against the instance from now on, whichever incarnation; the instance need
     not be known yet. One that drained gets requests again once its own status says so too."""
@@ -129,6 +139,7 @@ Event = (
     | StatusReported
     | InstanceDied
     | InstanceRemoved
+    | InstanceStalled
     | ClosedBy
     | DispatchRequested
     | DispatchCancelled

@@ -60,7 +60,6 @@ class SimCluster:
             SchedulerConfig(
                 policy=policy.dispatch,
                 levels=policy.levels,
-                stall_timeout_s=NEVER_S,
                 holding=policy.holding,
                 names_candidates=False,
             ),
@@ -157,7 +156,7 @@ class SimCluster:
             for instance in self._are_below_half_free.come(self.events.now_s):
                 if not below_half_free(self._reported[instance.instance_id][0]):
                     self._report(instance)
-        while (choice := self._scheduler.choice(requested, self.events.now_s)) is not None:
+        while (choice := self._scheduler.choice(requested)) is not None:
             if not self._report(self.instances[choice]):
                 return
         self._report_all()
@@ -279,7 +278,7 @@ class SimCluster:
         """Of the requests that wait at the controller, in blocks."""
         if not self._scheduler.num_held:
             return []
-        entries = self._scheduler.held_view(self.events.now_s).entries
+        entries = self._scheduler.held_view().entries
         return [held.demand_blocks for held in entries]
 
     def _on_changed(self, instance: SimInstance) -> None:

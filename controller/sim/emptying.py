@@ -135,10 +135,8 @@ class SimEmptying:
     def status_age_s(self, _instance_id: str, _now_s: float) -> float:
         return 0.0
 
-    def help_blocked(
-        self, now_s: float, may_move: Callable[[str, str], bool]
-    ) -> Sequence[MoveHead | MakeRoom]:
-        return self._scheduler.help_blocked(now_s, may_move) if self._helps else ()
+    def help_blocked(self, may_move: Callable[[str, str], bool]) -> Sequence[MoveHead | MakeRoom]:
+        return self._scheduler.help_blocked(may_move) if self._helps else ()
 
     def has_moves_left(self, instance_id: str) -> bool:
         return self.source(instance_id).num_moves < self.max_moves

@@ -69,7 +69,7 @@ async def test_a_cordon_is_planned_made_once_and_taken_back(bed: Bed) -> None:
     assert (plan.num_requests, bed.revision) == (1, 0)
     made = await bed.reported("i-0/cordon", reason="its fan", if_revision=0)
     assert (made.cordoned, made.changes, made.reason, made.revision) == (True, True, "its fan", 1)
-    assert not bed.controller.scheduler.instances["i-0"].schedulable(bed.controller.now_s())
+    assert not bed.controller.scheduler.instances["i-0"].schedulable
     shown = await bed.instance("i-0")
     assert (shown.state, shown.closed_by, state_word(shown)) == (
         "active",

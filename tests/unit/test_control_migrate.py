@@ -252,6 +252,7 @@ async def test_instances_that_may_take_nothing(bed: Bed) -> None:
     assert (await bed.refused(to="i-2"))[:2] == (409, "unschedulable")
     bed.cluster.now_s += 11
     bed.cluster.report("i-1")
+    bed.cluster.controller.fleet.look_for_stalls()
     status, code, message = await bed.refused(to="i-1")
     assert (status, code) == (409, "not_serving")
     assert message == "instance i-0, which the request is on, cannot move it: it is stalled"

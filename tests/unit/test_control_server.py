@@ -75,6 +75,7 @@ async def test_an_instance_whose_engine_is_silent_is_stalled() -> None:
     cluster = Cluster()
     cluster.up()
     cluster.now_s += 10.5
+    cluster.controller.fleet.look_for_stalls()
     assert cluster.states() == ["degraded", "stalled", "active"]
     assert cluster.view().instances[0].age_s == 10.5
     assert cluster.view().instances[0].num_free_blocks == 100, "its last word, to look at"
@@ -88,6 +89,7 @@ async def test_a_draining_instance_has_no_freeness() -> None:
     cluster.report(draining=True, num_free_blocks=60)
     assert cluster.states() == ["ready", "draining", "active"]
     cluster.now_s += 10.5
+    cluster.controller.fleet.look_for_stalls()
     assert cluster.states() == ["degraded", "stalled", "active"], "it does not drain"
     cluster.report(draining=True, num_free_blocks=60)
     draining = cluster.view().instances[0]

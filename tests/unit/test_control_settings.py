@@ -310,7 +310,7 @@ async def test_requests_are_dispatched_on_while_settings_change(both: Both) -> N
         cluster.mailbox.say(encode(ask), [])
         if number % 7 == 0:
             cluster.report("i-0", num_free_blocks=100 - number % 50)
-        cluster.controller.scheduler.check(cluster.controller.now_s())
+        cluster.controller.scheduler.check()
     sent = cluster.mailbox.sent_to("mem://f-0", Dispatched)
     assert [each.dispatch.request_id for each in sent] == [f"r-{number}" for number in range(400)]
     assert {each.dispatch.instance_id for each in sent} == {"i-0", "i-1"}

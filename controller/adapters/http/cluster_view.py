@@ -69,7 +69,7 @@ def cluster_status(
     controller: ControllerProcess, labels: ClusterLabels, uptime_s: float
 ) -> ClusterStatus:
     now_s = controller.now_s()
-    schedulable = controller.scheduler.schedulable_snapshots(now_s)
+    schedulable = controller.scheduler.schedulable_snapshots()
     held = held_now(controller)
     instances = (
         *(
@@ -186,7 +186,7 @@ class HeldNow:
 
 
 def held_now(controller: ControllerProcess) -> HeldNow:
-    view = controller.scheduler.held_view(controller.now_s())
+    view = controller.scheduler.held_view()
     return held_status(view, controller.live.scheduler.levels, time.time())
 
 

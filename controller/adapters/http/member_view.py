@@ -61,7 +61,7 @@ def instance_status(
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
         id=member.member_id,
-        state=_instance_state(controller, member, record, now_s),
+        state=_instance_state(controller, member, record),
         detail=member.detail,
         incarnation=member.incarnation,
         num_restarts=member.num_restarts,
@@ -138,15 +138,15 @@ def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
 
 
 def _instance_state(
-    controller: ControllerProcess, member: Member, record: InstanceRecord | None, now_s: float
+    controller: ControllerProcess, member: Member, record: InstanceRecord | None
 ) -> InstanceState:
     if state := _process_state(member, stopping=controller.stopping):
         return state
     if record is None or record.snapshot is None:
         # Its loop says that it serves, and its engine has not reported in this incarnation.
-        hangs = member.fenced or controller.fleet.is_stalled(member)
+        hangs = member.fenced or (record is not None and record.stalled)
         return InstanceState.STALLED if hangs else InstanceState.STARTING
-    closed_by = record.closed_by(now_s)
+    closed_by = record.closed_by
     if Closed.NOT_SERVING in closed_by or Closed.STALLED in closed_by:
         return InstanceState.STALLED
     return InstanceState.DRAINING if Closed.DRAINING in closed_by else InstanceState.ACTIVE

@@ -72,7 +72,7 @@ async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> 
         raise no_such_instance(query.instance)
     found = await _matching(controller, query)
     refusals = await refusals_of(controller, found.requests) if query.movable else {}
-    now_s, view = time.time(), controller.scheduler.held_view(controller.now_s())
+    now_s, view = time.time(), controller.scheduler.held_view()
     listed = [
         request_model(record, now_s, refusals.get(record.request_id), place_of(view, record))
         for record in found.requests
@@ -111,7 +111,7 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
     if is_sorted:
         return found
     others = answers[-1]
-    view = controller.scheduler.held_view(controller.now_s())
+    view = controller.scheduler.held_view()
     held_wanted = CoreState.WAITING in states
     wanted = [r for r in others.requests if (place_of(view, r) is not None) == held_wanted]
     return Found(
@@ -140,7 +140,7 @@ async def find_request(controller: ControllerProcess, reference: str) -> Request
     """The request with its history, and whether it could move. Raises ApiError."""
     record = await find_record(controller, reference)
     refusals = await refusals_of(controller, (record,))
-    view = controller.scheduler.held_view(controller.now_s())
+    view = controller.scheduler.held_view()
     refusal, held = refusals.get(record.request_id), place_of(view, record)
     return request_detail(record, time.time(), refusal, held)
 
@@ -273,7 +273,7 @@ async def explain_request(controller: ControllerProcess, reference: str) -> Expl
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
     history = [event_model(event) for event in _history(controller, record)]
-    held = place_of(controller.scheduler.held_view(controller.now_s()), record)
+    held = place_of(controller.scheduler.held_view(), record)
     return Explanation(
         request=request_model(record, time.time(), refusal, held),
         steps=explain(history, record.num_forgotten),
@@ -307,7 +307,7 @@ def _waiting(controller: ControllerProcess, record: RequestRecord) -> Waiting | 
             why=f"others are before it in the queue of {snapshot.instance_id}",
             figures={"num_waiting_reqs": snapshot.num_queued},
         )
-    cluster = controller.scheduler.schedulable_snapshots(controller.now_s())
+    cluster = controller.scheduler.schedulable_snapshots()
     reason = queue_reason(snapshot, cluster)
     assert reason is not None
     return Waiting(

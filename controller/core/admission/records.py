@@ -169,7 +169,7 @@ class AdmissionRecords:
             is_due = now_s - kept.since_s >= KEPT_S and not kept.told
             if is_due and now_s >= self._may_tell_s[EventKind.INSTANCE_KEPT]:
                 if places is None:
-                    places = self._scheduler.kept(now_s)
+                    places = self._scheduler.kept()
                 place = places.get(instance_id)
                 if place is not None and place.held.key == key:
                     kept.told = True

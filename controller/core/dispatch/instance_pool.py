@@ -23,11 +23,14 @@ from controller.core.scheduler_events import (
     FrontendDied,
     InstanceDied,
     InstanceRemoved,
+    InstanceStalled,
     InstanceStarted,
     StatusReported,
 )
 
-PoolEvent = InstanceStarted | InstanceDied | InstanceRemoved | ClosedBy | FrontendDied
+PoolEvent = (
+    InstanceStarted | InstanceDied | InstanceRemoved | InstanceStalled | ClosedBy | FrontendDied
+)
 """An event after which other instances may be schedulable, or have other scores."""
 
 
@@ -48,13 +51,10 @@ class InstancePool:
         self._config = config
         self._policy = self._policies[config.policy]
         self._level_by_rank = {level.rank: level for level in config.levels}
-        for record in self._records.values():
-            record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(
             self._records,
             self._policy,
             config.levels,
-            config.stall_timeout_s,
             config.holding.room_to_grow_tokens if config.holding is not None else None,
         )
 
@@ -76,6 +76,10 @@ class InstancePool:
                     del self._ordered[instance_id]
                 if record := self._records.get(instance_id):
                     record.order(reasons)
+            case InstanceStalled(instance_id, incarnation, over):
+                record = self._records.get(instance_id)
+                if record is not None and record.incarnation == incarnation:
+                    record.stall(over=over)
             case FrontendDied():
                 for record in self._records.values():
                     record.frontend_died(event.frontend_id)
@@ -88,7 +92,7 @@ class InstancePool:
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
             record.report(event.snapshot, event.last_dispatch_seq, now_s)
-            return self._board.changed(record, now_s)
+            return self._board.changed(record)
         return False
 
     def _on_started(self, event: InstanceStarted) -> None:
@@ -97,8 +101,7 @@ class InstancePool:
             self._records[event.instance_id] = InstanceRecord(
                 event.instance_id,
                 event.incarnation,
-                stall_timeout_s=self._config.stall_timeout_s,
-                ordered=self._ordered.get(event.instance_id, OPEN),
+                self._ordered.get(event.instance_id, OPEN),
             )
             self._history.prefixes.forget(event.instance_id)
 
@@ -111,15 +114,15 @@ class InstancePool:
 
     # -- where a request goes ------------------------------------------------------------
 
-    def any_schedulable(self, now_s: float) -> bool:
-        return self._board.any_schedulable(now_s)
+    def any_schedulable(self) -> bool:
+        return self._board.any_schedulable()
 
-    def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
+    def schedulable_snapshots(self) -> list[InstanceSnapshot]:
         """The last snapshots of all instances that may get requests."""
         return [
             record.snapshot
             for record in self._records.values()
-            if record.snapshot is not None and record.schedulable(now_s)
+            if record.snapshot is not None and record.schedulable
         ]
 
     @property
@@ -179,7 +182,7 @@ class InstancePool:
         now_s: float,
     ) -> Dispatch:
         seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
-        self._board.changed(chosen, now_s)
+        self._board.changed(chosen)
         return Dispatch(
             request.request_id,
             request.frontend_id,

@@ -32,21 +32,16 @@ class ScoreBoard:
         records: Mapping[str, InstanceRecord],
         policy: Policy,
         levels: Sequence[Level],
-        stall_timeout_s: float,
         room_to_grow_tokens: int | None = None,
     ) -> None:
         self._records = records
         self._policy = policy
         self._levels = levels
-        self._stall_timeout_s = stall_timeout_s
         self._is_known = False
         self._ready: list[InstanceRecord] = []
         """The schedulable instances, ids ascending."""
         self._ids: tuple[str, ...] = ()
         self._places: dict[str, int] = {}
-        self._oldest_report_s = 0.0
-        """The earliest of their last reports: none can have stalled until this is a stall timeout
-        ago."""
         self._room_to_grow_tokens = room_to_grow_tokens
         self.rooms: dict[str, Room] = {}
         """With late binding: of all schedulable instances by id, after `any_schedulable`. A room is
@@ -64,13 +59,13 @@ class ScoreBoard:
         """An instance came or went, or may take requests from now on, or may no longer."""
         self._is_known = False
 
-    def changed(self, record: InstanceRecord, now_s: float) -> bool:
+    def changed(self, record: InstanceRecord) -> bool:
         """The instance reported, or was sent a request. Returns whether something may fit now that
         did not before, or lacks less."""
         if not self._is_known:
             return True
         place = self._places.get(record.instance_id)
-        if (place is not None) != record.schedulable(now_s):
+        if (place is not None) != record.schedulable:
             self._is_known = False
             return True
         if place is None:
@@ -83,9 +78,9 @@ class ScoreBoard:
         self.rooms[record.instance_id] = room
         return self._note_shortage(room) or room.exceeds(before)
 
-    def any_schedulable(self, now_s: float) -> bool:
-        if not self._is_known or now_s - self._oldest_report_s > self._stall_timeout_s:
-            self._look(now_s)
+    def any_schedulable(self) -> bool:
+        if not self._is_known:
+            self._look()
         return bool(self._ready)
 
     def choose(
@@ -115,13 +110,12 @@ class ScoreBoard:
         known = self._scores.get(level.rank)
         return self._begin(level) if known is None else known[1]
 
-    def _look(self, now_s: float) -> None:
-        ready = [record for record in self._records.values() if record.schedulable(now_s)]
+    def _look(self) -> None:
+        ready = [record for record in self._records.values() if record.schedulable]
         ready.sort(key=lambda record: record.instance_id)
         self._ready = ready
         self._ids = tuple(record.instance_id for record in ready)
         self._places = {instance_id: place for place, instance_id in enumerate(self._ids)}
-        self._oldest_report_s = min((r.last_report_s for r in ready), default=float("inf"))
         self._scores.clear()
         if self._room_to_grow_tokens is not None:
             self.rooms = {record.instance_id: self._room(record) for record in ready}
@@ -169,7 +163,6 @@ class ScoreBoard:
         assert list(self._ids) == sorted(self._places) == [r.instance_id for r in self._ready]
         for place, record in enumerate(self._ready):
             assert self._records[record.instance_id] is record
-            assert record.last_report_s >= self._oldest_report_s
             for level, scores in self._scores.values():
                 assert scores[place] == self._score(record, level), "a kept score is out of date"
             if self._room_to_grow_tokens is not None:

@@ -136,18 +136,18 @@ class Openness:
         record = self._scheduler.instances.get(instance_id)
         if record is None:
             return (Closed.NOT_SERVING,)
-        reasons = record.closed_by(now_s)
+        reasons = record.closed_by
         if instance_id in self._scheduler.reserved:
             reasons = (*reasons, Closed.RESERVED)
         if self._cooling.remaining_s(instance_id, now_s, source_id):
             reasons = (*reasons, Closed.COOLING)
         return reasons
 
-    def sources(self, now_s: float) -> Iterator[InstanceSnapshot]:
+    def sources(self) -> Iterator[InstanceSnapshot]:
         """The last statuses of the instances where moves may begin. One that hangs would neither
         send nor receive."""
         for record in self._scheduler.instances.values():
-            if record.snapshot is not None and record.may_send(now_s):
+            if record.snapshot is not None and record.may_send:
                 yield record.snapshot
 
     def destinations(self, now_s: float, source_id: str) -> list[InstanceSnapshot]:

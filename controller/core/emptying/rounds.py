@@ -283,9 +283,7 @@ class ClusterView(Protocol):
     def closed_to_moves(self, now_s: float) -> Collection[str]:
         """The instances to which no move goes, wherever from (`openness`)."""
 
-    def help_blocked(
-        self, now_s: float, may_move: Callable[[str, str], bool]
-    ) -> Sequence[MoveHead | MakeRoom]:
+    def help_blocked(self, may_move: Callable[[str, str], bool]) -> Sequence[MoveHead | MakeRoom]:
         """What the scheduler wants for blocked requests. `may_move`: from one instance to another
         now."""
 
@@ -510,7 +508,7 @@ class ReliefRounds:
                 destination_id, now_s, source_id
             )
 
-        for wanted in self._cluster.help_blocked(now_s, may_move):
+        for wanted in self._cluster.help_blocked(may_move):
             out.append(OrderRoom(wanted.source_id, self.room_order(wanted, round_id)))
 
     def room_order(self, wanted: MoveHead | MakeRoom, round_id: str) -> HeadOrder | RoomOrder:

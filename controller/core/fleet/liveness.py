@@ -121,7 +121,8 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class TellStall:
-    """For the journal. `over`: it reports again, after `silence_s`."""
+    """It stalls from now on: for the scheduler, which sends it nothing, and for the journal.
+    `over`: no more, after `silence_s`."""
 
     instance_id: str
     silence_s: float
@@ -169,10 +170,6 @@ class Liveness:
                 self._stalled.pop((instance_id, incarnation), None)
         return []
 
-    def is_stalled(self, instance_id: str, incarnation: int) -> bool:
-        """Whether it was silent for too long at the last look."""
-        return (instance_id, incarnation) in self._stalled
-
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken."""
         ids = [instance_id for instance_id, _ in self._stalled]
@@ -204,13 +201,16 @@ class Liveness:
                 instructions.append(Pull(each.instance_id))
             if last_s is None:
                 last_s = now_s - silent_s[each.key]
+            since_s = self._stalled.get(each.key)
+            reported = each.last_report_s is not None and not each.is_dead
+            if since_s is not None and (reports or (reported and last_s > since_s)):
+                # The scheduler knows of a report itself, perhaps of one that is old by now.
+                del self._stalled[each.key]
+                instructions.append(TellStall(each.instance_id, last_s - since_s, over=True))
             is_silent = not each.is_dead and now_s - last_s > each.stall_timeout_s
             if is_silent and not each.fenced and each.key not in self._stalled:
                 self._stalled[each.key] = last_s
                 instructions.append(TellStall(each.instance_id, now_s - last_s))
-            elif reports and each.key in self._stalled:
-                silence_s = last_s - self._stalled.pop(each.key)
-                instructions.append(TellStall(each.instance_id, silence_s, over=True))
         self._silent, self._fence_after_s = [], seen.fence_after_s
         if seen.fence_after_s:
             silent = [

@@ -41,6 +41,7 @@ from controller.core.scheduler_events import (
     FrontendDied,
     InstanceDied,
     InstanceRemoved,
+    InstanceStalled,
     InstanceStarted,
 )
 from controller.ports.processes import IncarnationStore
@@ -78,10 +79,6 @@ class FleetWatch:
         self._slowness = Slowness()
         self._busyness = Busyness()
 
-    def is_stalled(self, member: Member) -> bool:
-        """Whether it was silent for too long when this was last looked at."""
-        return self._liveness.is_stalled(member.member_id, member.incarnation)
-
     def is_busy(self, member: Member) -> bool:
         """Whether it is on record as one that computes without a request."""
         return self._busyness.is_on_record(member.member_id, member.incarnation)
@@ -97,7 +94,7 @@ class FleetWatch:
     def look_for_stalls(self) -> None:
         settings, records = self._cluster.live.scheduler, self._cluster.scheduler.instances
         serving = [
-            _serving(member, records[member.member_id])
+            _serving(member, records[member.member_id], settings.stall_timeout_s)
             for member in self._cluster.roster.instances()
             if member.serving and member.member_id in records
         ]
@@ -117,7 +114,10 @@ class FleetWatch:
             case Pull(instance_id):
                 self._cluster.mail.send(members[instance_id], StatusPull(), droppable=True)
             case TellStall(instance_id, silence_s, over):
-                self._cluster.journal.stalled(members[instance_id], not over, silence_s)
+                member = members[instance_id]
+                self._cluster.journal.stalled(member, not over, silence_s)
+                stalled = InstanceStalled(instance_id, member.incarnation, over)
+                self._cluster.handle(stalled)
             case LookAtRest():
                 self._tell(self._rest())
             case Fence(instance_id, why):
@@ -125,7 +125,7 @@ class FleetWatch:
 
     def _rest(self) -> Rest:
         scheduler = self._cluster.scheduler
-        schedulable = scheduler.schedulable_snapshots(self._cluster.now_s())
+        schedulable = scheduler.schedulable_snapshots()
         unclaimed = sum(each.unclaimed_blocks for each in schedulable)
         num_away = sum(member.fenced for member in self._cluster.roster.instances())
         return Rest(len(schedulable), unclaimed - scheduler.held_demand_blocks, num_away)
@@ -182,7 +182,7 @@ def idle_cores(status: StatusPushed) -> float | None:
     return None if has_work else status.cpu_cores or 0.0
 
 
-def _serving(member: Member, record: InstanceRecord) -> Serving:
+def _serving(member: Member, record: InstanceRecord, stall_timeout_s: float) -> Serving:
     """What an incarnation without a report may run is known from its Hello: nothing, or, as that
     counts requests and not their memory, all that fits into it."""
     snapshot = record.snapshot
@@ -196,7 +196,7 @@ def _serving(member: Member, record: InstanceRecord) -> Serving:
         member.incarnation,
         None if snapshot is None else record.last_report_s,
         need_blocks,
-        record.stall_timeout_s,
+        stall_timeout_s,
         member.node,
         is_dead=not record.alive,
         fenced=member.fenced,

@@ -132,8 +132,8 @@ class Rescheduler:
 
     # -- what a round looks at -------------------------------------------------------------
 
-    def statuses(self, now_s: float, _closed: Collection[str]) -> Iterable[InstanceSnapshot]:
-        return self._openness.sources(now_s)
+    def statuses(self, _now_s: float, _closed: Collection[str]) -> Iterable[InstanceSnapshot]:
+        return self._openness.sources()
 
     def status_age_s(self, instance_id: str, now_s: float) -> float:
         return now_s - self._scheduler.instances[instance_id].last_report_s

@@ -274,7 +274,7 @@ class Directories:
             self._epoch,
             sum(frontend.serving for frontend in self._roster.frontends()),
             None if placement is None else placement.config.room_to_grow_tokens,
-            any(record.schedulable(self._now_s()) for record in records.values()),
+            any(record.schedulable for record in records.values()),
             self._scheduler.hold_timeout_s,
         )
 

@@ -136,11 +136,11 @@ def report(name: str, requests: Sequence[RequestSnapshot], seen: int = 0) -> Sta
 
 def sent_to(found: GlobalScheduler, name: str, *hashes: int) -> str:
     asked = request(name, tokens=160, prefix_hashes=hashes)
-    expected = found.choice(asked, 0.0)
+    expected = found.choice(asked)
     (dispatch,) = found.handle(asked, 0.0)
     assert isinstance(dispatch, Dispatch)
     assert dispatch.instance_id == expected, "what it would do is what it does"
-    found.check(0.0)
+    found.check()
     return dispatch.instance_id
 
 

@@ -140,21 +140,21 @@ def test_the_scheduler_shows_what_it_holds_in_order() -> None:
     scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
     for name, rank in (("r1", 0), ("r2", 1), ("r3", 0)):
         scheduler.handle(request(name, tokens=160, rank=rank, arrival=float(name[1])), 0.0)
-    view = scheduler.held_view(1.0)
+    view = scheduler.held_view()
     assert [each.request_id for each in view.entries] == ["r2", "r1", "r3"]
     assert [each.demand_blocks for each in view.entries] == [10, 10, 10]
     first = view.first()
     assert first is not None
     assert (first.held.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
     assert view.kept == {"a": ("f", "r2")}
-    scheduler.check(1.0)
+    scheduler.check()
 
 
 def test_while_no_instance_takes_requests() -> None:
     scheduler = GlobalScheduler(SchedulerConfig(holding=HoldingConfig()))
     scheduler.handle(request("r1", arrival=2.0), 0.0)
     scheduler.handle(request("r2", arrival=1.0), 0.0)
-    view = scheduler.held_view(0.0)
+    view = scheduler.held_view()
     assert [(each.request_id, each.demand_blocks) for each in view.entries] == [
         ("r2", 0),
         ("r1", 0),
@@ -165,7 +165,7 @@ def test_while_no_instance_takes_requests() -> None:
     scheduler.handle(InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
     scheduler.handle(InstanceDied("a", 1), 1.0)
-    view = scheduler.held_view(1.0)
+    view = scheduler.held_view()
     assert [each.demand_blocks for each in view.entries] == [10, 10]
     assert view.kept == {}
     assert view.first() is not None
@@ -175,7 +175,7 @@ def test_while_no_instance_takes_requests() -> None:
 def test_without_late_binding_too() -> None:
     scheduler = GlobalScheduler(SchedulerConfig())
     scheduler.handle(request("r1"), 0.0)
-    first = scheduler.held_view(0.0).first()
+    first = scheduler.held_view().first()
     assert first is not None
     assert (first.reason, first.overtaken_by) == (HeldReason.NO_INSTANCE, OvertakenBy.NOBODY)
-    assert scheduler.held_view(0.0).find(("f", "another")) is None
+    assert scheduler.held_view().find(("f", "another")) is None

@@ -19,6 +19,7 @@ from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     FrontendDied,
+    InstanceStalled,
     InstanceStarted,
     RejectCode,
     StatusReported,
@@ -562,13 +563,13 @@ def scheduler(**settings: object) -> GlobalScheduler:
 
 def report(to: GlobalScheduler, instance_id: str, *load, now_s: float = 0.0, seq: int = 0):
     out = to.handle(status(instance_id=instance_id, requests=load, seen=seq), now_s)
-    to.check(now_s)
+    to.check()
     return [(each.request_id, each.instance_id) for each in out if isinstance(each, Dispatch)]
 
 
 def ask(to: GlobalScheduler, name: str, num_blocks: int, rank: int = 0, now_s: float = 0.0):
     out = to.handle(request(name, tokens=16 * num_blocks, rank=rank), now_s)
-    to.check(now_s)
+    to.check()
     return out
 
 
@@ -599,7 +600,8 @@ def test_a_held_request_has_no_timeout_while_an_instance_is_schedulable() -> Non
     report(to, "a", running("x", 90), now_s=100.0)
     assert to.handle(Ticked(), 100.0) == []
     assert to.num_held == 1
-    assert to.handle(Ticked(), 119.9) == []  # since 110 none is schedulable
+    to.handle(InstanceStalled("a", 1), 100.0)
+    assert to.handle(Ticked(), 119.9) == []
     (rejected,) = to.handle(Ticked(), 120.1)
     assert rejected.code == RejectCode.UNAVAILABLE
 
@@ -644,7 +646,7 @@ def test_held_requests_end_with_their_client_and_their_frontend() -> None:
     assert to.num_held == 1
     to.handle(FrontendDied(asked[1].frontend_id), 0.0)
     assert to.num_held == 0
-    to.check(0.0)
+    to.check()
     assert report(to, "a") == []
 
 

@@ -90,8 +90,8 @@ def test_the_search_that_is_left_out_would_find_nothing(seed) -> None:
         ):
             assert full.handle(each, now_s) == found
         assert short.placement.reserved == full.placement.reserved  # type: ignore[union-attr]
-        assert short.help_blocked(now_s) == full.help_blocked(now_s)
-        short.check(now_s)
+        assert short.help_blocked() == full.help_blocked()
+        short.check()
         num_held += short.num_held
         for dispatch in found:
             sent[dispatch.instance_id] = dispatch.seq  # type: ignore[union-attr]

@@ -49,9 +49,7 @@ class Played:
     def closed_to_moves(self, now_s: float) -> Collection[str]:
         return self.reserved | set(self.cooling.destinations(now_s))
 
-    def help_blocked(
-        self, _now_s: float, may_move: Callable[[str, str], bool]
-    ) -> Sequence[MoveHead | MakeRoom]:
+    def help_blocked(self, may_move: Callable[[str, str], bool]) -> Sequence[MoveHead | MakeRoom]:
         found = list[MoveHead | MakeRoom]()
         for each in self.wanted:
             if isinstance(each, MakeRoom):

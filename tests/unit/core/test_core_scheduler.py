@@ -17,6 +17,7 @@ from controller.core.scheduler_events import (
     FrontendDied,
     InstanceDied,
     InstanceRemoved,
+    InstanceStalled,
     InstanceStarted,
     Instruction,
     Reject,
@@ -42,7 +43,7 @@ def _feed(scheduler: GlobalScheduler, now_s: float, *events: Event) -> list[Inst
     instructions: list[Instruction] = []
     for event in events:
         instructions += scheduler.handle(event, now_s)
-        scheduler.check(now_s)
+        scheduler.check()
     return instructions
 
 
@@ -186,29 +187,35 @@ def test_who_is_schedulable(events: list[Event], refusal: str | None) -> None:
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 0.0, *events)
     record = scheduler.instances["a"]
-    assert next(iter(record.closed_by(0.0)), None) == refusal
-    assert record.schedulable(0.0) is (refusal is None)
-    assert record.reports(0.0) is not any(each.stops_sending for each in record.closed_by(0.0))
+    assert next(iter(record.closed_by), None) == refusal
+    assert record.schedulable is (refusal is None)
+    assert record.reports is not any(each.stops_sending for each in record.closed_by)
     instructions = _feed(scheduler, 0.0, request("r"))
     assert len(instructions) == (1 if refusal is None else 0)
     assert scheduler.num_held == (0 if refusal is None else 1)
 
 
-def test_a_stalled_instance_comes_back_by_itself() -> None:
+def test_a_stalled_instance_comes_back_by_its_status_or_when_that_is_told() -> None:
     scheduler = _scheduler("a")
     record = scheduler.instances["a"]
-    assert record.schedulable(10.0)
-    assert record.closed_by(10.5) == ("stalled",)
-    assert _feed(scheduler, 10.5, request("r")) == []
-    assert _placed(_feed(scheduler, 11.0, status("a"))) == [("r", "a")]
+    for back in (status("a"), InstanceStalled("a", 1, over=True)):
+        _feed(scheduler, 10.0, InstanceStalled("a", 2), InstanceStalled("b", 1))
+        assert record.schedulable, "of another incarnation"
+        _feed(scheduler, 10.0, InstanceStalled("a", 1))
+        assert record.closed_by == ("stalled",)
+        assert (record.reports, record.may_send, record.may_receive) == (False, False, False)
+        assert _feed(scheduler, 10.5, request("r")) == []
+        assert _placed(_feed(scheduler, 11.0, back)) == [("r", "a")]
     assert record.last_report_s == 11.0
 
 
 def test_one_that_drains_and_hangs_is_stalled() -> None:
-    record = _scheduler("a").instances["a"]
-    record.order(DRAINS)
-    assert record.closed_by(10.0) == ("draining",)
-    assert record.closed_by(10.5)[0] == "stalled", "it drains no more than it serves"
+    scheduler = _scheduler("a")
+    record = scheduler.instances["a"]
+    _feed(scheduler, 0.0, ClosedBy("a", DRAINS))
+    assert record.closed_by == ("draining",)
+    _feed(scheduler, 10.5, InstanceStalled("a", 1))
+    assert record.closed_by[0] == "stalled", "it drains no more than it serves"
 
 
 def test_an_unknown_instance_is_nobody() -> None:
@@ -258,7 +265,7 @@ def test_held_requests_go_by_rank_then_arrival_then_id() -> None:
 def test_released_requests_spread_like_any_burst() -> None:
     scheduler = _scheduler("a", "b")
     held = [request(f"r{i}", arrival=i) for i in range(3)]
-    _feed(scheduler, 20.0, *held)
+    _feed(scheduler, 20.0, *(InstanceStalled(each, 1) for each in "ab"), *held)
     released = _placed(_feed(scheduler, 21.0, status("a")))
     assert released == [("r0", "a"), ("r1", "a"), ("r2", "a")], "b still stalls"
     _feed(scheduler, 21.0, status("b"))

@@ -21,13 +21,14 @@ from controller.core.scheduler_events import (
     FrontendDied,
     InstanceDied,
     InstanceRemoved,
+    InstanceStalled,
     InstanceStarted,
     Instruction,
     Ticked,
 )
 from tests.unit.core.core_builders import CORDONED, DRAINS, queued, request, running, status
 
-MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
+MAX_HELD, HOLD_S = 3, 20.0
 IDS = st.sampled_from(["a", "b", "c"])
 FRONTENDS = st.sampled_from(["f", "g"])
 INCARNATIONS = st.integers(1, 3)
@@ -38,6 +39,7 @@ class ModelInstance:
     incarnation: int
     alive: bool = True
     draining: bool = False
+    stalled: bool = False
     last_report_s: float | None = None
     issued: list[tuple[int, float, str]] = field(default_factory=list)
     """Not reported yet: (sequence number, when it was sent, by which frontend)."""
@@ -60,7 +62,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             max_held_reqs=MAX_HELD,
             hold_timeout_s=HOLD_S,
-            stall_timeout_s=STALL_S,
         )
         self.most_held = MAX_HELD
         self.scheduler = GlobalScheduler(self.config)
@@ -73,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for instance_id, x in self.instances.items()
             if x.alive
             and x.last_report_s is not None
-            and self.now_s - x.last_report_s <= self.config.stall_timeout_s
+            and not x.stalled
             and not x.draining
             and instance_id not in self.cordoned
         }
@@ -120,28 +121,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         policy=st.sampled_from(list(POLICIES)),
         max_held=st.sampled_from([0, 1, MAX_HELD]),
-        stall_s=st.sampled_from([1.0, STALL_S, 30.0]),
         load=st.sampled_from([None, 160]),
     )
-    def reconfigure(self, policy: str, max_held: int, stall_s: float, load: int | None) -> None:
+    def reconfigure(self, policy: str, max_held: int, load: int | None) -> None:
         """What is held stays, however few may be held from now on."""
         self.config = replace(
             self.config,
             policy=policy,
             max_held_reqs=max_held,
-            stall_timeout_s=stall_s,
             levels=(Level("normal", 0), Level("high", 1, load)),
         )
         self.most_held = max(max_held, len(self.held))
         self.check_answers(self.scheduler.reconfigure(self.config, self.now_s))
 
-    @rule(seconds=st.sampled_from([0.0, 0.5, STALL_S, 7.0, HOLD_S]))
+    @rule(seconds=st.sampled_from([0.0, 0.5, 7.0, HOLD_S]))
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
         self.feed(Ticked())
         assert all(self.now_s < since_s + HOLD_S for _, since_s in self.held.values())
 
-    @rule(seconds=st.sampled_from([0.5, STALL_S, 7.0]))
+    @rule(seconds=st.sampled_from([0.5, 7.0]))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
@@ -219,6 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drain_ends(instance_id)
         self.instances[instance_id].draining = False
         self.instances[instance_id].last_report_s = self.now_s
+        self.instances[instance_id].stalled = False
         self.feed(status(instance_id, incarnation=incarnation))
 
     @rule(instance_id=IDS, incarnation=INCARNATIONS)
@@ -248,6 +248,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.draining.discard(instance_id)
         self._spec_changes(instance_id)
 
+    @rule(instance_id=IDS, incarnation=INCARNATIONS, over=st.sampled_from([False, False, True]))
+    def stalls(self, instance_id: str, incarnation: int, over: bool) -> None:
+        known = self.instances.get(instance_id)
+        if known is not None and incarnation == known.incarnation:
+            known.stalled = not over
+        self.feed(InstanceStalled(instance_id, incarnation, over))
+
     @rule(instance_id=IDS)
     def cordon_changes(self, instance_id: str) -> None:
         self.cordoned ^= {instance_id}
@@ -273,7 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seen = data.draw(st.sampled_from([0, known.last_seq, *(seq for seq, *_ in known.issued)]))
         if incarnation == known.incarnation and known.alive:
             known.draining = draining or instance_id in self.draining
-            known.last_report_s = self.now_s
+            known.last_report_s, known.stalled = self.now_s, False
             known.issued = [
                 (seq, sent_s, frontend_id)
                 for seq, sent_s, frontend_id in known.issued
@@ -295,7 +302,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check(self.now_s)
+        self.scheduler.check()
         assert self.scheduler.num_held == len(self.held) <= self.most_held
         records = self.scheduler.instances
         assert records.keys() == self.instances.keys()
@@ -304,7 +311,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert record.incarnation == known.incarnation
             expected = len(known.issued) if known.alive else 0
             assert record.unreported.num_requests == expected
-        now = {i for i, record in records.items() if record.schedulable(self.now_s)}
+        now = {i for i, record in records.items() if record.schedulable}
         assert now == self.schedulable()
 
 

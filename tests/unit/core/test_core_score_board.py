@@ -20,6 +20,7 @@ from controller.core.scheduler_events import (
     Event,
     InstanceDied,
     InstanceRemoved,
+    InstanceStalled,
     InstanceStarted,
     Instruction,
     StatusReported,
@@ -36,7 +37,6 @@ from tests.unit.core.core_builders import (
 )
 from tests.unit.core.dispatch_oracle import Candidate, choose_for
 
-STALL_S = 5.0
 IDS = [f"i-{index}" for index in range(12)]  # i-10 comes before i-2
 RANKS = range(-MAX_RANKS, MAX_RANKS)
 
@@ -51,15 +51,15 @@ class SimpleBoard:
 
     def forget(self) -> None: ...
 
-    def changed(self, record: InstanceRecord, now_s: float) -> None: ...
+    def changed(self, record: InstanceRecord) -> None: ...
 
     def check(self) -> None: ...
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def any_schedulable(self, now_s: float) -> bool:
-        self._ready = [r for r in self._records.values() if r.schedulable(now_s)]
+    def any_schedulable(self) -> bool:
+        self._ready = [r for r in self._records.values() if r.schedulable]
         return bool(self._ready)
 
     def choose(
@@ -79,7 +79,7 @@ class SimpleBoard:
 
 
 def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
-    config = SchedulerConfig(levels=THREE_LEVELS, policy=policy, stall_timeout_s=STALL_S)
+    config = SchedulerConfig(levels=THREE_LEVELS, policy=policy)
     simple = GlobalScheduler(config)
     simple._pool._board = SimpleBoard(simple._pool._records, config)
     return GlobalScheduler(config), simple
@@ -113,6 +113,7 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
         InstanceStarted(name, draw(st.integers(1, 3))),
         InstanceDied(name, 1),
         InstanceRemoved(name),
+        InstanceStalled(name, draw(st.integers(1, 2)), over=draw(st.booleans())),
         ClosedBy(name, DRAINS),
         ClosedBy(name, CORDONED),
         ClosedBy(name),
@@ -120,7 +121,7 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
         Ticked(),
     ]
     event = draw(st.sampled_from([report, report, report, asked, asked, asked, *seldom]))
-    return draw(st.sampled_from([0.0, 0.0, 0.0, 0.5, STALL_S, STALL_S + 0.1])), event
+    return draw(st.sampled_from([0.0, 0.0, 0.0, 0.5])), event
 
 
 @given(st.sampled_from(list(POLICIES)), st.lists(steps(), min_size=20, max_size=80))
@@ -134,7 +135,7 @@ def test_every_decision_is_that_of_asking_everybody(
     for passed_s, event in [*((0.0, event) for event in first), *drawn]:
         now_s += passed_s
         found = kept.handle(event, now_s)
-        kept.check(now_s)
+        kept.check()
         expected = simple.handle(event, now_s)
         assert found == expected
         assert _considered(found) == _considered(expected)
@@ -152,14 +153,21 @@ def test_one_that_stalls_is_chosen_no_more_and_comes_back() -> None:
         scheduler.handle(InstanceStarted(name, 1), 0.0)
         scheduler.handle(status(name), 0.0)
     chosen = []
-    for now_s, reporting in ((1.0, "ab"), (5.0, "b"), (7.0, ""), (8.0, "a"), (8.5, "")):
+    for now_s, stalls, reporting in (
+        (1.0, "", "ab"),
+        (5.0, "", "b"),
+        (7.0, "a", ""),
+        (8.0, "", "a"),
+    ):
+        for name in stalls:
+            scheduler.handle(InstanceStalled(name, 1), now_s)
         for name in reporting:
             scheduler.handle(status(name), now_s)
         for number in range(2):
             [found] = scheduler.handle(request(f"{now_s}-{number}"), now_s)
             assert isinstance(found, Dispatch)
             chosen.append(found.instance_id)
-    assert chosen == ["a", "b", "a", "b", "b", "b", "a", "b", "a", "b"]
+    assert chosen == ["a", "b", "a", "b", "b", "b", "a", "b"]
 
 
 def _counting(score: mock.Mock) -> GlobalScheduler:
@@ -175,24 +183,14 @@ def _counting(score: mock.Mock) -> GlobalScheduler:
 def test_nobody_is_asked_whether_it_may_take_a_request() -> None:
     scheduler = _counting(mock.Mock(side_effect=POLICIES["llumnix"].score))
     scheduler.handle(request("r0"), 0.0)
-    with mock.patch.object(
-        InstanceRecord, "schedulable", autospec=True, side_effect=InstanceRecord.schedulable
-    ) as asked:
+    board = scheduler._pool._board
+    with mock.patch.object(board, "_look", side_effect=board._look) as looked:
         scheduler.handle(status("i40"), 1.0)
         scheduler.handle(request("r1"), 1.0)
-    assert {call.args[0].instance_id for call in asked.mock_calls} <= {"i40", "i01"}
-
-
-def test_a_request_that_is_given_up_has_nobody_asked() -> None:
-    scheduler = _counting(mock.Mock(side_effect=POLICIES["llumnix"].score))
-    scheduler.handle(request("r0"), 0.0)
-    with mock.patch.object(
-        InstanceRecord, "schedulable", autospec=True, side_effect=InstanceRecord.schedulable
-    ) as asked:
         scheduler.handle(DispatchCancelled("r0", "f"), 1.0)
         scheduler.handle(Ticked(), 1.0)
-        scheduler.handle(request("r1"), 1.0)
-    assert {call.args[0].instance_id for call in asked.mock_calls} <= {"i01"}
+        scheduler.handle(request("r2"), 1.0)
+    assert not looked.mock_calls
 
 
 def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
@@ -202,7 +200,7 @@ def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
         scheduler.handle(request(f"r{rank}", rank=rank), 0.0)
     num_kept = len(scheduler._pool._board._scores)
     assert 1 <= num_kept <= MAX_RANKS
-    scheduler.check(0.0)
+    scheduler.check()
 
 
 @pytest.mark.parametrize(
@@ -231,6 +229,6 @@ def test_events_that_the_property_draws_are_all_that_there_are() -> None:
     """A new event that changes who may take requests belongs into `steps`."""
     drawn = {
         *(StatusReported, DispatchRequested, InstanceStarted, InstanceDied, InstanceRemoved),
-        *(ClosedBy, DispatchCancelled, Ticked),
+        *(InstanceStalled, ClosedBy, DispatchCancelled, Ticked),
     }
     assert {x.__name__ for x in set(Event.__args__) - drawn} == {"FrontendDied", "KeysTold"}

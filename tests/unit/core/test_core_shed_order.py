@@ -102,7 +102,7 @@ def test_nobody_is_refused_while_a_later_one_stays(
         num_replayed = sum(each.replayed for each in held.values())
         assert len(held) <= max(max_held, num_replayed + max_held)
         assert scheduler.num_held == len(held)
-        scheduler.check(0.0)
+        scheduler.check()
 
 
 def test_a_higher_rank_takes_the_place_of_the_newest_of_the_lowest() -> None:

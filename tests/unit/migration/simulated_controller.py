@@ -304,7 +304,7 @@ class SimulatedController:
             raise Violation("; ".join(self.loop.errors))
         if self.running.done():
             raise Violation(f"the controller has ended: {self.running.exception()!r}")
-        controller.scheduler.check(now_s)
+        controller.scheduler.check()
         controller.rescheduler.machine.check()
         controller.operator_moves.machine.check()
         controller.drains.machine.check()
@@ -323,7 +323,7 @@ class SimulatedController:
             asyncio._set_running_loop(None)
 
     def _unsettled(self) -> str:
-        controller, now_s = self.controller, self._clock.now_s
+        controller = self.controller
         spec, scheduler = controller.keeper.spec, controller.scheduler
         for instance_id, claims in spec.drains.items():
             progress = controller.drains.progress(instance_id)
@@ -343,8 +343,8 @@ class SimulatedController:
         if away := [each.member_id for each in members.values() if not each.serving]:
             return f"{away} do not serve"
         for record in scheduler.instances.values():
-            if not record.reports(now_s) or record.unreported.num_requests:
-                return f"{record.instance_id}: {record.closed_by(now_s)}, {record.unreported}"
+            if not record.reports or record.unreported.num_requests:
+                return f"{record.instance_id}: {record.closed_by}, {record.unreported}"
         if not set(controller.statuses) <= set(members):
             return "the status of an instance is kept that is gone"
         return ""

@@ -545,13 +545,13 @@ class Simulation:
                 if (owner := frontend.owner(request_id)) is not None
             ]
             records = controller.scheduler.instances
-            open_ids = [i for i, each in records.items() if each.schedulable(self.now_s)]
+            open_ids = [i for i, each in records.items() if each.schedulable]
             if process is None or not found:
                 return
             request_id, source_id = rng.choice(found)
             others = [each for each in open_ids if each != source_id]
             source = records.get(source_id)
-            if source is None or not source.reports(self.now_s) or (is_named and not others):
+            if source is None or not source.reports or (is_named and not others):
                 return
             to = rng.choice(others) if is_named else None
             by_hand = MoveByHand(request_id, source_id, 0, "by hand")

@@ -210,7 +210,7 @@ async def test_one_that_an_operator_restarts_is_not_replaced(network: FakeNetwor
     bed.runs("i-0", "r-1")  # at its frontend: it is not drained
     bed.begin("i-0", Restart, nonce="a")
     await asyncio.sleep(5)
-    assert not bed.controller.scheduler.instances["i-0"].schedulable(bed.controller.now_s())
+    assert not bed.controller.scheduler.instances["i-0"].schedulable
     assert bed.launcher.launched[-1] == "i-1"
     bed.controller.drains.end("i-0", "enough")
     bed.begin("i-0")

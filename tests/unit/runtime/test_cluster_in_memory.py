@@ -23,7 +23,7 @@ async def cluster(
         cluster.join(instance_id)
     await cluster.until(lambda: cluster.frontend.known == ["i-0", "i-1"])
     yield cluster
-    cluster.controller.scheduler.check(cluster.controller.now_s())
+    cluster.controller.scheduler.check()
     await cluster.end()
 
 

@@ -129,7 +129,7 @@ async def test_what_was_dispatched_counts_until_a_status_names_it(network: FakeN
     await bed.reports("i-0", seen=1, num_running=1, free=54, num_steps=9)
     assert records["i-0"].unreported.num_requests == 1
     assert bed.controller.statuses["i-0"].num_steps == 9
-    bed.controller.scheduler.check(bed.controller.now_s())
+    bed.controller.scheduler.check()
 
 
 @virtual_time
@@ -261,14 +261,14 @@ async def test_another_configuration_keeps_what_is_held_and_may_release_it(
     await settle()
     assert bed.controller.scheduler.num_held == 2
     bed.controller.configure(LiveConfig(replace(CONFIG, max_held_reqs=0)))
-    bed.controller.scheduler.check(bed.controller.now_s())
+    bed.controller.scheduler.check()
     bed.asks("c")
     assert (await bed.f0.receive(Refused)).reject.request_id == "c"
     assert bed.controller.scheduler.num_held == 2
     patient = replace(CONFIG, policy="vllm-dp", stall_timeout_s=60.0)
     bed.controller.configure(LiveConfig(patient))
     assert {(await bed.f0.receive(Dispatched)).dispatch.request_id for _ in "ab"} == {"a", "b"}
-    bed.controller.scheduler.check(bed.controller.now_s())
+    bed.controller.scheduler.check()
 
 
 @virtual_time

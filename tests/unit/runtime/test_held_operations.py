@@ -75,12 +75,12 @@ class Cluster:
     @property
     def held(self) -> list[str]:
         """In the order in which they are to go."""
-        view = self.controller.scheduler.held_view(self.controller.now_s())
+        view = self.controller.scheduler.held_view()
         return [held.request_id for held in view.entries]
 
     @property
     def kept(self) -> dict[str, str]:
-        view = self.controller.scheduler.held_view(self.controller.now_s())
+        view = self.controller.scheduler.held_view()
         return {instance_id: key[1] for instance_id, key in view.kept.items()}
 
     def at(self, request_id: str) -> str | None:
@@ -120,7 +120,7 @@ async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Asyn
     cluster = Cluster(network)
     await cluster.fill()
     yield cluster
-    cluster.controller.scheduler.check(cluster.controller.now_s())
+    cluster.controller.scheduler.check()
     await cluster.end()
 
 
@@ -219,7 +219,7 @@ async def test_while_the_kept_instance_drains_another_is_kept(cluster: Cluster) 
     assert cluster.kept == {"i-0": "r0"}
     cluster.controller.drains.begin({"i-0": DRAIN})
     await until(lambda: cluster.kept == {"i-1": "r0"})
-    status = cluster.controller.scheduler.held_view(cluster.controller.now_s()).first()
+    status = cluster.controller.scheduler.held_view().first()
     assert status is not None
     assert status.instance_id == "i-1"
     await cluster.goes_on("i-1")

@@ -34,7 +34,7 @@ async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
     bed.asks("r0")
     await settle()
     yield bed
-    bed.controller.scheduler.check(bed.controller.now_s())
+    bed.controller.scheduler.check()
     bed.task.cancel()
 
 

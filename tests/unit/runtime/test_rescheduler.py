@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.load.snapshot import QueueHead
+from controller.core.scheduler_events import InstanceStalled
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.codec import decode
 from controller.runtime.messages.move_messages import ReliefFruitless, ReliefOrdered
@@ -98,9 +99,9 @@ async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> N
     await bed.reports("i-0", **BUSY)
     controller.operator_moves.cooling.died("i-3", controller.now_s())
     assert await told(bed) == {"i-0": "i-2"}
-    controller.scheduler.instances["i-2"].last_report_s -= 1000.0
+    controller.handle(InstanceStalled("i-2", 1))
     assert await told(bed) == {"i-0": "i-1"}
-    controller.scheduler.instances["i-0"].last_report_s -= 1000.0
+    controller.handle(InstanceStalled("i-0", 1))
     assert await told(bed) == {"i-0": ""}
 
 
@@ -115,7 +116,7 @@ async def test_what_failed_with_one_source_is_still_there_for_another(bed: Bed) 
 async def test_one_that_drains_and_hangs_gets_no_order(bed: Bed) -> None:
     await bed.reports("i-0", free=60, num_running=1, draining=True)
     assert await told(bed) == {"i-0": "i-3"}
-    bed.controller.scheduler.instances["i-0"].last_report_s -= 1000.0
+    bed.controller.handle(InstanceStalled("i-0", 1))
     assert await told(bed) == {"i-0": ""}
 
 

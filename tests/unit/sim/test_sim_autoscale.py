@@ -177,7 +177,7 @@ def run_and_check(setup: ClusterSetup, trace: object) -> Outcome:
     def look() -> None:
         for instance in cluster.instances.values():
             instance.between_steps(instance.engine.check)
-        cluster._scheduler.check(cluster.events.now_s)
+        cluster._scheduler.check()
         assert cluster._fleet is not None
         alive = [each for each in cluster.instances.values() if each.alive]
         if not setup.faults:

@@ -79,7 +79,7 @@ class DrainRunner:
     def schedulable_ids(self) -> set[str]:
         """The instances that may get requests now."""
         cluster = self._cluster
-        schedulable = cluster.scheduler.schedulable_snapshots(cluster.now_s())
+        schedulable = cluster.scheduler.schedulable_snapshots()
         return {each.instance_id for each in schedulable}
 
     def begin(self, claims: Mapping[str, Claim]) -> None:
@@ -339,13 +339,11 @@ class DrainForecasts:
         return dict(answers.get(instance_id, {}))
 
     def _destinations(self, going: Collection[str]) -> list[InstanceSnapshot]:
-        cluster, now_s = self._cluster, self._cluster.now_s()
+        instances = self._cluster.scheduler.instances
         return [
             record.snapshot
-            for instance_id, record in cluster.scheduler.instances.items()
-            if record.snapshot is not None
-            and record.may_receive(now_s)
-            and instance_id not in going
+            for instance_id, record in instances.items()
+            if record.snapshot is not None and record.may_receive and instance_id not in going
         ]
 
     def _block_size(self, instance_id: str) -> int:

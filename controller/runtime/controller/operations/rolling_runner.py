@@ -158,7 +158,7 @@ class RollingRestarts:
             removes=claims is not None and claims.goes,
             restarts="" if restart is None else restart.nonce,
             is_away=state is DrainState.RESTARTING,
-            takes_requests=record is not None and record.schedulable(cluster.now_s()),
+            takes_requests=record is not None and record.schedulable,
             engine=cluster.keeper.spec.engine_of(instance_id),
             fingerprint=member.said.fingerprint,
             max_model_len=0 if member.info is None else member.info.max_model_len,

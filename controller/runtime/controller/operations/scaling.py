@@ -134,11 +134,10 @@ class Scaling:
 
     def _num_running(self) -> dict[str, int]:
         """Running requests of each instance that serves."""
-        now_s = self._cluster.now_s()
         return {
             record.instance_id: record.snapshot.num_running
             for record in self._cluster.scheduler.instances.values()
-            if record.snapshot is not None and record.reports(now_s)
+            if record.snapshot is not None and record.reports
         }
 
 
@@ -203,7 +202,7 @@ class Autoscaling:
     # -- what it sees --------------------------------------------------------------------
 
     def tick(self) -> None:
-        cluster, now_s = self._cluster, self._cluster.now_s()
+        cluster = self._cluster
         members, records = cluster.roster.members, cluster.scheduler.instances
         planned = planned_instances(cluster.keeper.spec)
         serving: dict[str, float] = {}
@@ -217,17 +216,17 @@ class Autoscaling:
             has_status = record is not None and record.alive and record.snapshot is not None
             if member.serving and has_status:
                 serving[instance_id] = member.said.up_s
-        num_schedulable = len(cluster.scheduler.schedulable_snapshots(now_s))
+        num_schedulable = len(cluster.scheduler.schedulable_snapshots())
         self._tell(Ticked(planned, serving, gave_up, num_schedulable))
 
     def look(self) -> LoadSeen:
         """The last statuses, what the controller holds, and what comes and goes."""
-        cluster, now_s, wall_s = self._cluster, self._cluster.now_s(), self._wall_clock()
+        cluster, wall_s = self._cluster, self._wall_clock()
         spec, scheduler = cluster.keeper.spec, cluster.scheduler
-        schedulable = scheduler.schedulable_snapshots(now_s)
+        schedulable = scheduler.schedulable_snapshots()
         known = [status.snapshot for status in cluster.statuses.values()]
         num_held = scheduler.num_held
-        held = scheduler.held_view(now_s).entries if num_held else ()
+        held = scheduler.held_view().entries if num_held else ()
         return LoadSeen(
             wall_s,
             schedulable,
