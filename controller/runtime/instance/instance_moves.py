@@ -88,10 +88,19 @@ NO_NUMBERS: Mapping[str, Number] = {}
 
 
 class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
-    def __init__(self, host: MoveHost, block_size: int, max_moves: int = DEFAULT_MAX_MOVES) -> None:
+    def __init__(
+        self,
+        host: MoveHost,
+        block_size: int,
+        controller_address: str,
+        max_moves: int = DEFAULT_MAX_MOVES,
+    ) -> None:
         super().__init__(host.requests, max_moves)
         self._host = host
-        self._block_size = block_size
+        self.block_size = block_size
+        self.controller_address = controller_address
+        self.rates = CopyRates()
+        """By the last moves of which this instance was the source."""
         self.leaves_at_s: float | None = None
         """When this instance will be ended, by the host's clock; None: not known to be."""
         self._peers: set[InstanceRef] = set()
@@ -114,7 +123,7 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         """Begins a move, or returns why it may not begin now."""
         move = self.leave(
             order.request_id,
-            lambda: OutgoingMove(self._host, order, self._block_size, on_closed, decision),
+            lambda: OutgoingMove(self._host, order, self.block_size, on_closed, decision),
         )
         if isinstance(move, MoveRefusal):
             return move
@@ -123,6 +132,15 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         self.busy.set()
         move.begin()
         return move
+
+    def answer(self, answered: MoveAnswered) -> None:
+        self._host.send(self.controller_address, answered)
+
+    def tell_closed(self, record: MoveRecord, query_id: str = "") -> None:
+        """A move from here is over: the controller hears of it. `query_id`: of its order, if the
+        controller named the move."""
+        self.rates.measured(record)
+        self.answer(MoveAnswered(query_id, record.code, record=record))
 
     # -- what happens --------------------------------------------------------------------
 
@@ -304,26 +322,20 @@ def _logged(migration_id: str) -> Iterator[None]:
 
 
 class OrderedMoves:
-    """Copy times are estimated by the last moves of this source."""
+    """Answers the controller's questions to a source: to move a request, to plan that, and which
+    requests cannot move."""
 
-    def __init__(
-        self,
-        host: MoveHost,
-        instance_moves: InstanceMoves,
-        rates: CopyRates,
-        controller_address: str,
-    ) -> None:
+    def __init__(self, host: MoveHost, instance_moves: InstanceMoves) -> None:
         self._host = host
         self._moves = instance_moves
-        self._rates = rates
-        self._controller_address = controller_address
 
     def asked(self, asked: MoveAsked) -> None:
         order = asked.order
         if not asked.dry_run:
-            begun = self._moves.begin(order, partial(self._on_closed, asked.query_id))
+            on_closed = partial(self._moves.tell_closed, query_id=asked.query_id)
+            begun = self._moves.begin(order, on_closed)
             if isinstance(begun, MoveRefusal):
-                self._answer(MoveAnswered(asked.query_id, begun))
+                self._moves.answer(MoveAnswered(asked.query_id, begun))
             return
         self._host.between_steps(
             partial(self._plan, order.request_id), partial(self._on_planned, asked)
@@ -336,7 +348,7 @@ class OrderedMoves:
         def answer(found: dict[str, MoveFacts | None]) -> None:
             refusals = tuple(self._moves.refusals(found).items())
             answered = MoveRefusalsAnswered(asked.query_id, refusals)
-            self._host.send(self._controller_address, answered)
+            self._host.send(self._moves.controller_address, answered)
 
         self._host.between_steps(facts, answer)
 
@@ -358,20 +370,13 @@ class OrderedMoves:
         # A move by hand would wait for its turn.
         refusal = self._moves.refusal(asked.order.request_id, facts, waits=True)
         if refusal is not None:
-            self._answer(MoveAnswered(asked.query_id, refusal))
+            self._moves.answer(MoveAnswered(asked.query_id, refusal))
             return
         num_bytes = num_blocks * self._host.blocks.block_bytes
-        bytes_per_s = self._rates.bytes_per_s(asked.order.destination.instance_id)
+        bytes_per_s = self._moves.rates.bytes_per_s(asked.order.destination.instance_id)
         copy_time_s = num_bytes / bytes_per_s if bytes_per_s else None
         plan = MovePlan(num_tokens, num_blocks, num_bytes, copy_time_s)
-        self._answer(MoveAnswered(asked.query_id, "", plan))
-
-    def _on_closed(self, query_id: str, record: MoveRecord) -> None:
-        self._rates.measured(record)
-        self._answer(MoveAnswered(query_id, record.code, record=record))
-
-    def _answer(self, answered: MoveAnswered) -> None:
-        self._host.send(self._controller_address, answered)
+        self._moves.answer(MoveAnswered(asked.query_id, "", plan))
 
 
 # A destination's snapshot is so much older than the controller's note of its arrival: one way on
@@ -382,22 +387,14 @@ NUM_STEPS_MEASURED = 15
 
 
 class ChosenMoves:
-    """Used on the event loop's thread."""
+    """Moves that an instance begins by its own choice, on the controller's orders: carries out what
+    the machine that chooses instructs. Used on the event loop's thread."""
 
-    def __init__(
-        self,
-        host: MoveHost,
-        instance_moves: InstanceMoves,
-        rates: CopyRates,
-        block_size: int,
-        controller_address: str,
-    ) -> None:
+    def __init__(self, host: MoveHost, instance_moves: InstanceMoves) -> None:
         self._host = host
         self._moves = instance_moves
-        self._rates = rates
-        self._controller_address = controller_address
         self.step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
-        here = _Here(host, instance_moves, rates, block_size, self.step_times_s)
+        here = _Here(host, instance_moves, self.step_times_s)
         self.machine = RelievingSource(here, secrets.token_hex(3))
 
     # -- what happens --------------------------------------------------------------------
@@ -423,9 +420,8 @@ class ChosenMoves:
         self._handle(Fenced())
 
     def _on_closed(self, record: MoveRecord) -> None:
-        self._host.send(self._controller_address, MoveAnswered("", record.code, record=record))
+        self._moves.tell_closed(record)
         moved = record.outcome == SourceState.MIGRATED
-        self._rates.measured(record)
         self._handle(MoveEnded(record.migration_id, moved, record.code))
 
     # -- what is to be done --------------------------------------------------------------
@@ -453,7 +449,8 @@ class ChosenMoves:
             case TellFruitless(round_id=round_id, destination=to):
                 me = self._host.me
                 pair = me.instance_id, me.incarnation, to.instance_id, to.incarnation
-                self._host.send(self._controller_address, ReliefFruitless(round_id, *pair))
+                fruitless = ReliefFruitless(round_id, *pair)
+                self._host.send(self._moves.controller_address, fruitless)
             case TellNotMoved():
                 if (live := self._host.requests.get(instruction.refused.request_id)) is not None:
                     self._host.tell(_not_moved(instruction, self._host.me), live.frontend)
@@ -492,15 +489,13 @@ class _Here:
         self,
         host: MoveHost,
         moves: InstanceMoves,
-        rates: CopyRates,
-        block_size: int,
         step_times_s: Collection[float],
     ) -> None:
         self._host = host
         self._moves = moves
         self._step_times_s = step_times_s
-        self.block_size = block_size
-        self.bytes_per_s = rates.bytes_per_s
+        self.block_size = moves.block_size
+        self.bytes_per_s = moves.rates.bytes_per_s
 
     @property
     def instance_id(self) -> str:

@@ -18,7 +18,6 @@ import msgspec
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import QueueHead
-from controller.core.migration.move_records import CopyRates
 from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -237,13 +236,11 @@ class Serving:
         # These methods of MoveHost are those of others.
         self.between_steps, self.compiling = thread.between_steps, engine.moves.compiling
         self.push_status = thread.push_status
-        self.instance_moves = InstanceMoves(self, engine.block_size)
+        controller = member.controller_address
+        self.instance_moves = InstanceMoves(self, engine.block_size, controller)
         self.set_rank = self.instance_moves.set_rank
-        rates, controller = CopyRates(), member.controller_address
-        self._orders = OrderedMoves(self, self.instance_moves, rates, controller)
-        self.chosen_moves = ChosenMoves(
-            self, self.instance_moves, rates, engine.block_size, controller
-        )
+        self._orders = OrderedMoves(self, self.instance_moves)
+        self.chosen_moves = ChosenMoves(self, self.instance_moves)
         self.emission = Emission(
             member,
             mailbox,
