@@ -22,6 +22,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
+
+# -- the proofs --------------------------------------------------------------------------
+
 SECRET_BYTES = 32
 ID_BYTES = 16
 PROOF_BYTES = 32
@@ -52,7 +56,7 @@ class LinkKey:
         return hashlib.blake2b(end, key=self._key, digest_size=PROOF_BYTES).digest()
 
 
-log = logging.getLogger(__name__)
+# -- the door ----------------------------------------------------------------------------
 
 GREETING_BYTES = ID_BYTES + PROOF_BYTES
 GREETING_TIMEOUT_S = 5.0

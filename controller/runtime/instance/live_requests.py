@@ -139,6 +139,7 @@ class MoveHost(Protocol):
 
 
 SLICE_BYTES = 4 << 20
+"""So much is read at once for a digest."""
 
 
 class KvDigest:
