@@ -7,7 +7,7 @@ moment that is known in advance.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from controller.core.admission.room_orders import MakeRoom, MoveHead
@@ -127,10 +127,10 @@ class SimEmptying:
 
     # -- what a round looks at -------------------------------------------------------------
 
-    def statuses(self, now_s: float, closed: Collection[str]) -> Iterable[InstanceSnapshot]:
+    def statuses(self, now_s: float) -> Sequence[InstanceSnapshot]:
         if self._balances:
             return [each.status() for each in self._instances.values() if each.alive]
-        return self._loads.in_pairs(now_s, closed)
+        return self._loads.in_pairs(now_s)
 
     def status_age_s(self, _instance_id: str, _now_s: float) -> float:
         return 0.0
@@ -370,19 +370,18 @@ class Loads:
         self._changed.pop(instance, None)
         self._destinations.pop(instance, None)
 
-    def in_pairs(self, now_s: float, closed: Collection[str]) -> list[InstanceSnapshot]:
-        """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
+    def in_pairs(self, now_s: float) -> list[InstanceSnapshot]:
+        """Of all instances that can be in a pair now, if no more is against them."""
         config = self._config
         self._look_for_destinations()
         if not self._destinations:
             return []
         sources = self._sources.come(now_s)
-        destinations = [each for each in self._destinations if each.instance_id not in closed]
-        if not sources or not destinations:
+        if not sources:
             return []
         found = list[InstanceSnapshot]()
         # The fewer ones first: with little load there are no sources.
-        kinds = ((sources, is_source), (destinations, is_destination))
+        kinds = ((sources, is_source), (list(self._destinations), is_destination))
         for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
             statuses = [each.status() for each in instances]
             of_kind = [each for each in statuses if is_one(self._load_of(each), config)]

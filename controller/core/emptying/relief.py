@@ -540,10 +540,8 @@ class ReliefRules:
 
     def reason(self) -> MoveReason | None:
         """Why requests are to leave; None if this is no source any more."""
-        if self._evacuation is not None:
-            return MoveReason.EVACUATE
         if self._draining:
-            return MoveReason.DRAIN
+            return MoveReason.DRAIN if self._evacuation is None else MoveReason.EVACUATE
         if self._source_steps >= self._enough_steps:
             return None
         if self._steps_without_headroom >= self._enough_steps:

@@ -116,7 +116,7 @@ def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
 
 
 def is_destination(load: InstanceLoad, config: ReschedulingConfig) -> bool:
-    return load.is_open and load.freeness > config.destination_above_steps
+    return load.freeness > config.destination_above_steps and load.is_open
 
 
 def pair(
@@ -273,10 +273,9 @@ Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig, LeftOut], Sequen
 class ClusterView(Protocol):
     """The cluster, as far as a round looks at it."""
 
-    def statuses(self, now_s: float, closed: Collection[str]) -> Iterable[InstanceSnapshot]:
+    def statuses(self, now_s: float) -> Sequence[InstanceSnapshot]:
         """The last ones of the instances that serve and report; one that hangs would neither send
-        nor receive. Those that can be in no pair may be left out; requests do not move to `closed`
-        ones."""
+        nor receive. Those that can be in no pair may be left out."""
 
     def status_age_s(self, instance_id: str, now_s: float) -> float: ...
 
@@ -440,8 +439,7 @@ class ReliefRounds:
         """How the instances would be seen, and what each would be, by other rules, with the
         statuses that a round would look at now."""
         closed = self._cluster.closed_to_moves(now_s)
-        statuses = self._cluster.statuses(now_s, closed)
-        loads = [_seen(rules.load(status), closed) for status in statuses]
+        loads = [_seen(rules.load(status), closed) for status in self._cluster.statuses(now_s)]
         return loads, roles(loads, rules.config)
 
     def check(self) -> None:
@@ -460,11 +458,11 @@ class ReliefRounds:
         out: list[Instruction] = []
         if self.rules.config.enabled:
             self._help_blocked(round_id, now_s, out)
-        closed = self._cluster.closed_to_moves(now_s)
-        statuses = self._cluster.statuses(now_s, closed)
-        loads = [_seen(self.load_of(status), closed) for status in statuses]
+        loads: Sequence[InstanceLoad] = ()
         pairs: Sequence[Pair] = ()
-        if loads:
+        if statuses := self._cluster.statuses(now_s):
+            closed = self._cluster.closed_to_moves(now_s)
+            loads = [_seen(self.load_of(status), closed) for status in statuses]
             left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
             pairs = self._pairing(loads, self.rules.config, left_out)
         if not pairs and not self._ordered:

@@ -83,8 +83,8 @@ def num_in_batch(snapshot: InstanceSnapshot) -> int:
 
 
 def batch_size(snapshot: InstanceSnapshot) -> int:
-    """B: `num_in_batch`, at least 1."""
-    return num_in_batch(snapshot) or 1
+    """B: `num_in_batch`, at least 1. Written out, as each round asks it of each instance."""
+    return (snapshot.num_running + 1 if snapshot.num_queued else snapshot.num_running) or 1
 
 
 def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:

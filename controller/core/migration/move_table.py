@@ -96,11 +96,12 @@ class MoveTable(Generic[Away, Here]):
     def refusals(self, facts: Mapping[str, MoveFacts | None]) -> dict[str, MoveRefusal]:
         """Of these requests those that could not move, if their moves waited for their turn."""
         here, moving = self._requests_here, self._moving_ids()
-        asked = (
-            (each, refusal_of(facts[each] if each in here else None, moving=each in moving))
-            for each in facts
-        )
-        return {request_id: refusal for request_id, refusal in asked if refusal is not None}
+        refusals = {}
+        for each, its_facts in facts.items():
+            refusal = refusal_of(its_facts if each in here else None, moving=each in moving)
+            if refusal is not None:
+                refusals[each] = refusal
+        return refusals
 
     def leave(self, request_id: str, make: Callable[[], Away]) -> Away | MoveRefusal:
         """Adds the move that `make` returns, unless the request may not leave now."""

@@ -3,7 +3,7 @@ rounds`), each interval and when the configuration has changed, and sends what i
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from controller.core.admission.room_orders import MakeRoom
@@ -132,8 +132,8 @@ class Rescheduler:
 
     # -- what a round looks at -------------------------------------------------------------
 
-    def statuses(self, _now_s: float, _closed: Collection[str]) -> Iterable[InstanceSnapshot]:
-        return self._openness.sources()
+    def statuses(self, _now_s: float) -> Sequence[InstanceSnapshot]:
+        return list(self._openness.sources())
 
     def status_age_s(self, instance_id: str, now_s: float) -> float:
         return now_s - self._scheduler.instances[instance_id].last_report_s

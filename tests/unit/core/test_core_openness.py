@@ -59,8 +59,8 @@ class Cluster:
         self.rounds = ReliefRounds(self, self.cooling, rules, "x")
         self.by_hand = MovesByHand(self, self.cooling, DEFAULT_LEVELS, 4, "x")
 
-    def statuses(self, _now_s, _closed):
-        return self.openness.sources()
+    def statuses(self, _now_s):
+        return list(self.openness.sources())
 
     def status_age_s(self, _instance_id, _now_s):
         return 0.0

@@ -1,7 +1,7 @@
 """The machine of the rounds, under whatever happens to a cluster that the test plays."""
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -40,7 +40,7 @@ class Played:
         self.full: set[str] = set()
         self.wanted: list[MoveHead | MakeRoom] = []
 
-    def statuses(self, _now_s: float, _closed: Collection[str]) -> Iterable[InstanceSnapshot]:
+    def statuses(self, _now_s: float) -> Sequence[InstanceSnapshot]:
         return list(self.instances.values())
 
     def status_age_s(self, _instance_id: str, _now_s: float) -> float:
