@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from controller.api.client import ControlClient
-    from controller.api.operations.on_instances import CordonReport, Drain, DrainReport
+    from controller.api.operations.on_instances import Drain, DrainReport, MarkReport
     from controller.api.operations.order import Order
 
 ON_DEADLINE = ("keep", "abort")
@@ -209,7 +209,7 @@ def cordon(
     It lasts until llumctl uncordon, also over a restart of the instance.
     """
     flags = Flags(cluster, dry_run, True, reason, if_revision, output_format, force=force)
-    _cordoning("cordon", instance_ids, flags)
+    _marking("cordon", instance_ids, flags)
 
 
 def uncordon(
@@ -229,20 +229,21 @@ def uncordon(
 ) -> None:
     """Take cordons back: the instances get new requests again, unless they drain."""
     flags = Flags(cluster, dry_run, True, reason, if_revision, output_format)
-    _cordoning("uncordon", instance_ids, flags)
+    _marking("uncordon", instance_ids, flags)
 
 
-def _cordoning(kind: str, instance_ids: list[str], flags: Flags) -> None:
+def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
+    """`kind`: of a row of `MARKS`."""
     wanted_ids = ids_once(instance_ids)
     one_line(flags.reason)
     not_negative(flags.if_revision, "--if-revision")
     name = connect.attached(flags.cluster)
-    from controller.api.operations.on_instances import CordonList, cordoned
-    from controller.api.operations.table import ORDERS
+    from controller.api.operations.on_instances import MARKS
 
     wanted: dict[str, Any] = {"force": True} if flags.force else {}
     wanted |= {"dry_run": flags.dry_run, "reason": flags.reason, "if_revision": flags.if_revision}
-    row, changed, reports = ORDERS[kind], list["CordonReport"](), list["CordonReport"]()
+    row = next(each for each in MARKS if each.kind == kind)
+    changed, reports = list["MarkReport"](), list["MarkReport"]()
     try:
         with connect.client(name) as client:
             for report in _in_turn(client, row.of_each(wanted_ids, row.body(**wanted))):
@@ -250,14 +251,14 @@ def _cordoning(kind: str, instance_ids: list[str], flags: Flags) -> None:
                 changed += [report] if report.changes else []
     except LlumctlError:
         if changed and not flags.dry_run:
-            output.say("\n".join(cordoned(report) for report in changed))
+            output.say("\n".join(row.words(report) for report in changed))
         raise
     if flags.output_format is Format.NAME:
         output.emit("\n".join(report.instance_id for report in reports))
     elif flags.output_format in (Format.JSON, Format.YAML):
-        output.emit(output.encode(flags.output_format, CordonList(cordons=tuple(reports)), reports))
+        output.emit(output.encode(flags.output_format, row.listed(reports), reports))
     elif changed:
-        output.emit("\n".join(cordoned(report) for report in changed))
+        output.emit("\n".join(row.words(report) for report in changed))
     if not changed:
         output.say("nothing to change")
     elif flags.dry_run:

@@ -116,9 +116,9 @@ async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> No
         assert await llumctl("cordon", "i-0", "i-1", "i-2", *dry) == EXIT_REFUSED
         assert "without i-0, i-1, i-2 no instance would serve" in capsys.readouterr().err
     assert await llumctl("cordon", "i-0", "i-9") != 0
-    assert (dict(bed.controller.keeper.spec.cordons), bed.revision) == ({}, 0)
+    assert (dict(bed.controller.keeper.spec.marked(Closed.CORDONED)), bed.revision) == ({}, 0)
     assert await llumctl("cordon", "i-0", "i-1", "i-2", "--force") == 0
-    assert len(bed.controller.keeper.spec.cordons) == 3
+    assert len(bed.controller.keeper.spec.marked(Closed.CORDONED)) == 3
 
 
 async def test_no_request_is_moved_there_by_hand(bed: Bed) -> None:
@@ -153,18 +153,18 @@ async def test_the_commands(bed: Bed, capsys: Captured) -> None:
         "i-1: would be cordoned, would keep its 0 requests",
     ]
     assert await llumctl("cordon", "i-0", "i-1", "-m", "a fan") == 0
-    assert set(bed.controller.keeper.spec.cordons) == {"i-0", "i-1"}
+    assert set(bed.controller.keeper.spec.marked(Closed.CORDONED)) == {"i-0", "i-1"}
     capsys.readouterr()
     assert await llumctl("status") == 0
     assert capsys.readouterr().out.count(" cordoned ") == 2
     assert await llumctl("cordon", "i-0") == 0
     assert "nothing to change" in capsys.readouterr().err
     assert await llumctl("undo", "-y") == 0
-    assert set(bed.controller.keeper.spec.cordons) == {"i-0"}
+    assert set(bed.controller.keeper.spec.marked(Closed.CORDONED)) == {"i-0"}
     assert await llumctl("uncordon", "i-0", "-o", "json") == 0
     assert '"cordoned": false' in capsys.readouterr().out
     assert await llumctl("undo", "-y") == 0
-    assert set(bed.controller.keeper.spec.cordons) == {"i-0"}
+    assert set(bed.controller.keeper.spec.marked(Closed.CORDONED)) == {"i-0"}
 
 
 def test_clients_know_which_reasons_are_about_moves_alone() -> None:

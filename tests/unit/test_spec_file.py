@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_what_was(file: SpecFile, monkeypatch: pytest.MonkeyP
 
 
 def changed(**changes: object) -> dict[str, object]:
-    kept = {"schema_version": 2, "nonce": "n0nce", "spec": {"revision": 1}}
+    kept = {"schema_version": 3, "nonce": "n0nce", "spec": {"revision": 1}}
     return {**kept, **changes}
 
 
@@ -101,7 +101,7 @@ UNCLAIMED = {
         ('{"schema_version": 1, "nonce": "n0nce", "spec"', "Invalid JSON"),
         ("[]", "should be an object"),
         ("{}", "schema_version: Field required"),
-        (json.dumps(changed(schema_version=3)), "written by a newer llumctl"),
+        (json.dumps(changed(schema_version=4)), "written by a newer llumctl"),
         (json.dumps(changed(schema_version=1)), "written by an older llumctl (schema 1, this"),
         (json.dumps(changed(nonce="")), "nonce: "),
         (json.dumps(changed(spec={"revision": "1"})), "spec.revision: "),

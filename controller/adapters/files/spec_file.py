@@ -15,8 +15,9 @@ from controller.core.operations.cluster_spec import ClusterSpec
 
 FILE = "spec.json"
 MAX_BYTES = 16 << 20
-SCHEMA_VERSION = 2
-"""1 had one drain order for each instance, in which the one before was nested."""
+SCHEMA_VERSION = 3
+"""1 had one drain order for each instance, in which the one before was nested; 2 had cordons in
+place of marks."""
 
 
 class _Version(BaseModel):

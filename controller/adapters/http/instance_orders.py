@@ -1,9 +1,11 @@
-"""The controller's half of drain, undrain, cordon, uncordon, restart, evacuate and scale."""
+"""The controller's half of drain, undrain, restart, evacuate, scale, and of all marks, such as a
+cordon.
+"""
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from controller.adapters.http.answers import no_such_instance
 from controller.adapters.http.drain_reports import (
@@ -16,18 +18,16 @@ from controller.adapters.http.drain_reports import (
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
 from controller.api.operations.on_cluster import Scale, ScaleReport, ScaleRequest
 from controller.api.operations.on_instances import (
-    Cordon,
-    CordonReport,
-    CordonRequest,
+    MARKS,
     Drain,
     DrainReport,
     DrainRequest,
     Evacuate,
     EvacuateRequest,
+    Marking,
+    MarkReport,
     Restart,
     RestartRequest,
-    Uncordon,
-    UncordonRequest,
     Undrain,
     UndrainRequest,
     until,
@@ -35,11 +35,11 @@ from controller.api.operations.on_instances import (
 from controller.api.operations.order import CLUSTER, Order, Report, Undo, Wanted
 from controller.core.emptying.claims import Claim, Claims
 from controller.core.load.closed import Closed
-from controller.core.operations import cluster_spec
+from controller.core.operations.cluster_spec import Mark
 from controller.core.operations.order_checks import (
     OrderRefusal,
-    cordon_refusal,
     emptying_refusal,
+    mark_refusal,
     restart_refusal,
     undrain_refusal,
 )
@@ -230,92 +230,83 @@ class UndrainHandler(_Emptying[UndrainRequest]):
         return "" if same else f"{undo.target} is not being drained by it any more"
 
 
-class _Cordoning(_OnInstance[Wanted, CordonReport]):
-    """`cordons`: what the order comes to."""
+class _Marking(_OnInstance[Any, MarkReport]):
+    """Of a row that marks instances, or takes such marks back; it needs no other handler."""
 
-    cordons: bool
+    row: type[Marking[Any, Any]]
 
     @property
-    def cordon(self) -> cluster_spec.Cordon | None:
-        return self.controller.keeper.spec.cordons.get(self.instance_id)
+    def reason(self) -> Closed:
+        return Closed(self.row.mark)
+
+    @property
+    def mark(self) -> Mark | None:
+        return self.controller.keeper.spec.marked(self.reason).get(self.instance_id)
 
     async def look(self) -> None:
         await super().look()
-        self.changes = (self.cordon is None) == self.cordons
+        self.changes = (self.mark is None) == self.row.marks
 
-    async def plan(self) -> CordonReport:
-        return self._reported(cordoned=self.cordons, dry_run=True)
+    def check(self) -> None:
+        """Checks the other marks of the same command too, as it makes all of them or none."""
+        wanted = self.wanted
+        if not self.row.marks:
+            self.check_instance(wanted.if_revision)
+            return
+        together = self.check_together(wanted.if_revision, wanted.with_ids)
+        facts = together, self.controller.drains.schedulable_ids()
+        spec = self.controller.keeper.spec
+        refusal = mark_refusal(spec, self.reason, *facts, force=wanted.force)
+        self.refuse(refusal, together, f"{self.row.kind} {{}} --force")
 
-    async def report(self) -> CordonReport:
-        return self._reported(cordoned=self.cordon is not None)
+    async def plan(self) -> MarkReport:
+        return self._reported(marked=self.row.marks, dry_run=True)
 
-    def change(self, spec: cluster_spec.ClusterSpec, operation: Operation) -> None:
+    async def carry_out(self, operation: Operation) -> None:
+        spec = self.controller.keeper.spec
+        if self.row.marks:
+            mark = Mark(operation.cause_id, time.time(), operation.actor, self.wanted.reason)
+            spec = spec.with_mark(self.reason, self.instance_id, mark)
+        else:
+            spec = spec.without_mark(self.reason, self.instance_id)
         operation.undo = self.undone_by()
         self.controller.keeper.change(spec)
         self.revision = spec.revision
 
-    def _reported(self, *, cordoned: bool, dry_run: bool = False) -> CordonReport:
-        controller, cordon = self.controller, self.cordon
+    async def report(self) -> MarkReport:
+        return self._reported(marked=self.mark is not None)
+
+    def _reported(self, *, marked: bool, dry_run: bool = False) -> MarkReport:
+        controller, mark = self.controller, self.mark
         record = controller.scheduler.instances.get(self.instance_id)
         has, num_requests = None if record is None else record.snapshot, 0
         if record is not None and has is not None:
             num_requests = has.num_running + has.num_queued + record.unreported.num_requests
         now = controller.openness.closed_by(self.instance_id, controller.now_s())
-        reasons = set(now) - {Closed.CORDONED} | ({Closed.CORDONED} if cordoned else set())
-        return CordonReport(
+        reasons = set(now) - {self.reason} | ({self.reason} if marked else set())
+        return self.row.report(
+            **{self.row.mark: marked},
             instance_id=self.instance_id,
-            cordoned=cordoned,
             closed_by=tuple(each for each in Closed if each in reasons and each.stops_requests),
             num_requests=num_requests,
             dry_run=dry_run,
             revision=self.revision,
-            reason="" if cordon is None else cordon.reason,
-            actor="" if cordon is None else cordon.actor,
+            reason="" if mark is None else mark.reason,
+            actor="" if mark is None else mark.actor,
             changes=self.changes,
         )
 
-
-class CordonHandler(_Cordoning[CordonRequest]):
-    row = Cordon
-    cordons = True
-
-    def check(self) -> None:
-        """Checks the other cordons of the same command too, as it makes all of them or none."""
-        wanted = self.wanted
-        together = self.check_together(wanted.if_revision, wanted.with_ids)
-        facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
-        refusal = cordon_refusal(*facts, force=wanted.force)
-        self.refuse(refusal, together, "cordon {} --force")
-
-    async def carry_out(self, operation: Operation) -> None:
-        made = (operation.cause_id, time.time(), operation.actor, self.wanted.reason)
-        cordon = cluster_spec.Cordon(*made)
-        self.change(self.controller.keeper.spec.with_cordon(self.instance_id, cordon), operation)
-
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        spec = operated.controller.keeper.spec
+        """Another mark may have taken the place of the operation's."""
+        spec, words = operated.controller.keeper.spec, cls.row.mark.replace("_", " ")
+        mark = spec.marked(Closed(cls.row.mark)).get(undo.target)
+        if not cls.row.marks:
+            same = mark is not None and mark.cause_id == entry_id
+            return "" if same else f"{undo.target} is not {words} by it any more"
         if undo.target not in spec.instance_ids:
             return f"{undo.target} is gone"
-        return f"{undo.target} is cordoned" if undo.target in spec.cordons else ""
-
-
-class UncordonHandler(_Cordoning[UncordonRequest]):
-    row = Uncordon
-    cordons = False
-
-    def check(self) -> None:
-        self.check_instance(self.wanted.if_revision)
-
-    async def carry_out(self, operation: Operation) -> None:
-        self.change(self.controller.keeper.spec.without_cordon(self.instance_id), operation)
-
-    @classmethod
-    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        """Another cordon may have taken the place of the operation's."""
-        cordon = operated.controller.keeper.spec.cordons.get(undo.target)
-        same = cordon is not None and cordon.cause_id == entry_id
-        return "" if same else f"{undo.target} is not cordoned by it any more"
+        return f"{undo.target} is {words}" if mark is not None else ""
 
 
 class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
@@ -390,9 +381,9 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         return "" if same else f"{planned} instances are planned by now"
 
 
-HANDLERS = (
-    *(DrainHandler, UndrainHandler, CordonHandler, UncordonHandler),
-    *(RestartHandler, EvacuateHandler, ScaleHandler),
+HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
+    *(DrainHandler, UndrainHandler, RestartHandler, EvacuateHandler, ScaleHandler),
+    *(type(f"{row.__name__}Handler", (_Marking,), {"row": row}) for row in MARKS),
 )
 
 

@@ -206,12 +206,31 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
         return Outcome("it gets requests again", can_undo=True)
 
 
-class CordonReport(AnswerModel):
-    """`closed_by`: why the instance gets no new requests now, or would get none after a dry run's
-    order; empty if it gets them."""
+class MarkRequest(OrderModel):
+    """Marks an instance. A controller that starts again, and a restart of the instance, leave the
+    mark as it is."""
+
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves: new requests are held meanwhile."""
+    with_ids: InstanceIds = ()
+    """Instances that the same command marks: all or none."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class UnmarkRequest(OrderModel):
+    reason: Reason = ""
+    if_revision: Revision = None
+    dry_run: bool = False
+
+
+class MarkReport(AnswerModel):
+    """Of a mark; a field of its name says whether the instance has it. `closed_by`: why the
+    instance gets no new requests now, or would get none after a dry run's order; empty if it gets
+    them."""
 
     instance_id: str
-    cordoned: bool
     closed_by: tuple[str, ...] = ()
     num_requests: int = 0
     """That it has, by its last status, with those that were dispatched since."""
@@ -219,39 +238,92 @@ class CordonReport(AnswerModel):
     revision: int = 0
     reason: str = ""
     actor: str = ""
-    """Of the cordon."""
+    """Of the mark."""
     changes: bool = False
     """The call changed something, or would in a dry run."""
+
+
+Marked = TypeVar("Marked", bound=MarkReport)
+
+
+class Marking(OnInstance[Wanted, Marked]):
+    """Makes a mark, or takes it back: what an operator has against an instance until then. The
+    controller carries out all of them alike."""
+
+    mark: str
+    """The reason of `controller/core/load/closed.py`, which says what it stops."""
+    marks: bool
+    """Whether the order makes the mark."""
+
+    @classmethod
+    def words(cls, report: Marked) -> str:
+        """A line, which begins with the instance's id."""
+        raise NotImplementedError
+
+    @classmethod
+    def listed(cls, reports: Sequence[Marked]) -> AnswerModel:
+        """What `-o json` prints of the reports of one command."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_each(cls, targets: Sequence[str], wanted: Wanted | None = None) -> list[Self]:
+        """None that is marked is one that would serve beside another."""
+        orders = super().of_each(targets, wanted)
+        return _together(orders) if cls.marks else orders
+
+    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+        """The last instance that would serve is marked only by its name."""
+        name, asked, said = "", self.dry(), self.mark.replace("_", " ")
+        try:
+            report = client.send(asked)
+        except LastInstanceError:
+            name = self.instance_id
+            report = client.send(asked.but(force=True))
+        if not report.changes:
+            is_so = f"is {said} already" if self.marks else f"is not {said}"
+            return Plan((f"{self.instance_id} {is_so}",), None)
+        order = (self.but(force=True) if name else self).at(report.revision)
+        return Plan((self.words(report), *self.consequences(client.status())), order, name)
+
+    def consequences(self, status: ClusterStatus) -> tuple[str, ...]:  # noqa: ARG002
+        """Further lines of the plan."""
+        return ()
+
+    def outcome(self, report: Marked) -> Outcome:
+        text = self.words(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes)
+
+
+class CordonReport(MarkReport):
+    cordoned: bool
 
 
 class CordonList(AnswerModel):
     cordons: tuple[CordonReport, ...] = ()
 
 
-class _Cordoning(OnInstance[Wanted, CordonReport]):
+class _Cordoning(Marking[Wanted, CordonReport]):
+    mark = "cordoned"
     report = CordonReport
 
-    def outcome(self, report: CordonReport) -> Outcome:
-        text = cordoned(report).removeprefix(f"{self.instance_id}: ")
-        return Outcome(text, can_undo=report.changes)
+    @classmethod
+    def words(cls, report: CordonReport) -> str:
+        return cordoned(report)
+
+    @classmethod
+    def listed(cls, reports: Sequence[CordonReport]) -> CordonList:
+        return CordonList(cordons=tuple(reports))
 
 
-class CordonRequest(OrderModel):
+class CordonRequest(MarkRequest):
     """No new requests for an instance, and no moves to it; what it has goes on there, and may leave
     by moves as any other does. A controller that starts again, and a restart of the instance, leave
     that as it is."""
 
-    dry_run: bool = False
-    force: bool = False
-    """Even if no other instance serves: new requests are held meanwhile."""
-    with_ids: InstanceIds = ()
-    """Instances that the same command cordons: all or none."""
-    reason: Reason = ""
-    if_revision: Revision = None
-
 
 class Cordon(_Cordoning[CordonRequest]):
     kind, word = "cordon", "Cordon"
+    marks = True
     key = "c"
     does = "Give an instance no new requests"
     meaning = "no new requests for the instance of this row; it keeps what it has"
@@ -260,35 +332,17 @@ class Cordon(_Cordoning[CordonRequest]):
     body = CordonRequest
     undone_by = "uncordon"
 
-    @classmethod
-    def of_each(cls, targets: Sequence[str], wanted: CordonRequest | None = None) -> list[Self]:
-        """None of them is one that would serve beside another."""
-        return _together(super().of_each(targets, wanted))
-
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
-        """The last instance is cordoned only by its name."""
-        name, asked = "", self.dry()
-        try:
-            report = client.send(asked)
-        except LastInstanceError:
-            name = self.instance_id
-            report = client.send(asked.but(force=True))
-        if not report.changes:
-            return Plan((f"{self.instance_id} is cordoned already",), None)
-        order = (self.but(force=True) if name else self).at(report.revision)
-        closed = (self.instance_id, *self.wanted.with_ids)
-        lines = (cordoned(report), capacity(client.status(), closed))
-        return Plan(lines, order, name)
+    def consequences(self, status: ClusterStatus) -> tuple[str, ...]:
+        return (capacity(status, (self.instance_id, *self.wanted.with_ids)),)
 
 
-class UncordonRequest(OrderModel):
-    reason: Reason = ""
-    if_revision: Revision = None
-    dry_run: bool = False
+class UncordonRequest(UnmarkRequest):
+    pass
 
 
 class Uncordon(_Cordoning[UncordonRequest]):
     kind, word = "uncordon", "Uncordon"
+    marks = False
     key = "C"
     does = "Take a cordon back"
     meaning = "new requests for the instance of this row again"
@@ -297,12 +351,6 @@ class Uncordon(_Cordoning[UncordonRequest]):
     path = "/v1/instances/{instance_id}/uncordon"
     body = UncordonRequest
     undone_by = "cordon"
-
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
-        report = client.send(self.dry())
-        if not report.changes:
-            return Plan((f"{self.instance_id} is not cordoned",), None)
-        return Plan((cordoned(report),), self.at(report.revision))
 
 
 class RestartRequest(OrderModel):
@@ -393,9 +441,8 @@ class Evacuate(_Emptying[EvacuateRequest]):
         return (summary, goes, *rest)
 
 
-ORDERS: tuple[type[Order[Any, Any]], ...] = (
-    *(Drain, Undrain, Cordon, Uncordon, Restart, Evacuate),
-)
+MARKS: tuple[type[Marking[Any, Any]], ...] = (Cordon, Uncordon)
+ORDERS: tuple[type[Order[Any, Any]], ...] = (Drain, Undrain, *MARKS, Restart, Evacuate)
 
 
 def _together(orders: list[Given]) -> list[Given]:

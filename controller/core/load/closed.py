@@ -11,10 +11,12 @@ state, which is the set of reasons against it. Without any the instance is open.
     cooling      a while after moves there failed
 
 The instance's record has the first five (`dispatch.instance_record`). Of these `fleet.liveness`
-says the third, and the spec the last two (`operations.cluster_spec`). A new reason is a member here
-with its row in `ROWS`, and whoever says that it holds. The scheduler, rounds, moves by hand,
-forecasts, statuses and refusals ask what the row stops, and none of them asks whether there is any
-reason at all.
+says the third, and the spec the last two (`operations.cluster_spec`): drains, and the marks of
+operators, of which a cordon is one. A new reason is a member here with its row in `ROWS`, and
+whoever says that it holds; for a mark that is an order
+(`controller/api/operations/on_instances.py`). The scheduler, rounds, moves by hand, forecasts,
+statuses and refusals ask what the row stops, and none of them asks whether there is any reason at
+all.
 """
 
 from collections.abc import Iterable

@@ -6,6 +6,7 @@ requests leave an instance, which follows from it."""
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -133,9 +134,9 @@ class ScaleHold:
 
 
 @dataclass(frozen=True, slots=True)
-class Cordon:
-    """The instance gets no new requests, nor moves, and keeps what it has. `made_s`: seconds since
-    the epoch; `cause_id`: of the order."""
+class Mark:
+    """An operator's word against an instance, until it is taken back; what it stops is the row of
+    its reason. `made_s`: seconds since the epoch; `cause_id`: of the order."""
 
     cause_id: str
     made_s: float
@@ -161,8 +162,9 @@ class ClusterSpec:
     engine: EngineChange = AS_STARTED
     engines: Mapping[str, EngineChange] = field(default_factory=dict)
     """By instance: arguments that are not those of `engine`."""
-    cordons: Mapping[str, Cordon] = field(default_factory=dict)
-    """By instance id. A drain, and its end, leave the instance's cordon as it is."""
+    marks: Mapping[Closed, Mapping[str, Mark]] = field(default_factory=dict)
+    """By reason, such as a cordon, and instance id; no reason without an instance. A drain, and its
+    end, leave the instance's marks as they are."""
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -185,8 +187,9 @@ class ClusterSpec:
             raise ValueError("the revision is negative")
         if self.rolling is not None:
             self.rolling.check()
-        if set(self.cordons) - set(self.instance_ids):
-            raise ValueError("a cordon of an instance that there is not")
+        for reason, marked in self.marks.items():
+            if not marked or set(marked) - set(self.instance_ids):
+                raise ValueError(f"{reason}: a mark on no instance")
         if set(self.engines) - set(self.instance_ids):
             raise ValueError("engine arguments of an instance that there is not")
         if self.engine in self.engines.values():
@@ -199,11 +202,15 @@ class ClusterSpec:
     @property
     def closed(self) -> Mapping[str, Reasons]:
         """By instance: what the spec has against it. Others are not named."""
-        by_reason = ((Closed.DRAINING, self.drains), (Closed.CORDONED, self.cordons))
+        by_reason: dict[Closed, Collection[str]] = {Closed.DRAINING: self.drains, **self.marks}
         return {
-            each: frozenset(reason for reason, there in by_reason if each in there)
-            for each in (*self.drains, *self.cordons)
+            each: frozenset(reason for reason, there in by_reason.items() if each in there)
+            for each in chain(*by_reason.values())
         }
+
+    def marked(self, reason: Closed) -> Mapping[str, Mark]:
+        """By instance id."""
+        return self.marks.get(reason, {})
 
     @property
     def next_generation(self) -> int:
@@ -219,11 +226,11 @@ class ClusterSpec:
         return self._next(instance_ids=self.instance_ids + added, next_instance=last)
 
     def without_instance(self, instance_id: str) -> "ClusterSpec":
-        """The instance's drain and cordon end with it."""
+        """The instance's drain and marks end with it."""
         ids = tuple(each for each in self.instance_ids if each != instance_id)
         engines = {key: each for key, each in self.engines.items() if key != instance_id}
-        drains, cordons = self._drains_but(instance_id), self._cordons_but(instance_id)
-        return self._next(instance_ids=ids, drains=drains, engines=engines, cordons=cordons)
+        drains, marks = self._drains_but(instance_id), self._marks_but(instance_id, *self.marks)
+        return self._next(instance_ids=ids, drains=drains, engines=engines, marks=marks)
 
     def with_settings(
         self, changes: Mapping[str, SettingValue], *, releases: bool = False
@@ -276,14 +283,20 @@ class ClusterSpec:
         drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
 
-    def with_cordon(self, instance_id: str, cordon: Cordon) -> "ClusterSpec":
-        return self._next(cordons={**self.cordons, instance_id: cordon})
+    def with_mark(self, reason: Closed, instance_id: str, mark: Mark) -> "ClusterSpec":
+        return self._next(marks={**self.marks, reason: {**self.marked(reason), instance_id: mark}})
 
-    def without_cordon(self, instance_id: str) -> "ClusterSpec":
-        return self._next(cordons=self._cordons_but(instance_id))
+    def without_mark(self, reason: Closed, instance_id: str) -> "ClusterSpec":
+        return self._next(marks=self._marks_but(instance_id, reason))
 
-    def _cordons_but(self, instance_id: str) -> dict[str, Cordon]:
-        return {key: each for key, each in self.cordons.items() if key != instance_id}
+    def _marks_but(self, instance_id: str, *reasons: Closed) -> dict[Closed, Mapping[str, Mark]]:
+        left = {
+            reason: {key: each for key, each in marked.items() if key != instance_id}
+            if reason in reasons
+            else marked
+            for reason, marked in self.marks.items()
+        }
+        return {reason: marked for reason, marked in left.items() if marked}
 
     def _drains_but(self, instance_id: str) -> dict[str, Claims]:
         return {key: claims for key, claims in self.drains.items() if key != instance_id}

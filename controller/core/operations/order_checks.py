@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.bounds import MAX_INSTANCES
-from controller.core.load.closed import OPEN, stop_requests
+from controller.core.load.closed import OPEN, Closed, stop_requests
 from controller.core.operations.cluster_spec import ClusterSpec
 
 
@@ -49,11 +49,16 @@ def emptying_refusal(
     return _last(spec, instance_ids, schedulable)
 
 
-def cordon_refusal(
-    spec: ClusterSpec, instance_ids: Collection[str], schedulable: Collection[str], *, force: bool
+def mark_refusal(
+    spec: ClusterSpec,
+    reason: Closed,
+    instance_ids: Collection[str],
+    schedulable: Collection[str],
+    *,
+    force: bool,
 ) -> OrderRefusal | None:
-    """Of a cordon of all of these."""
-    if force or set(instance_ids) <= spec.cordons.keys():
+    """Of a mark on all of these, such as a cordon."""
+    if force or not reason.stops_requests or set(instance_ids) <= spec.marked(reason).keys():
         return None
     return _last(spec, instance_ids, schedulable)
 

@@ -16,7 +16,7 @@ from controller.core.emptying.rounds import (
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.closed import OPEN, ROWS, Closed, Reasons, Row
 from controller.core.load.snapshot import DEFAULT_LEVELS
-from controller.core.operations.cluster_spec import ClusterSpec, Cordon
+from controller.core.operations.cluster_spec import ClusterSpec, Mark
 from controller.core.operations.order_checks import plan_scale
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
@@ -29,14 +29,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from tests.unit.core.core_builders import (
-    CORDONED,
-    DRAINS,
-    queued,
-    request,
-    running,
-    status,
-)
+from tests.unit.core.core_builders import CORDONED, DRAINS, queued, request, running, status
 
 IDS = ("a", "b", "c", "d", "e")
 
@@ -111,7 +104,7 @@ def test_a_reason_whose_row_stops_nothing_changes_nothing(monkeypatch: pytest.Mo
         with_it = shut(Cluster(random.Random(seed)), CORDONED)
         assert with_it == shut(Cluster(random.Random(seed)), OPEN)
     spec, running = ClusterSpec.first(3), {"i-0": 1, "i-1": 2, "i-2": 3}
-    looked_at = spec.with_cordon("i-2", Cordon("c", 0.0))
+    looked_at = spec.with_mark(Closed.CORDONED, "i-2", Mark("c", 0.0))
     assert plan_scale(looked_at, 2, running) == plan_scale(spec, 2, running)
 
 

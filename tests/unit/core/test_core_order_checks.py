@@ -3,11 +3,12 @@
 import pytest
 
 from controller.core.emptying.claims import Drain, Remove
-from controller.core.operations.cluster_spec import ClusterSpec, Cordon
+from controller.core.load.closed import Closed
+from controller.core.operations.cluster_spec import ClusterSpec, Mark
 from controller.core.operations.order_checks import (
     OrderRefusal,
-    cordon_refusal,
     emptying_refusal,
+    mark_refusal,
     none_would_serve,
     restart_refusal,
     undrain_refusal,
@@ -35,12 +36,12 @@ def test_a_drain_that_goes_on_may_be_ordered_again_whoever_serves() -> None:
 
 
 def test_a_cordon_that_stands_may_be_ordered_again() -> None:
-    assert cordon_refusal(SPEC, ["i-0"], {"i-0"}, force=False) is LAST
-    assert cordon_refusal(SPEC, ["i-0"], {"i-0"}, force=True) is None
-    cordoned = SPEC.with_cordon("i-0", Cordon("c", 0.0))
-    assert cordon_refusal(cordoned, ["i-0"], (), force=False) is None
-    assert cordon_refusal(cordoned, ["i-0", "i-1"], {"i-1"}, force=False) is LAST
-    assert cordon_refusal(SPEC, ["i-0", "i-1", "i-2"], ALL, force=False) is LAST
+    assert mark_refusal(SPEC, Closed.CORDONED, ["i-0"], {"i-0"}, force=False) is LAST
+    assert mark_refusal(SPEC, Closed.CORDONED, ["i-0"], {"i-0"}, force=True) is None
+    cordoned = SPEC.with_mark(Closed.CORDONED, "i-0", Mark("c", 0.0))
+    assert mark_refusal(cordoned, Closed.CORDONED, ["i-0"], (), force=False) is None
+    assert mark_refusal(cordoned, Closed.CORDONED, ["i-0", "i-1"], {"i-1"}, force=False) is LAST
+    assert mark_refusal(SPEC, Closed.CORDONED, ["i-0", "i-1", "i-2"], ALL, force=False) is LAST
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import Drain, Remove, Restart
-from controller.core.operations.cluster_spec import ClusterSpec, Cordon
+from controller.core.load.closed import Closed
+from controller.core.operations.cluster_spec import ClusterSpec, Mark
 from controller.core.operations.order_checks import (
     OrderRefusal,
     ScalePlan,
@@ -94,7 +95,7 @@ def test_one_that_is_drained_goes_before_one_that_serves(left: int) -> None:
 
 
 def test_one_that_is_cordoned_goes_before_one_that_gets_requests() -> None:
-    cordoned = spec(3).with_cordon("i-2", Cordon("c", 0.0))
+    cordoned = spec(3).with_mark(Closed.CORDONED, "i-2", Mark("c", 0.0))
     assert planned(cordoned, 2, {"i-0": 0, "i-1": 1, "i-2": 9}).drained == ("i-2",)
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from controller.core.emptying.claims import Drain
-from controller.core.operations.cluster_spec import ClusterSpec, Cordon
+from controller.core.load.closed import Closed
+from controller.core.operations.cluster_spec import ClusterSpec, Mark
 from controller.runtime.controller.operations.operated_cluster import (
     RevisionConflictError,
     SpecKeeper,
@@ -75,7 +76,7 @@ async def test_a_cordon_outlives_the_controller_and_frontends_alone_know_it(
 ) -> None:
     bed = Bed(network)
     await bed.serve()
-    bed.keeper.change(bed.keeper.spec.with_cordon("i-0", Cordon("op-1", 1.0, "ana")))
+    bed.keeper.change(bed.keeper.spec.with_mark(Closed.CORDONED, "i-0", Mark("op-1", 1.0, "ana")))
     assert {(await bed.dispatched(f"r{n}")).instance_id for n in range(4)} == {"i-1"}
     bed.restart_controller()
     for each in ("f-0", "i-0", "i-1"):
@@ -86,7 +87,7 @@ async def test_a_cordon_outlives_the_controller_and_frontends_alone_know_it(
     bed.f0.inbox.clear()
     told = (await bed.f0.receive(Directory)).instances
     assert {each.instance_id: each.takes_requests for each in told} == {"i-0": False, "i-1": True}
-    bed.keeper.change(bed.keeper.spec.without_cordon("i-0"))
+    bed.keeper.change(bed.keeper.spec.without_mark(Closed.CORDONED, "i-0"))
     assert (await bed.dispatched("t")).instance_id == "i-0"
 
 
