@@ -22,7 +22,8 @@ from controller.api.operations.on_cluster import (
     StopRolling,
 )
 from controller.api.operations.on_instances import DrainReport
-from controller.api.operations.order import CLUSTER, Undo, Wanted
+from controller.api.operations.order import CLUSTER, Wanted
+from controller.api.operations.table import Undo
 from controller.api.text.quantities import setting_value
 from controller.api.wire.status import PlannedRestart, RollingReport
 from controller.core.emptying.claims import Drain

@@ -51,6 +51,7 @@ from controller.adapters.http.drain_reports import SteerReports
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import (
     EngineCheck,
+    Handler,
     Operated,
     OperationsQuery,
     OperatorLog,
@@ -107,7 +108,11 @@ LAST_BYTES_S = 1
 # Who has no token may connect, too. Of more connections the oldest without a request is closed.
 MAX_CONNECTIONS = 256
 
-HANDLERS = (*instance_orders.HANDLERS, *request_orders.HANDLERS, *cluster_orders.HANDLERS)
+HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
+    *instance_orders.HANDLERS,
+    *request_orders.HANDLERS,
+    *cluster_orders.HANDLERS,
+)
 """One for each row of `controller.api.operations.table`."""
 
 Query = TypeVar("Query", bound=BaseModel)

@@ -32,7 +32,8 @@ from controller.api.operations.on_instances import (
     UndrainRequest,
     until,
 )
-from controller.api.operations.order import CLUSTER, Order, Report, Undo, Wanted
+from controller.api.operations.order import CLUSTER, Order, Report, Wanted
+from controller.api.operations.table import Undo
 from controller.core.emptying.claims import Claim, Claims
 from controller.core.load.closed import Closed
 from controller.core.operations.cluster_spec import Mark
@@ -284,7 +285,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
             num_requests = has.num_running + has.num_queued + record.unreported.num_requests
         now = controller.openness.closed_by(self.instance_id, controller.now_s())
         reasons = set(now) - {self.reason} | ({self.reason} if marked else set())
-        return self.row.report(
+        report: MarkReport = self.row.report(
             **{self.row.mark: marked},
             instance_id=self.instance_id,
             closed_by=tuple(each for each in Closed if each in reasons and each.stops_requests),
@@ -295,6 +296,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
             actor="" if mark is None else mark.actor,
             changes=self.changes,
         )
+        return report
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:

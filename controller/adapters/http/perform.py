@@ -27,8 +27,8 @@ from controller.adapters.http.cluster_view import RESTART
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.requests import find_by_ids
 from controller.api.errors import LlumctlError
-from controller.api.operations.order import CLUSTER, Kind, Order, Report, Undo, Wanted
-from controller.api.operations.table import ORDERS, OperationEntry, OperationList
+from controller.api.operations.order import CLUSTER, Kind, Order, Report, Wanted
+from controller.api.operations.table import ORDERS, OperationEntry, OperationList, Undo
 from controller.api.state.audit import AuditLog, one_short_line
 from controller.api.wire.base import SettingValue
 from controller.runtime.controller.cluster import ControllerProcess

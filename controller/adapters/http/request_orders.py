@@ -20,7 +20,8 @@ from controller.api.operations.on_requests import (
     PriorityRequest,
     SetPriority,
 )
-from controller.api.operations.order import Report, Undo, Wanted
+from controller.api.operations.order import Report, Wanted
+from controller.api.operations.table import Undo
 from controller.api.state.audit import one_short_line
 from controller.api.text.quantities import duration
 from controller.api.wire.requests import MoveStage

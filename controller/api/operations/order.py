@@ -10,15 +10,16 @@ that goes on after its answer is read from the statuses that come anyway (`progr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from urllib.parse import quote
 
 from controller.api.text import rolling_words
-from controller.api.wire.base import AnswerModel, OrderModel, SettingValue, WireModel
+from controller.api.wire.base import AnswerModel, OrderModel, SettingValue
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
+    from controller.api.operations.table import Undo
 
 
 Wanted = TypeVar("Wanted", bound=OrderModel)
@@ -43,29 +44,6 @@ class Danger(StrEnum):
     NONE = "none"
     CHOOSE = "choose"
     CONFIRM = "confirm"
-
-
-class Undo(WireModel):
-    """The order that takes an operation back, and the state that the operation made: if there is
-    another by now, somebody else changed it since."""
-
-    kind: Literal[
-        "undrain",
-        "drain",
-        "uncordon",
-        "cordon",
-        "scale",
-        "priority",
-        "migrate",
-        "set",
-        "stop_rolling",
-    ]
-    target: str = ""
-    """An instance, or a request."""
-    previous: dict[str, SettingValue]
-    """Values that come back, by key: those of settings, else of `instances`, `level` or
-    `instance`."""
-    made: dict[str, SettingValue]
 
 
 class End(StrEnum):
@@ -165,7 +143,7 @@ class Order(Generic[Wanted, Report]):
         return [cls.of(each, wanted or cls.body()) for each in targets]
 
     @classmethod
-    def taking_back(cls, undo: Undo) -> Self:
+    def taking_back(cls, undo: "Undo") -> Self:
         """The order of this kind that an operation's `undo` names."""
         return cls.of(undo.target, cls.body.model_validate(cls.bringing_back(undo.previous)))
 

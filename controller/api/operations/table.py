@@ -3,17 +3,42 @@ back.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from controller.api.errors import RefusedError
 from controller.api.operations import on_cluster, on_instances, on_requests
-from controller.api.operations.order import Order, Undo
-from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.operations.order import Order
+from controller.api.wire.base import AnswerModel, SettingValue, WireModel
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
     each.kind: each for each in (*on_instances.ORDERS, *on_requests.ORDERS, *on_cluster.ORDERS)
 }
 """By kind."""
+
+
+UNDOING = tuple(dict.fromkeys(each.undone_by for each in ORDERS.values() if each.undone_by))
+"""The kinds of orders that take others back."""
+
+
+def _known(kind: str) -> str:
+    if kind not in UNDOING:
+        raise ValueError("no order of this kind takes another one back")
+    return kind
+
+
+class Undo(WireModel):
+    """The order that takes an operation back, and the state that the operation made: if there is
+    another by now, somebody else changed it since."""
+
+    kind: Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*UNDOING]})]
+    target: str = ""
+    """An instance, or a request."""
+    previous: dict[str, SettingValue]
+    """Values that come back, by key: those of settings, else of `instances`, `level` or
+    `instance`."""
+    made: dict[str, SettingValue]
 
 
 class OperationEntry(WireModel):

@@ -6,7 +6,8 @@ from controller.api.errors import ConflictError, LlumctlError
 from controller.api.operations.on_cluster import ScaleRequest, SettingsPatch
 from controller.api.operations.on_instances import DrainRequest, UndrainRequest
 from controller.api.operations.on_requests import MigrateRequest, PriorityRequest
-from controller.api.operations.order import Order, Undo
+from controller.api.operations.order import Order
+from controller.api.operations.table import Undo
 from controller.api.wire.base import SettingValue
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame

@@ -43,8 +43,8 @@ from controller.api.operations.on_requests import (
     PriorityReport,
     PriorityRequest,
 )
-from controller.api.operations.order import Order, Undo
-from controller.api.operations.table import OperationEntry, OperationList
+from controller.api.operations.order import Order
+from controller.api.operations.table import OperationEntry, OperationList, Undo
 from controller.api.settings.live_settings import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.requests import RequestState
