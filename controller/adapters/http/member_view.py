@@ -1,8 +1,12 @@
-"""An instance or a frontend as the status shows it."""
+"""An instance or a frontend as the status shows it.
+
+A figure that an instance counts (`InstanceSnapshot`, `StatusPushed`) is a field of the status by
+the same name: it needs no line here.
+"""
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from controller.api.wire.status import (
@@ -27,8 +31,14 @@ from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.operations.order_checks import planned_instances
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.roster import Member
+from controller.runtime.messages.members import StatusPushed
 
 T = TypeVar("T")
+
+_OTHERWISE = {"incarnation", "queue_head", "emulation"}
+"""Fields whose values are made below."""
+_COUNTED = InstanceStatus.model_fields.keys() & InstanceSnapshot.__annotations__.keys() - _OTHERWISE
+_PUSHED = InstanceStatus.model_fields.keys() & StatusPushed.__annotations__.keys() - _OTHERWISE
 
 
 def frontend_status(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus:
@@ -77,16 +87,13 @@ def instance_status(
         return status
     pushed = controller.statuses[member.member_id]
     levels = controller.live.scheduler.levels
-    load = _load(levels, record.snapshot, schedulable)
     return status.model_copy(
-        update=load
+        update=_by_name(record.snapshot, _COUNTED)
+        | _by_name(pushed, _PUSHED)
+        | _load(levels, record.snapshot, schedulable)
         | {
             "num_unreported_reqs": record.unreported.num_requests,
-            "num_moves_in": pushed.num_moves_in,
             "num_moves_out": len(pushed.moves),
-            "step_time_s": round(pushed.step_time_s, 6),
-            "num_steps": pushed.num_steps,
-            "busy_s": round(pushed.busy_s, 6),
             "cpu_cores": _rounded(pushed.cpu_cores),
             "detail": _detail(controller, member),
             "emulation": pushed.emulation
@@ -193,6 +200,12 @@ def _by_level(by_rank: Mapping[int, T], levels: Sequence[Level]) -> dict[str, T]
     }
 
 
+def _by_name(told: object, names: Collection[str]) -> dict[str, object]:
+    """Times and shares with six decimals."""
+    found = ((name, getattr(told, name)) for name in names)
+    return {name: round(each, 6) if isinstance(each, float) else each for name, each in found}
+
+
 def _load(
     levels: Sequence[Level], snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
 ) -> dict[str, object]:
@@ -203,10 +216,6 @@ def _load(
         "freeness_steps": round(steps, 1) if math.isfinite(steps) else None,
         "virtual_usage_blocks": round(usage) if math.isfinite(usage) else None,
         "headroom_blocks": total_headroom_blocks(snapshot, levels),
-        "block_size": snapshot.block_size,
-        "num_total_blocks": snapshot.num_total_blocks,
-        "num_free_blocks": snapshot.num_free_blocks,
-        "watermark_blocks": snapshot.watermark_blocks,
         "max_running_reqs": snapshot.max_num_running or None,
         "num_running_reqs": snapshot.num_running,
         "num_running_by_level": _by_level(snapshot.num_running_by_rank, levels),
@@ -214,7 +223,6 @@ def _load(
         "num_waiting_by_level": _by_level(snapshot.num_queued_by_rank, levels),
         "headroom_by_level_blocks": _by_level(headroom_by_rank(snapshot, levels), levels),
         "kv_cache_usage": round(snapshot.num_used_blocks / max(1, snapshot.num_total_blocks), 4),
-        "num_evictions": snapshot.num_evictions,
         "queue_head": head
         and QueueHeadStatus(
             request_id=head.request_id,
