@@ -23,7 +23,6 @@ from controller.api.hosts import url_host
 from controller.api.settings.endpoint_options import frontend_options
 from controller.api.settings.live_settings import changed
 from controller.api.state.audit import AuditLog
-from controller.api.text.starts import LAUNCHING
 from controller.core.instance_ref import InstanceRef
 from controller.core.operations.cluster_spec import ClusterSpec, EngineChange
 from controller.main.machine.controller_ports import control_socket, inbox_socket
@@ -31,7 +30,7 @@ from controller.main.plan import ClusterPlan
 from controller.ports.engine import Engine, EngineFactory
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.messages.members import MemberKind
+from controller.runtime.messages.members import LAUNCHING, MemberKind
 
 log = logging.getLogger(__name__)
 

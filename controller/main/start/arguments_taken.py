@@ -5,8 +5,8 @@ vLLM finds many faults of arguments only once it is imported and has built its c
 have built theirs are enough. `llumctl status` tells of later failures, such as of loading weights.
 """
 
-from controller.api.text.starts import IMPORTING, LAUNCHING
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from controller.runtime.messages.members import IMPORTING, LAUNCHING
 
 _BEFORE = (LAUNCHING, IMPORTING)
 

@@ -8,7 +8,6 @@ decides.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.api.text.starts import LAUNCHING
 from controller.core.fleet import incarnations
 from controller.core.fleet.incarnations import (
     NO_INCARNATION,
@@ -25,6 +24,7 @@ from controller.ports.processes import Mailbox
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import (
+    LAUNCHING,
     Directory,
     EngineInfo,
     Hello,

@@ -32,6 +32,11 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     supported_tasks: tuple[str, ...]
 
 
+LAUNCHING = "launching"
+IMPORTING = "importing vLLM"
+"""Both: the `detail` of a member that starts, before vLLM has seen its arguments."""
+
+
 class Hello(Message, frozen=True):
     """Member to controller, about once a second: who I am, where, and how far I have got.
 

@@ -14,13 +14,13 @@ from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
-from controller.api.text.starts import IMPORTING
 from controller.core.record.request_record import RequestState
 from controller.ports.processes import Listener, Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.messages.members import (
+    IMPORTING,
     DrainFrontend,
     EngineInfo,
     FrontendLimits,

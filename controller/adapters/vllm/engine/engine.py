@@ -24,9 +24,9 @@ from controller.adapters.vllm.engine import process_groups, warm_up
 from controller.adapters.vllm.engine.arguments import typed
 from controller.adapters.vllm.engine.grammar_guard import GrammarGuard
 from controller.adapters.vllm.engine.parts import in_any_order
-from controller.api.text.starts import IMPORTING
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
+from controller.runtime.messages.members import IMPORTING
 
 
 class VllmEngine:
