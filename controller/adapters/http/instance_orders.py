@@ -258,7 +258,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
         facts = together, self.controller.drains.schedulable_ids()
         spec = self.controller.keeper.spec
         refusal = mark_refusal(spec, self.reason, *facts, force=wanted.force)
-        self.refuse(refusal, together, f"{self.row.kind} {{}} --force")
+        self.refuse(refusal, together, f"{self.row.verb()} {{}} --force")
 
     async def plan(self) -> MarkReport:
         return self._reported(marked=self.row.marks, dry_run=True)

@@ -251,7 +251,8 @@ class Marking(OnInstance[Wanted, Marked]):
     controller carries out all of them alike."""
 
     mark: str
-    """The reason of `controller/core/load/closed.py`, which says what it stops."""
+    """The reason of `controller/core/load/closed.py`, which says what it stops: a word that can
+    stand behind `it is`. Reports have a field of that name."""
     marks: bool
     """Whether the order makes the mark."""
 

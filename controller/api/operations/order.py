@@ -152,6 +152,11 @@ class Order(Generic[Wanted, Report]):
         """The fields of a body that brings these values back."""
         return {}
 
+    @classmethod
+    def verb(cls) -> str:
+        """Its word on the command line."""
+        return cls.usage.split()[1]
+
     @property
     def target(self) -> str:
         """The id of the instance or the request; empty for an order about the cluster."""
@@ -236,7 +241,7 @@ class OnInstance(Order[Wanted, Report]):
 
     @property
     def title(self) -> str:
-        return f"{self.kind} {self.instance_id}"
+        return f"{self.verb()} {self.instance_id}"
 
     @property
     def command(self) -> str:
