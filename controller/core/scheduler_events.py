@@ -65,8 +65,12 @@ class ClosedBy:
 @value
 class DispatchRequested:
     """A frontend asks where to send a request. It asks again for a replay, of which the outputs so
-    far count as prompt, and if the rank changed while the request was held. Session and prefix as
-    `policies.Newcomer` has them."""
+    far count as prompt, and if the rank changed while the request was held.
+
+    `session` names the client or conversation; empty: not known. Each of `prefix_hashes` names the
+    prompt from its beginning to the end of one more block of `prefix_hash_tokens` tokens, the last
+    of which the prompt's end may cut. Empty: not known.
+    """
 
     request_id: str
     frontend_id: str

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from controller.core.admission.policies import (
     POLICIES,
     History,
-    Newcomer,
     PickFunction,
     Policy,
     outstanding_blocks,
@@ -27,6 +26,7 @@ from controller.core.emptying.relief import Candidate, ReliefRules, ReliefView
 from controller.core.emptying.rounds import InstanceLoad, Pair
 from controller.core.load.freeness import freeness, num_in_batch
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.scheduler_events import DispatchRequested
 
 MIN_MATCH = 0.3
 """SGLang's router: a smaller share of the prompt is not worth going where it was seen."""
@@ -58,25 +58,25 @@ def num_requests(snapshot: InstanceSnapshot, unreported: Unreported) -> float:
 
 
 def pick_lower_of_two(
-    ids: Sequence[str], scores: Sequence[float], newcomer: Newcomer, _history: History
+    ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, _history: History
 ) -> int:
     """Power of two choices: the hash of the request's id draws two instances."""
     if len(ids) == 1:
         return 0
-    drawn = int.from_bytes(blake2b(newcomer.request_id.encode(), digest_size=8).digest())
+    drawn = int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest())
     first = drawn % len(ids)
     second = (first + 1 + drawn // len(ids) % (len(ids) - 1)) % len(ids)
     return min(first, second, key=lambda place: (scores[place], place))
 
 
 def pick_by_session(
-    ids: Sequence[str], scores: Sequence[float], newcomer: Newcomer, history: History
+    ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
     """Rendezvous hashing: when an instance goes, only its own sessions go elsewhere. Without a
     session the lowest score."""
-    if not newcomer.session:
-        return pick_lowest(ids, scores, newcomer, history)
-    session = blake2b(newcomer.session.encode(), digest_size=8)
+    if not request.session:
+        return pick_lowest(ids, scores, request, history)
+    session = blake2b(request.session.encode(), digest_size=8)
 
     def weight(place: int) -> bytes:
         both = session.copy()
@@ -87,18 +87,18 @@ def pick_by_session(
 
 
 def pick_longest_match(
-    ids: Sequence[str], scores: Sequence[float], newcomer: Newcomer, history: History
+    ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
     """SGLang's router: where most of the prompt was seen, unless the instances are out of balance;
     if too little was seen anywhere, where least is remembered. Scores count requests."""
     lowest, highest = min(scores), max(scores)
     is_unbalanced = highest - lowest > MAX_LOAD_GAP and highest > MAX_LOAD_RATIO * lowest
-    if is_unbalanced or not newcomer.prefix_hashes:
+    if is_unbalanced or not request.prefix_hashes:
         return scores.index(lowest)
     prefixes = history.prefixes
-    matched = [prefixes.num_matched_tokens(instance_id, newcomer) for instance_id in ids]
+    matched = [prefixes.num_matched_tokens(instance_id, request) for instance_id in ids]
     longest = max(matched)
-    if longest > MIN_MATCH * newcomer.num_prompt_tokens:
+    if longest > MIN_MATCH * request.num_prompt_tokens:
         return matched.index(longest)
     return min(range(len(ids)), key=lambda place: (prefixes.num_seen(ids[place]), scores[place]))
 

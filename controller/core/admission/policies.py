@@ -16,41 +16,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Self
 
 from controller.core.load.freeness import dispatch_freeness
 from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Level, Unreported
 from controller.core.scheduler_events import DispatchRequested
-from controller.core.value import value
-
-
-@value
-class Newcomer:
-    """What a dispatch may know of the request that it is for. `session` names the client or
-    conversation; empty: not known.
-
-    Each of `prefix_hashes` names the prompt from its beginning to the end of one more block of
-    `prefix_hash_tokens` tokens, the last of which the prompt's end may cut. Empty: not known.
-    """
-
-    request_id: str
-    level: Level
-    num_prompt_tokens: int
-    session: str = ""
-    prefix_hashes: tuple[int, ...] = ()
-    prefix_hash_tokens: int = 0
-
-    @classmethod
-    def of(cls, request: DispatchRequested, level: Level) -> Self:
-        return cls(
-            request.request_id,
-            level,
-            request.num_prompt_tokens,
-            request.session,
-            request.prefix_hashes,
-            request.prefix_hash_tokens,
-        )
-
 
 MAX_HASHES = 1 << 18
 """For all instances together; one takes about 120 bytes, so these 30 MB."""
@@ -68,9 +37,9 @@ class SeenPrefixes:
         self._by_instance: dict[str, OrderedDict[int, None]] = {}
         """Of each instance, the longest unused first."""
 
-    def note(self, instance_id: str, newcomer: Newcomer, num_instance_tokens: int) -> None:
+    def note(self, instance_id: str, request: DispatchRequested, num_instance_tokens: int) -> None:
         """The request goes to this instance, whose KV cache holds so many tokens."""
-        if not newcomer.prefix_hashes:
+        if not request.prefix_hashes:
             return
         seen = self._by_instance.get(instance_id)
         if seen is None:
@@ -79,23 +48,23 @@ class SeenPrefixes:
                 _shorten(others, self._max_hashes // len(self._by_instance))
         # The later blocks of a prompt count as unused for longer, as they do in an engine: without
         # its beginning a prefix is of no use.
-        for prefix_hash in reversed(newcomer.prefix_hashes):
+        for prefix_hash in reversed(request.prefix_hashes):
             seen[prefix_hash] = None
             seen.move_to_end(prefix_hash)
-        num_fitting = num_instance_tokens // max(1, newcomer.prefix_hash_tokens)
+        num_fitting = num_instance_tokens // max(1, request.prefix_hash_tokens)
         _shorten(seen, min(num_fitting, self._max_hashes // len(self._by_instance)))
 
-    def num_matched_tokens(self, instance_id: str, newcomer: Newcomer) -> int:
+    def num_matched_tokens(self, instance_id: str, request: DispatchRequested) -> int:
         """How many tokens of the prompt, from its beginning, the instance has seen."""
         seen = self._by_instance.get(instance_id)
         if not seen:
             return 0
         num_matched = 0
-        for prefix_hash in newcomer.prefix_hashes:
+        for prefix_hash in request.prefix_hashes:
             if prefix_hash not in seen:
                 break
             num_matched += 1
-        return min(num_matched * newcomer.prefix_hash_tokens, newcomer.num_prompt_tokens)
+        return min(num_matched * request.prefix_hash_tokens, request.num_prompt_tokens)
 
     def num_seen(self, instance_id: str) -> int:
         """How many hashes are remembered of the instance."""
@@ -123,10 +92,10 @@ class History:
         self.last: str | None = None
         self.prefixes = SeenPrefixes()
 
-    def note(self, chosen: InstanceSnapshot, newcomer: Newcomer) -> None:
+    def note(self, chosen: InstanceSnapshot, request: DispatchRequested) -> None:
         """The request goes to this instance."""
         capacity = chosen.capacity_blocks * chosen.block_size
-        self.prefixes.note(chosen.instance_id, newcomer, capacity)
+        self.prefixes.note(chosen.instance_id, request, capacity)
 
 
 # -- ways to pick one of the instances that may take a new request, by their scores -------
@@ -135,23 +104,23 @@ class History:
 # request and what the dispatcher remembers. Each returns an index into the ids and changes nothing.
 # Of equal instances the first is taken.
 
-PickFunction = Callable[[Sequence[str], Sequence[float], Newcomer, History], int]
+PickFunction = Callable[[Sequence[str], Sequence[float], DispatchRequested, History], int]
 
 
 def pick_highest(
-    _ids: Sequence[str], scores: Sequence[float], _newcomer: Newcomer, _history: History
+    _ids: Sequence[str], scores: Sequence[float], _request: DispatchRequested, _history: History
 ) -> int:
     return scores.index(max(scores))
 
 
 def pick_lowest(
-    _ids: Sequence[str], scores: Sequence[float], _newcomer: Newcomer, _history: History
+    _ids: Sequence[str], scores: Sequence[float], _request: DispatchRequested, _history: History
 ) -> int:
     return scores.index(min(scores))
 
 
 def pick_next(
-    ids: Sequence[str], _scores: Sequence[float], _newcomer: Newcomer, history: History
+    ids: Sequence[str], _scores: Sequence[float], _request: DispatchRequested, history: History
 ) -> int:
     """The id that follows the last choice, which may be gone by now; after the highest id the
     first."""
@@ -160,13 +129,13 @@ def pick_next(
 
 
 def pick_least_work(
-    ids: Sequence[str], scores: Sequence[float], newcomer: Newcomer, history: History
+    ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
     """The cost of Dynamo's router: what the instance has, in tokens, and what it would have to
     compute of the prompt. The prompt's length is the same everywhere and so is left out."""
     matched = history.prefixes.num_matched_tokens
     costs = [
-        score - matched(instance_id, newcomer)
+        score - matched(instance_id, request)
         for instance_id, score in zip(ids, scores, strict=True)
     ]
     return costs.index(min(costs))

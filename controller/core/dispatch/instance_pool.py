@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import assert_never
 
-from controller.core.admission.policies import History, Newcomer, Policy
+from controller.core.admission.policies import History, Policy
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.load.closed import OPEN, Reasons
@@ -140,25 +140,24 @@ class InstancePool:
         request that was seen nowhere, as nobody knows its prefixes."""
         if not request.prefix_hashes:
             return None
-        newcomer = self._newcomer(request)
-        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, newcomer)
+        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)
 
     def choice(self, request: DispatchRequested) -> str:
         """The instance that `dispatch` would choose. Changes nothing."""
-        return self._board.pick(self._newcomer(request), self._history).instance_id
+        return self._board.pick(request, self._level(request.rank), self._history).instance_id
 
     def dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
         """To the policy's choice, after `any_schedulable` was true."""
-        newcomer, history = self._newcomer(request), self._history
+        level, history = self._level(request.rank), self._history
         candidates: tuple[tuple[str, float], ...] = ()
         if self._config.names_candidates:
-            chosen, candidates = self._board.choose(newcomer, history)
+            chosen, candidates = self._board.choose(request, level, history)
         else:
-            chosen = self._board.pick(newcomer, history)
+            chosen = self._board.pick(request, level, history)
         history.last = chosen.instance_id
         if self._policy.by_prefix:
             assert chosen.snapshot is not None
-            history.note(chosen.snapshot, newcomer)
+            history.note(chosen.snapshot, request)
         return self._send(request, chosen, candidates, now_s)
 
     def dispatch_to(
@@ -169,7 +168,7 @@ class InstancePool:
         chosen = self._records[instance_id]
         if by_prefix:
             assert chosen.snapshot is not None
-            self._history.note(chosen.snapshot, self._newcomer(request))
+            self._history.note(chosen.snapshot, request)
         score = self.score_of(request.rank)(instance_id)
         candidates = ((instance_id, round(score, 1)),)
         return self._send(request, chosen, candidates, now_s)
@@ -193,9 +192,6 @@ class InstancePool:
             self._policy.name,
             len(self._board),
         )
-
-    def _newcomer(self, request: DispatchRequested) -> Newcomer:
-        return Newcomer.of(request, self._level(request.rank))
 
     def _level(self, rank: int) -> Level:
         return self._level_by_rank.get(rank) or Level(str(rank), rank)

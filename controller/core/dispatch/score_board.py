@@ -10,10 +10,11 @@ it names; the outcome is as if each instance had been asked.
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-from controller.core.admission.policies import History, Newcomer, Policy
+from controller.core.admission.policies import History, Policy
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.room import Room
 from controller.core.load.snapshot import Level
+from controller.core.scheduler_events import DispatchRequested
 
 MAX_CANDIDATES = 8
 """The decision names this many of the instances that were considered for a request."""
@@ -84,21 +85,21 @@ class ScoreBoard:
         return bool(self._ready)
 
     def choose(
-        self, newcomer: Newcomer, history: History
+        self, request: DispatchRequested, level: Level, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
         """Chooses for a new request, after `any_schedulable` was true, and names the chosen
         instance and the best others with their scores. Changes nothing of the history."""
-        scores = self._scores_for(newcomer.level)
-        place = self._policy.pick(self._ids, scores, newcomer, history)
+        scores = self._scores_for(level)
+        place = self._policy.pick(self._ids, scores, request, history)
         find = heapq.nsmallest if self._policy.low_is_better else heapq.nlargest
         best = find(MAX_CANDIDATES, range(len(scores)), key=scores.__getitem__)
         named = [place, *(other for other in best if other != place)][:MAX_CANDIDATES]
         return self._ready[place], tuple((self._ids[at], round(scores[at], 1)) for at in named)
 
-    def pick(self, newcomer: Newcomer, history: History) -> InstanceRecord:
+    def pick(self, request: DispatchRequested, level: Level, history: History) -> InstanceRecord:
         """The instance that `choose` chooses."""
-        scores = self._scores_for(newcomer.level)
-        return self._ready[self._policy.pick(self._ids, scores, newcomer, history)]
+        scores = self._scores_for(level)
+        return self._ready[self._policy.pick(self._ids, scores, request, history)]
 
     def score_of(self, level: Level) -> Callable[[str], float]:
         """What tells the score of a schedulable instance by its id, for a request of this level;

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.core.admission.policies import History, Newcomer, Policy
+from controller.core.admission.policies import History, Policy
 from controller.core.load.freeness import NOTHING_UNREPORTED
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.scheduler_events import DispatchRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,13 @@ def choose(
     """`choose_for` a request of which only the level is known, after the choice of `last`."""
     history = History()
     history.last = last
-    return choose_for(Newcomer("r", level, 160), policy, candidates, levels, history)
+    request = DispatchRequested("r", "f-0", 160, level.rank, 0.0)
+    return choose_for(request, level, policy, candidates, levels, history)
 
 
 def choose_for(
-    newcomer: Newcomer,
+    request: DispatchRequested,
+    level: Level,
     policy: Policy,
     candidates: Iterable[Candidate],
     levels: Sequence[Level],
@@ -51,7 +54,7 @@ def choose_for(
     """
     scores = {
         candidate.snapshot.instance_id: policy.score(
-            candidate.snapshot, newcomer.level, levels, candidate.unreported
+            candidate.snapshot, level, levels, candidate.unreported
         )
         for candidate in candidates
         if not candidate.snapshot.draining
@@ -59,5 +62,5 @@ def choose_for(
     if not scores:
         return None
     ids = sorted(scores)
-    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], newcomer, history)
+    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], request, history)
     return Choice(ids[place], scores)

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.admission.placement import best_fitting
-from controller.core.admission.policies import Newcomer
 from controller.core.load.room import Room
-from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Unreported
+from controller.core.load.snapshot import InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, InstanceStarted, StatusReported
@@ -167,8 +166,3 @@ def test_without_by_prefix_nothing_is_remembered_of_prompts() -> None:
     assert sent_to(found, "r1", *range(10)) == "a"
     found.handle(report("a", [running("r1", 10)], seen=1), 0.0)
     assert sent_to(found, "r2", *range(10)) == "b"
-
-
-def test_a_newcomer_is_what_was_asked_for() -> None:
-    asked = request("r", tokens=99, prefix_hashes=(1, 2))
-    assert Newcomer.of(asked, NORMAL) == Newcomer("r", NORMAL, 99, "", (1, 2), 16)

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.admission.policies import History, Newcomer, SeenPrefixes, pick_least_work
-from controller.core.load.snapshot import NORMAL
+from controller.core.admission.policies import History, SeenPrefixes, pick_least_work
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
@@ -20,8 +19,9 @@ IDS = [f"i-{number}" for number in range(8)]
 NUM_TOKENS = 10_000
 
 
-def _newcomer(*prefix_hashes: int, tokens: int = 400) -> Newcomer:
-    return Newcomer("r", NORMAL, tokens, "", prefix_hashes, 100 if prefix_hashes else 0)
+def _newcomer(*prefix_hashes: int, tokens: int = 400) -> DispatchRequested:
+    num_hash_tokens = 100 if prefix_hashes else 0
+    return DispatchRequested("r", "f-0", tokens, 0, 0.0, "", prefix_hashes, num_hash_tokens)
 
 
 def _seen(**prompts: tuple[int, ...]) -> History:

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.admission.policies import POLICIES, History, Newcomer, Policy
+from controller.core.admission.policies import POLICIES, History, Policy
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
+from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
@@ -63,11 +64,11 @@ class SimpleBoard:
         return bool(self._ready)
 
     def choose(
-        self, newcomer: Newcomer, history: History
+        self, request: DispatchRequested, level: Level, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
         policy = POLICIES[self._config.policy]
         candidates = [Candidate(r.snapshot, r.unreported) for r in self._ready if r.snapshot]
-        choice = choose_for(newcomer, policy, candidates, self._config.levels, history)
+        choice = choose_for(request, level, policy, candidates, self._config.levels, history)
         assert choice is not None
         sign = 1 if policy.low_is_better else -1
         best = sorted(

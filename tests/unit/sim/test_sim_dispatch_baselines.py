@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.admission.policies import POLICIES, History, Newcomer
+from controller.core.admission.policies import POLICIES, History
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Unreported
+from controller.core.scheduler_events import DispatchRequested
 from controller.sim.baselines import (
     DISPATCH,
     kv_ratio,
@@ -26,8 +27,9 @@ NUM_TOKENS = 10_000
 NOTHING = History()
 
 
-def _newcomer(*prefix_hashes: int, session: str = "") -> Newcomer:
-    return Newcomer("r", NORMAL, 400, session, prefix_hashes, 100 if prefix_hashes else 0)
+def _newcomer(*prefix_hashes: int, session: str = "") -> DispatchRequested:
+    num_hash_tokens = 100 if prefix_hashes else 0
+    return DispatchRequested("r", "f-0", 400, 0, 0.0, session, prefix_hashes, num_hash_tokens)
 
 
 def _seen(**prompts: tuple[int, ...]) -> History:
@@ -104,7 +106,7 @@ def test_a_burst_between_two_statuses_spreads_evenly_and_ties_go_to_the_smallest
 
 def _pair(request_id: str, ids: list[str]) -> set[int]:
     """The two places of which the lower score is taken: the winner, and what beats it least."""
-    newcomer = Newcomer(request_id, NORMAL, 1)
+    newcomer = DispatchRequested(request_id, "f-0", 1, 0, 0.0)
     scores = [0.0] * len(ids)
     first = pick_lower_of_two(ids, scores, newcomer, NOTHING)
     scores[first] = 1.0
@@ -121,7 +123,7 @@ def test_two_different_instances_are_drawn_by_the_requests_id(request_id, num_in
 def test_the_lower_of_the_two_is_taken_and_of_equal_ones_the_first() -> None:
     for number in range(50):
         pair = _pair(f"r-{number}", IDS)
-        newcomer = Newcomer(f"r-{number}", NORMAL, 1)
+        newcomer = DispatchRequested(f"r-{number}", "f-0", 1, 0, 0.0)
         rising = [float(place) for place in range(len(IDS))]
         assert pick_lower_of_two(IDS, rising, newcomer, NOTHING) == min(pair)
         assert pick_lower_of_two(IDS, rising[::-1], newcomer, NOTHING) == max(pair)
@@ -137,7 +139,8 @@ def test_every_pair_is_drawn_about_as_often() -> None:
 def test_the_draw_is_the_same_in_every_process() -> None:
     """Written down: Python's own hash of a text is salted."""
     picks = [
-        pick_lower_of_two(IDS, EQUAL, Newcomer(f"r-{n}", NORMAL, 1), NOTHING) for n in range(6)
+        pick_lower_of_two(IDS, EQUAL, DispatchRequested(f"r-{n}", "f-0", 1, 0, 0.0), NOTHING)
+        for n in range(6)
     ]
     assert picks == [1, 3, 1, 2, 2, 4]
 
