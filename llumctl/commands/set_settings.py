@@ -8,7 +8,6 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
 from controller.api.text.quantities import setting_value
-from controller.api.text.setting_words import preview
 from llumctl import connect
 from llumctl.commands.options import (
     Cluster,
@@ -56,7 +55,7 @@ def set_settings(
             raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
     name = connect.attached(cluster)
     with connect.client(name) as client:
-        from controller.api.operations.on_cluster import SetSettings, SettingsPatch
+        from controller.api.operations.on_cluster import SetSettings, SettingsPatch, preview
 
         patch = SettingsPatch(
             changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision

@@ -2,12 +2,17 @@
 
 import pytest
 
-from controller.api.operations.on_cluster import InstanceRole, Role, SettingChanges
+from controller.api.operations.on_cluster import (
+    InstanceRole,
+    Role,
+    SettingChanges,
+    assignments,
+    preview,
+)
 from controller.api.settings.live_settings import changed, live_settings
 from controller.api.settings.setting_values import value_of
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
-from controller.api.text.setting_words import assignments, preview
 from controller.api.wire.base import SettingValue
 
 ROLES: tuple[tuple[str, float | None, Role, Role], ...] = (

@@ -24,7 +24,7 @@ from controller.api.operations.on_instances import (
 )
 from controller.api.operations.order import Awaited, Danger, End, OnCluster, Order, Outcome, Plan
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.text import rolling_words, setting_words
+from controller.api.text import rolling_words
 from controller.api.text.autoscale_words import RELEASE
 from controller.api.text.quantities import duration, setting_value
 from controller.api.text.rolling_words import arguments
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 ALL = "all"
 """What an operator types to restart the last instance that serves, too."""
 AUTOSCALE_MODE = "autoscale.mode"
+MAX_NAMED_ROLES = 12
 
 
 class ScaleRequest(OrderModel):
@@ -381,16 +382,16 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
 
     @property
     def title(self) -> str:
-        return f"set {setting_words.assignments(self.wanted.changes.items())}"
+        return f"set {assignments(self.wanted.changes.items())}"
 
     @property
     def command(self) -> str:
-        each = (setting_words.assignments([item]) for item in self.wanted.changes.items())
+        each = (assignments([item]) for item in self.wanted.changes.items())
         return f"llumctl set {shlex.join(each)}"
 
     @property
     def question(self) -> str:
-        return f"Set {setting_words.assignments(self.wanted.changes.items())}?"
+        return f"Set {assignments(self.wanted.changes.items())}?"
 
     def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
@@ -400,7 +401,7 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
             f"{each.key}: {setting_value(each.previous)} -> {setting_value(each.value)}"
             for each in report.changes
         ]
-        return Plan((*lines, *setting_words.preview(report)), self.at(report.revision))
+        return Plan((*lines, *preview(report)), self.at(report.revision))
 
     def outcome(self, report: SettingChanges) -> Outcome:
         if not report.changes:
@@ -462,3 +463,44 @@ def _rolling(report: RollingReport) -> str:
 def awaited_of_scale(report: ScaleReport) -> tuple[Awaited, ...]:
     new = tuple(Awaited(each, End.STARTED) for each in report.added)
     return new + tuple(item for each in report.draining for item in awaited(each))
+
+
+def assignments(values: Iterable[tuple[str, SettingValue]]) -> str:
+    """`migration.max_moves=2`, several with a blank between: as `llumctl set` takes them."""
+    return " ".join(f"{key}={setting_value(value)}" for key, value in values)
+
+
+def preview(changes: SettingChanges) -> list[str]:
+    """`sources: i-1 (-81), i-0 (86, new); no more: i-4`: which instances rescheduling would relieve
+    of requests, and which may take some, with their freeness. Nothing if no role may change."""
+    if not changes.roles:
+        return []
+    if all(each.now == each.then for each in changes.roles):
+        return ["no instance becomes a source or a destination, or stops being one, now"]
+    return [_side(changes.roles, "source"), _side(changes.roles, "destination")]
+
+
+def _side(roles: Iterable[InstanceRole], role: str) -> str:
+    ordered = sorted(roles, key=lambda each: (_role_steps(each), each.instance_id))
+    if role == "destination":  # the freest is chosen first, as the least free source is
+        ordered.sort(key=lambda each: -_role_steps(each))
+    ordered.sort(key=lambda each: each.now == role)  # what changes is named first
+    then = [_named(each, each.now != role) for each in ordered if each.then == role]
+    gone = [each.instance_id for each in ordered if each.now == role != each.then]
+    words = f"{role}s: {_listed(then) or 'none'}"
+    return f"{words}; no more: {_listed(gone)}" if gone else words
+
+
+def _role_steps(each: InstanceRole) -> float:
+    return float("-inf") if each.freeness_steps is None else each.freeness_steps
+
+
+def _named(each: InstanceRole, is_new: bool) -> str:
+    steps = "draining" if each.freeness_steps is None else f"{each.freeness_steps:.0f}"
+    return f"{each.instance_id} ({steps}{', new' if is_new else ''})"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MAX_NAMED_ROLES
+    words = ", ".join(names[:MAX_NAMED_ROLES])
+    return f"{words} and {more} more" if more > 0 else words
