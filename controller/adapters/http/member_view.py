@@ -18,8 +18,8 @@ from controller.api.wire.status import (
     KeptForStatus,
     QueueHeadStatus,
 )
+from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.admission.waiting_reasons import queue_reason
-from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import (
     freeness,

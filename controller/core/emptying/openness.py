@@ -15,8 +15,8 @@ freest destination; each round would choose the same pair again.
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
+from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.admission.waiting_requests import Key
-from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.closed import Closed, Reasons, stop_arrivals
 from controller.core.load.snapshot import InstanceSnapshot
 

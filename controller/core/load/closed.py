@@ -10,7 +10,7 @@ state, which is the set of reasons against it. Without any the instance is open.
     reserved     while a held request waits for it
     cooling      a while after moves there failed
 
-The instance's record has the first five (`dispatch.instance_record`). Of these `fleet.liveness`
+The instance's record has the first five (`admission.instance_pool`). Of these `fleet.liveness`
 says the third, and the spec the last two (`operations.cluster_spec`): drains, and the marks of
 operators, of which a cordon is one. A new reason is a member here with its row in `ROWS`, and
 whoever says that it holds; for a mark that is an order

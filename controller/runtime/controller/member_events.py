@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.emptying.claims import SlowDrain
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.fleet.liveness import (

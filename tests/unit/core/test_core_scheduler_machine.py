@@ -6,9 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from controller.core.admission.instance_pool import LOST_AFTER_S, MAX_CANDIDATES
 from controller.core.admission.policies import POLICIES
-from controller.core.dispatch.instance_record import LOST_AFTER_S
-from controller.core.dispatch.score_board import MAX_CANDIDATES
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.admission.instance_pool import MAX_CANDIDATES, MAX_RANKS, InstanceRecord
 from controller.core.admission.policies import POLICIES, History, Policy
-from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_config import SchedulerConfig

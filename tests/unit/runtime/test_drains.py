@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.dispatch.instance_record import LOST_AFTER_S
+from controller.core.admission.instance_pool import LOST_AFTER_S
 from controller.core.emptying.claims import Drain, Remove
 from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
 from controller.core.operations.order_checks import emptying_refusal

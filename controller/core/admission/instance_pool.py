@@ -1,0 +1,563 @@
+"""The instances that requests are dispatched to: what each reports, what was sent there since, and
+which of them gets a request.
+
+The pool is a part of the global scheduler (`core.scheduler`), which says when a request goes; the
+pool says to which instance. It has a record of each instance, and a board with the scores and rooms
+of the schedulable ones.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import assert_never
+
+from controller.core.admission.policies import History, Policy
+from controller.core.load.closed import (
+    OPEN,
+    Closed,
+    Reasons,
+    stop_arrivals,
+    stop_requests,
+    stop_sending,
+)
+from controller.core.load.freeness import NOTHING_UNREPORTED
+from controller.core.load.room import Room
+from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported, blocks_for
+from controller.core.scheduler_config import SchedulerConfig
+from controller.core.scheduler_events import (
+    ClosedBy,
+    Dispatch,
+    DispatchRequested,
+    FrontendDied,
+    InstanceDied,
+    InstanceRemoved,
+    InstanceStalled,
+    InstanceStarted,
+    StatusReported,
+)
+
+LOST_AFTER_S = 10.0
+"""A request reaches its instance within milliseconds of its dispatch. If a status from this much
+later does not count the request, its frontend died or the message was lost."""
+
+
+@dataclass(slots=True)
+class _OnItsWay:
+    seq: int
+    demand_blocks: int
+    frontend_id: str
+    sent_s: float
+
+
+class InstanceRecord:
+    """What the global scheduler knows about one incarnation of one instance, with instant
+    accounting. The scheduler mutates it; everybody else only reads.
+
+    A request that was dispatched is not in the instance's status at once. Until a status names its
+    dispatch sequence number (or a later one) it counts here, or a burst between two statuses would
+    all go to the instance that was freest before it.
+    """
+
+    __slots__ = (
+        "_unreported",
+        "alive",
+        "closed_by",
+        "incarnation",
+        "instance_id",
+        "is_shut",
+        "last_dispatch_seq",
+        "last_report_s",
+        "may_receive",
+        "may_send",
+        "ordered",
+        "schedulable",
+        "snapshot",
+        "stalled",
+        "unreported",
+    )
+
+    def __init__(
+        self,
+        instance_id: str,
+        incarnation: int,
+        ordered: Reasons = OPEN,
+    ) -> None:
+        self.instance_id = instance_id
+        self.incarnation = incarnation
+        self.alive = True
+        self.stalled = False
+        """`fleet.liveness` said so, and it has not reported since."""
+        self.snapshot: InstanceSnapshot | None = None
+        """The last status of this incarnation."""
+        self.ordered = ordered
+        """What the spec has against the instance. It counts as draining also while only its status
+        says so, so that a drain ends by the instance's own word."""
+        self.last_report_s = float("-inf")
+        self.last_dispatch_seq = 0
+        """The last sequence number given out to this incarnation."""
+        self.unreported = NOTHING_UNREPORTED
+        self._unreported: deque[_OnItsWay] = deque()
+        """The requests that `unreported` sums up; their sequence numbers ascend."""
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """After a change of what the reasons follow from. They are kept, as each decision asks."""
+        self.closed_by: tuple[Closed, ...] = self._reasons()
+        """What is against the instance. The first reason counts most: a draining instance that
+        hangs is stalled, because it does not drain."""
+        self.schedulable = not stop_requests(self.closed_by)
+        """Whether the instance may get requests."""
+        self.may_receive = not stop_arrivals(self.closed_by)
+        """Whether moves may go there, as far as `closed_by` says it."""
+        self.may_send = not stop_sending(self.closed_by)
+        """Whether moves may begin there."""
+        drains = self.snapshot is not None and self.snapshot.draining
+        self.is_shut = drains or stop_requests(self.ordered)
+        """Whether the instance gets no requests because somebody wants it so."""
+
+    def _reasons(self) -> tuple[Closed, ...]:
+        reasons = set(self.ordered)
+        if not self.alive:
+            reasons.add(Closed.NOT_SERVING)
+        elif self.snapshot is None:
+            reasons.add(Closed.NO_STATUS)
+        else:
+            if self.stalled:
+                reasons.add(Closed.STALLED)
+            if self.snapshot.draining:
+                reasons.add(Closed.DRAINING)
+        return tuple(each for each in Closed if each in reasons) if reasons else ()
+
+    @property
+    def reports(self) -> bool:
+        """Whether the instance serves and says so."""
+        return self.alive and self.snapshot is not None and not self.stalled
+
+    def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
+        """Takes a status of this incarnation. Requests that the status counts are unreported no
+        more, nor those dispatched `LOST_AFTER_S` ago."""
+        before, self.snapshot = self.snapshot, self._as_ordered(snapshot)
+        self.last_report_s = now_s
+        if self.stalled or before is None or before.draining != self.snapshot.draining:
+            self.stalled = False
+            self._sum_up()
+        # A scheduler that was restarted goes on where its predecessor stopped: numbers below
+        # what the instance has seen would count as reported before they were sent.
+        self.last_dispatch_seq = max(self.last_dispatch_seq, last_dispatch_seq)
+        pending, num_before = self._unreported, len(self._unreported)
+        lost_s = now_s - LOST_AFTER_S
+        while pending and (pending[0].seq <= last_dispatch_seq or pending[0].sent_s <= lost_s):
+            pending.popleft()
+        if len(pending) != num_before:
+            self._account()
+
+    def dispatch(self, num_prompt_tokens: int, frontend_id: str, now_s: float) -> int:
+        """Accounts for one dispatched request; returns its sequence number. Needs a status."""
+        assert self.snapshot is not None
+        self.last_dispatch_seq += 1
+        demand_blocks = blocks_for(num_prompt_tokens, self.snapshot.block_size)
+        self._unreported.append(
+            _OnItsWay(self.last_dispatch_seq, demand_blocks, frontend_id, now_s)
+        )
+        self.unreported = Unreported(
+            self.unreported.num_requests + 1, self.unreported.demand_blocks + demand_blocks
+        )
+        return self.last_dispatch_seq
+
+    def order(self, reasons: Reasons) -> None:
+        """What the spec has against the instance from now on, whatever its status says yet."""
+        self.ordered = reasons
+        if self.snapshot is not None:
+            self.snapshot = self._as_ordered(self.snapshot)
+        self._sum_up()
+
+    def stall(self, *, over: bool) -> None:
+        """`over`: it is not stalled any more, though it has not reported."""
+        self.stalled = not over
+        self._sum_up()
+
+    def _as_ordered(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
+        drains = Closed.DRAINING in self.ordered and not snapshot.draining
+        return replace(snapshot, draining=True) if drains else snapshot
+
+    def frontend_died(self, frontend_id: str) -> None:
+        """Forgets the unreported requests of a dead frontend: it will not send them."""
+        self._unreported = deque(e for e in self._unreported if e.frontend_id != frontend_id)
+        self._account()
+
+    def die(self) -> None:
+        """This incarnation gets no requests any more; its last status can still be read."""
+        self.alive = False
+        self._sum_up()
+        self._unreported.clear()
+        self._account()
+
+    def _account(self) -> None:
+        pending = self._unreported
+        self.unreported = (
+            Unreported(len(pending), sum(each.demand_blocks for each in pending))
+            if pending
+            else NOTHING_UNREPORTED
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self.closed_by == self._reasons(), "not summed up"
+        seqs = [each.seq for each in self._unreported]
+        assert seqs == sorted(set(seqs)), "sequence numbers out of order"
+        assert not seqs or 1 <= seqs[0] <= seqs[-1] <= self.last_dispatch_seq
+        assert self.unreported.num_requests == len(seqs)
+        demands = [each.demand_blocks for each in self._unreported]
+        assert self.unreported.demand_blocks == sum(demands)
+        assert self.alive or not seqs, "a dead incarnation owes no report"
+        if self.snapshot is None:
+            assert not seqs, "dispatched before the first status"
+            return
+        assert self.snapshot.instance_id == self.instance_id
+        assert self.snapshot.incarnation == self.incarnation
+        assert self.snapshot.draining or Closed.DRAINING not in self.ordered
+
+
+MAX_CANDIDATES = 8
+"""The decision names this many of the instances that were considered for a request."""
+MAX_RANKS = 8
+"""Scores are kept for this many ranks at most: a request may name any rank, and each kept rank adds
+work to every status."""
+
+
+class ScoreBoard:
+    """The schedulable instances, their scores and rooms, kept from one decision to the next.
+
+    To ask each of 1,024 instances in Python took 160 us where no score had changed, and 720 where
+    all had. So the list of schedulable instances is kept until one comes, goes or stalls, and a
+    score is computed when its instance reports or is sent a request: 0.4 us of a status, which
+    takes many times that to receive. A decision then only searches for the best score, in C, and
+    for the candidates that it names; the outcome is as if each instance had been asked.
+
+    `records` are the scheduler's own, by id. The scheduler calls `changed` after a status or a
+    dispatch, and `forget` after any other change of a record. It keeps rooms only with a
+    `room_to_grow_tokens`.
+    """
+
+    def __init__(
+        self,
+        records: Mapping[str, InstanceRecord],
+        policy: Policy,
+        levels: Sequence[Level],
+        room_to_grow_tokens: int | None = None,
+    ) -> None:
+        self._records = records
+        self._policy = policy
+        self._levels = levels
+        self._is_known = False
+        self._ready: list[InstanceRecord] = []
+        """The schedulable instances, ids ascending."""
+        self._ids: tuple[str, ...] = ()
+        self._places: dict[str, int] = {}
+        self._room_to_grow_tokens = room_to_grow_tokens
+        self.rooms: dict[str, Room] = {}
+        """With late binding: of all schedulable instances by id, after `any_schedulable`. A room is
+        kept as a score is: to make 16 of them took as long as to place a request."""
+        self._short: set[str] = set()
+        """Instances that are short of memory, of those in `rooms`."""
+        self._scores: dict[int, tuple[Level, list[float]]] = {}
+        """Scores by rank, parallel to `_ready`, for the ranks that were asked for."""
+
+    def __len__(self) -> int:
+        """How many instances `choose` chooses from."""
+        return len(self._ready)
+
+    def forget(self) -> None:
+        """An instance came or went, or may take requests from now on, or may no longer."""
+        self._is_known = False
+
+    def changed(self, record: InstanceRecord) -> bool:
+        """The instance reported, or was sent a request. Returns whether something may fit now that
+        did not before, or lacks less."""
+        if not self._is_known:
+            return True
+        place = self._places.get(record.instance_id)
+        if (place is not None) != record.schedulable:
+            self._is_known = False
+            return True
+        if place is None:
+            return False
+        for level, scores in self._scores.values():
+            scores[place] = self._score(record, level)
+        if self._room_to_grow_tokens is None:
+            return True
+        before, room = self.rooms[record.instance_id], self._room(record)
+        self.rooms[record.instance_id] = room
+        return self._note_shortage(room) or room.exceeds(before)
+
+    def any_schedulable(self) -> bool:
+        if not self._is_known:
+            self._look()
+        return bool(self._ready)
+
+    def choose(
+        self, request: DispatchRequested, level: Level, history: History
+    ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
+        """Chooses for a new request, after `any_schedulable` was true, and names the chosen
+        instance and the best others with their scores. Changes nothing of the history."""
+        scores = self._scores_for(level)
+        place = self._policy.pick(self._ids, scores, request, history)
+        find = heapq.nsmallest if self._policy.low_is_better else heapq.nlargest
+        best = find(MAX_CANDIDATES, range(len(scores)), key=scores.__getitem__)
+        named = [place, *(other for other in best if other != place)][:MAX_CANDIDATES]
+        return self._ready[place], tuple((self._ids[at], round(scores[at], 1)) for at in named)
+
+    def pick(self, request: DispatchRequested, level: Level, history: History) -> InstanceRecord:
+        """The instance that `choose` chooses."""
+        scores = self._scores_for(level)
+        return self._ready[self._policy.pick(self._ids, scores, request, history)]
+
+    def score_of(self, level: Level) -> Callable[[str], float]:
+        """What tells the score of a schedulable instance by its id, for a request of this level;
+        until anything changes."""
+        scores, places = self._scores_for(level), self._places
+        return lambda instance_id: scores[places[instance_id]]
+
+    def _scores_for(self, level: Level) -> list[float]:
+        known = self._scores.get(level.rank)
+        return self._begin(level) if known is None else known[1]
+
+    def _look(self) -> None:
+        ready = [record for record in self._records.values() if record.schedulable]
+        ready.sort(key=lambda record: record.instance_id)
+        self._ready = ready
+        self._ids = tuple(record.instance_id for record in ready)
+        self._places = {instance_id: place for place, instance_id in enumerate(self._ids)}
+        self._scores.clear()
+        if self._room_to_grow_tokens is not None:
+            self.rooms = {record.instance_id: self._room(record) for record in ready}
+            self._short = {room.instance_id for room in self.rooms.values() if room.below_half_free}
+            self._make_rooms()
+        self._is_known = True
+
+    def _begin(self, level: Level) -> list[float]:
+        if len(self._scores) == MAX_RANKS:
+            self._scores.clear()
+        scores = [self._score(record, level) for record in self._ready]
+        self._scores[level.rank] = level, scores
+        return scores
+
+    def _score(self, record: InstanceRecord, level: Level) -> float:
+        assert record.snapshot is not None
+        return self._policy.score(record.snapshot, level, self._levels, record.unreported)
+
+    def _room(self, record: InstanceRecord) -> Room:
+        assert record.snapshot is not None
+        assert self._room_to_grow_tokens is not None
+        tokens, by_step = self._room_to_grow_tokens, not self._short
+        return Room.of(record.snapshot, tokens, record.unreported, by_step=by_step)
+
+    def _note_shortage(self, room: Room) -> bool:
+        """Returns whether memory is short nowhere any more: all rooms are others then, as they are
+        when it becomes short somewhere."""
+        if room.below_half_free == (room.instance_id in self._short):
+            return False
+        was_short = bool(self._short)
+        (self._short.add if room.below_half_free else self._short.discard)(room.instance_id)
+        if was_short == bool(self._short):
+            return False
+        self._make_rooms()
+        return was_short
+
+    def _make_rooms(self) -> None:
+        """In the same dictionary: somebody may be placing requests in it."""
+        self.rooms.update((record.instance_id, self._room(record)) for record in self._ready)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        if not self._is_known:
+            return
+        assert list(self._ids) == sorted(self._places) == [r.instance_id for r in self._ready]
+        for place, record in enumerate(self._ready):
+            assert self._records[record.instance_id] is record
+            for level, scores in self._scores.values():
+                assert scores[place] == self._score(record, level), "a kept score is out of date"
+            if self._room_to_grow_tokens is not None:
+                room = self.rooms[record.instance_id]
+                assert room.below_half_free == (room.instance_id in self._short)
+                assert room == self._room(record), "a kept room is out of date"
+
+
+PoolEvent = (
+    InstanceStarted | InstanceDied | InstanceRemoved | InstanceStalled | ClosedBy | FrontendDied
+)
+"""An event after which other instances may be schedulable, or have other scores."""
+
+
+class InstancePool:
+    def __init__(self, config: SchedulerConfig, policies: Mapping[str, Policy]) -> None:
+        self._policies = policies
+        self._records: dict[str, InstanceRecord] = {}
+        self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
+        """By instance id, for others to look at."""
+        self._ordered: dict[str, Reasons] = {}
+        self.ordered: Mapping[str, Reasons] = MappingProxyType(self._ordered)
+        """What the spec has against instances, known or not; others are not named."""
+        self._history = History()
+        self.configure(config)
+
+    def configure(self, config: SchedulerConfig) -> None:
+        """The pool goes by this from now on."""
+        self._config = config
+        self._policy = self._policies[config.policy]
+        self._level_by_rank = {level.rank: level for level in config.levels}
+        self._board = ScoreBoard(
+            self._records,
+            self._policy,
+            config.levels,
+            config.holding.room_to_grow_tokens if config.holding is not None else None,
+        )
+
+    # -- what happens to instances -------------------------------------------------------
+
+    def handle(self, event: PoolEvent) -> None:
+        match event:
+            case InstanceStarted():
+                self._on_started(event)
+            case InstanceDied():
+                self._on_died(event)
+            case InstanceRemoved():
+                self._records.pop(event.instance_id, None)
+                self._ordered.pop(event.instance_id, None)
+                self._history.prefixes.forget(event.instance_id)
+            case ClosedBy(instance_id, reasons):
+                self._ordered[instance_id] = reasons
+                if not reasons:
+                    del self._ordered[instance_id]
+                if record := self._records.get(instance_id):
+                    record.order(reasons)
+            case InstanceStalled(instance_id, incarnation, over):
+                record = self._records.get(instance_id)
+                if record is not None and record.incarnation == incarnation:
+                    record.stall(over=over)
+            case FrontendDied():
+                for record in self._records.values():
+                    record.frontend_died(event.frontend_id)
+            case _:
+                assert_never(event)
+        self._board.forget()
+
+    def report(self, event: StatusReported, now_s: float) -> bool:
+        """Takes a status in. Returns whether something may fit now that did not before."""
+        record = self._records.get(event.snapshot.instance_id)
+        if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
+            record.report(event.snapshot, event.last_dispatch_seq, now_s)
+            return self._board.changed(record)
+        return False
+
+    def _on_started(self, event: InstanceStarted) -> None:
+        known = self._records.get(event.instance_id)
+        if known is None or event.incarnation > known.incarnation:
+            self._records[event.instance_id] = InstanceRecord(
+                event.instance_id,
+                event.incarnation,
+                self._ordered.get(event.instance_id, OPEN),
+            )
+            self._history.prefixes.forget(event.instance_id)
+
+    def _on_died(self, event: InstanceDied) -> None:
+        record = self._records.get(event.instance_id)
+        if record is not None and event.incarnation >= record.incarnation:
+            # The record stays: it refuses what the dead incarnation still sends.
+            record.die()
+            self._history.prefixes.forget(event.instance_id)
+
+    # -- where a request goes ------------------------------------------------------------
+
+    def any_schedulable(self) -> bool:
+        return self._board.any_schedulable()
+
+    def schedulable_snapshots(self) -> list[InstanceSnapshot]:
+        """The last snapshots of all instances that may get requests."""
+        return [
+            record.snapshot
+            for record in self._records.values()
+            if record.snapshot is not None and record.schedulable
+        ]
+
+    @property
+    def rooms(self) -> Mapping[str, Room]:
+        """With late binding: of all schedulable instances by id, after `any_schedulable`."""
+        return self._board.rooms
+
+    def score_of(self, rank: int) -> Callable[[str], float]:
+        """What tells the score of a schedulable instance by its id, for a request of this rank;
+        until anything changes."""
+        return self._board.score_of(self._level(rank))
+
+    def cached(self, request: DispatchRequested) -> Callable[[str], int] | None:
+        """How many tokens of the request an instance has seen, by the instance's id. None of a
+        request that was seen nowhere, as nobody knows its prefixes."""
+        if not request.prefix_hashes:
+            return None
+        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)
+
+    def choice(self, request: DispatchRequested) -> str:
+        """The instance that `dispatch` would choose. Changes nothing."""
+        return self._board.pick(request, self._level(request.rank), self._history).instance_id
+
+    def dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
+        """To the policy's choice, after `any_schedulable` was true."""
+        level, history = self._level(request.rank), self._history
+        candidates: tuple[tuple[str, float], ...] = ()
+        if self._config.names_candidates:
+            chosen, candidates = self._board.choose(request, level, history)
+        else:
+            chosen = self._board.pick(request, level, history)
+        history.last = chosen.instance_id
+        if self._policy.by_prefix:
+            assert chosen.snapshot is not None
+            history.note(chosen.snapshot, request)
+        return self._send(request, chosen, candidates, now_s)
+
+    def dispatch_to(
+        self, instance_id: str, request: DispatchRequested, now_s: float, *, by_prefix: bool
+    ) -> Dispatch:
+        """To a schedulable instance that late binding chose. `by_prefix`: the request's prompt is
+        remembered as sent there."""
+        chosen = self._records[instance_id]
+        if by_prefix:
+            assert chosen.snapshot is not None
+            self._history.note(chosen.snapshot, request)
+        score = self.score_of(request.rank)(instance_id)
+        candidates = ((instance_id, round(score, 1)),)
+        return self._send(request, chosen, candidates, now_s)
+
+    def _send(
+        self,
+        request: DispatchRequested,
+        chosen: InstanceRecord,
+        candidates: tuple[tuple[str, float], ...],
+        now_s: float,
+    ) -> Dispatch:
+        seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
+        self._board.changed(chosen)
+        return Dispatch(
+            request.request_id,
+            request.frontend_id,
+            chosen.instance_id,
+            chosen.incarnation,
+            seq,
+            candidates,
+            self._policy.name,
+            len(self._board),
+        )
+
+    def _level(self, rank: int) -> Level:
+        return self._level_by_rank.get(rank) or Level(str(rank), rank)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self._board.check()
+        self._history.prefixes.check()
+        for instance_id, record in self._records.items():
+            assert record.instance_id == instance_id
+            assert record.ordered == self._ordered.get(instance_id, OPEN)
+            record.check()

@@ -1,1 +1,0 @@
-"""Which instance gets a new request, and what the scheduler remembers of each instance for that."""
