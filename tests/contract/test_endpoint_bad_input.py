@@ -307,6 +307,7 @@ CONSTRAINTS = [
     *schema("long words", "to choose from", enum=[f"{i}" + "ab" * 5000 for i in range(10)]),
     *schema("a long description", "262144 characters", description="x" * 270_000),
     *schema("what only another backend knows", "not supported", type="integer", multipleOf=3),
+    *schema("a format that is a list", "wrong type", type="string", format=[]),
     *both("long choices", "to choose from", structured_outputs={"choice": ["x" * 70_000]}),
     *both("a large tag", "262144", structured_outputs={"structural_tag": "x" * 270_000}),
     *both("a tag that is none", "structural_tag", structured_outputs={"structural_tag": "[]"}),

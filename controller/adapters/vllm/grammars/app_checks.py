@@ -56,7 +56,13 @@ def check_form(params: SamplingParams) -> None:
     elif wanted.json:
         check_json_nesting(wanted.json)
         schema = _loads(wanted.json, "Invalid JSON grammar specification.")
-        if backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+        try:
+            unsupported = backend_xgrammar.has_xgrammar_unsupported_json_features(schema)
+        except TypeError as error:  # it looks up values in sets: `"format": []`, `"type": [{}]`
+            raise VLLMValidationError(
+                f"The provided JSON schema has a value of a wrong type: {error}."
+            ) from error
+        if unsupported:
             raise VLLMValidationError(
                 "The provided JSON schema contains features not supported by xgrammar."
             )
