@@ -15,7 +15,7 @@ TIMEOUT_S = 0.15
 MAX_BYTES = 8 << 20
 MAX_REQUESTS = 200
 LIVE = ("dispatching", "waiting", "running", "evicted")
-"""`LIVE_STATES` of controller/api/wire/models.py, whose import takes longer than an answer."""
+"""`LIVE_STATES` of controller/api/wire/requests.py, whose import takes longer than an answer."""
 
 
 def instances(context: Context, incomplete: str) -> list[tuple[str, str]]:
