@@ -112,7 +112,7 @@ class GlobalScheduler:
 
     @property
     def reserved(self) -> Mapping[str, Key]:
-        """The requests for which instances are kept, by instance."""
+        """The requests for which instances are reserved, by instance."""
         return {} if self._placement is None else self._placement.reserved
 
     @property
@@ -129,10 +129,10 @@ class GlobalScheduler:
         entries.sort(key=lambda held: held.order)
         return HeldView(entries, self._placement, rooms)
 
-    def kept(self) -> dict[str, HeldPlace]:
-        """By instance, the request that it is kept for; of several that are kept for one, the one
-        that lacks the least. While no instance takes requests, none is kept."""
-        return self.held_view().best_kept() if self._pool.any_schedulable() else {}
+    def best_reserved(self) -> dict[str, HeldPlace]:
+        """By instance, the request that it is reserved for; of several for one, the one
+        that lacks the least. While no instance takes requests, none is reserved."""
+        return self.held_view().best_reserved() if self._pool.any_schedulable() else {}
 
     def help_blocked(
         self,

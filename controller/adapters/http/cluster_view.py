@@ -212,7 +212,7 @@ def held_status(view: HeldView, levels: Sequence[Level], now_s: float) -> HeldNo
                 lacking_blocks=lacking_blocks,
                 waited_s=_waited_s(held, now_s),
             )
-            for instance_id, held, lacking_blocks in view.kept_for()
+            for instance_id, held, lacking_blocks in view.reservations()
         },
     )
 

@@ -3,7 +3,7 @@ thousands are refused, so that their events would push all others out of the log
 
     held, held_ended   Once each: from the time when some request has waited for HELD_S until none
                        has waited for QUIET_S.
-    instance_kept      Once for a request whose instance has been kept for KEPT_S.
+    instance_kept      Once for a request whose instance has been reserved for KEPT_S.
     overtaken          When 10, 100, 1,000 ... went ahead of a request while it was the first.
     rejected           The first refusal of a reason and rank at once, the others as a number.
 
@@ -76,7 +76,7 @@ class _Held(StrEnum):
 
 
 @dataclass(slots=True)
-class _KeptInstance:
+class _Reserved:
     key: Key
     since_s: float
     told: bool = False
@@ -97,8 +97,8 @@ class AdmissionRecords:
         self._most = 0
         """Held at once since then; 0 while IDLE."""
         self._num_overloads = 0
-        self._kept: dict[str, _KeptInstance] = {}
-        """By instance, exactly those that the placement kept at the last tick."""
+        self._reserved: dict[str, _Reserved] = {}
+        """By instance, exactly those that the placement reserved at the last tick."""
         self._told_overtaken: tuple[Key | None, int] = (None, 0)
         """The last request that was told as overtaken, and the power of ten that it was told by."""
         self._may_tell_s = dict.fromkeys((EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN), 0.0)
@@ -110,9 +110,9 @@ class AdmissionRecords:
         told = self._look_at_all(now_s)
         placement = self._scheduler.placement
         if placement is None:
-            self._kept.clear()
+            self._reserved.clear()
         else:
-            told += self._look_at_kept(placement, now_s)
+            told += self._look_at_reserved(placement, now_s)
             told += self._look_at_first(placement, now_s)
         for refusals in self.refusals.values():
             told += _tell_refusals(refusals, now_s)
@@ -157,24 +157,24 @@ class AdmissionRecords:
         numbers: dict[str, Number] = {"lasted_s": lasted_s, name: number}
         return PutOnRecord(kind, f"held-{self._num_overloads}", reason, numbers)
 
-    def _look_at_kept(self, placement: Placement, now_s: float) -> list[PutOnRecord]:
-        before, self._kept = self._kept, {}
+    def _look_at_reserved(self, placement: Placement, now_s: float) -> list[PutOnRecord]:
+        before, self._reserved = self._reserved, {}
         places: dict[str, HeldPlace] | None = None
         told = []
         for instance_id, key in placement.reserved.items():
-            kept = before.get(instance_id)
-            if kept is None or kept.key != key:
-                kept = _KeptInstance(key, now_s)
-            self._kept[instance_id] = kept
-            is_due = now_s - kept.since_s >= KEPT_S and not kept.told
+            reserved = before.get(instance_id)
+            if reserved is None or reserved.key != key:
+                reserved = _Reserved(key, now_s)
+            self._reserved[instance_id] = reserved
+            is_due = now_s - reserved.since_s >= KEPT_S and not reserved.told
             if is_due and now_s >= self._may_tell_s[EventKind.INSTANCE_KEPT]:
                 if places is None:
-                    places = self._scheduler.kept()
+                    places = self._scheduler.best_reserved()
                 place = places.get(instance_id)
                 if place is not None and place.held.key == key:
-                    kept.told = True
+                    reserved.told = True
                     self._may_tell_s[EventKind.INSTANCE_KEPT] = now_s + EVERY_S
-                    told.append(_tell_kept(place, now_s - kept.since_s))
+                    told.append(_tell_reserved(place, now_s - reserved.since_s))
         return told
 
     def _look_at_first(self, placement: Placement, now_s: float) -> list[PutOnRecord]:
@@ -211,9 +211,9 @@ class AdmissionRecords:
         for refusals in self.refusals.values():
             assert refusals.last is not None
             assert 0 <= refusals.num_untold < refusals.number, "the first is told at once"
-        for kept in self._kept.values():
+        for reserved in self._reserved.values():
             may_tell_s = self._may_tell_s[EventKind.INSTANCE_KEPT]
-            assert not kept.told or may_tell_s >= kept.since_s + KEPT_S
+            assert not reserved.told or may_tell_s >= reserved.since_s + KEPT_S
 
 
 def _tell_refusals(refusals: Refusals, now_s: float) -> list[PutOnRecord]:
@@ -238,7 +238,7 @@ def _tell_refusals(refusals: Refusals, now_s: float) -> list[PutOnRecord]:
     ]
 
 
-def _tell_kept(place: HeldPlace, kept_s: float) -> PutOnRecord:
+def _tell_reserved(place: HeldPlace, kept_s: float) -> PutOnRecord:
     held = place.held
     return PutOnRecord(
         EventKind.INSTANCE_KEPT,

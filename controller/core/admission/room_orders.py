@@ -4,7 +4,7 @@
                   instance if it fits there at once: nothing is copied. Else others make room for
                   it, and those that wait behind it go where they fit
     running       on an instance that is about to evict, some of the lowest rank there leave before
-    held          on an instance that is kept for one, others make room for it
+    held          on an instance that is reserved for one, others make room for it
 
 Requests leave for any instances that have room; how many steps that must leave there is less than
 an admission leaves: what runs goes before what is new. In one round no room is offered twice.
@@ -110,11 +110,11 @@ def _for_held(
 ) -> Iterator[_Wanted]:
     """Room for each held request on that of its instances that lacks the least; requests may leave
     for its other ones too. `sources`: ids of the instances where moves may begin."""
-    kept: dict[Key, list[str]] = {}
+    reserved: dict[Key, list[str]] = {}
     for instance_id, key in placement.reserved.items():
         if instance_id in rooms:
-            kept.setdefault(key, []).append(instance_id)
-    for key, instance_ids in kept.items():
+            reserved.setdefault(key, []).append(instance_id)
+    for key, instance_ids in reserved.items():
         held = placement.queue.get(key)
         if held is None:
             continue

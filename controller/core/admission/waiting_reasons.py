@@ -21,13 +21,13 @@ class HeldReason(StrEnum):
     TOO_LARGE = "too-large"
     """It needs more blocks than any instance has."""
     KEPT = "kept"
-    """An instance is kept for it, and lacks blocks or places yet."""
+    """An instance is reserved for it, and lacks blocks or places yet."""
     NEXT = "next"
     """It fits: it goes with the next status."""
     BEHIND = "behind"
     """It fits, but may not go ahead of those before it."""
     RESERVED = "reserved"
-    """It fits only on instances that are kept for others."""
+    """It fits only on instances that are reserved for others."""
     BATCH_FULL = "batch-full"
     """Where it finds the blocks all places of the batch are taken, or enough wait already."""
     FRAGMENTED = "fragmented"
@@ -42,14 +42,14 @@ class OvertakenBy(StrEnum):
     ANY = "any"
     """All of them: this one has an instance of its own."""
     ITS_RANK = "its-rank"
-    """Those of its rank: no lower ones, as no instance is kept for this one."""
+    """Those of its rank: no lower ones, as no instance is reserved for this one."""
     NOBODY = "nobody"
-    """Overtaking is switched off, or all instances are kept: the order is strict."""
+    """Overtaking is switched off, or all instances are reserved: the order is strict."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPlace:
-    """`place`: 1 is the first in order. `instance_id`: the instance that is kept for it;
+    """`place`: 1 is the first in order. `instance_id`: the instance that is reserved for it;
     `lacking_blocks`: how many more must be free there; else how many where the fewest are missing,
     and None without an instance. `num_overtaken`: how many went ahead of it while it was the
     first."""
@@ -81,15 +81,19 @@ class HeldView:
         self._placement = placement
         self._rooms = rooms if placement is not None else {}
         reserved = placement.reserved if placement is not None else {}
-        self.kept = {i: key for i, key in reserved.items() if i in self._rooms}
-        """By instance, the request for which it is kept."""
-        fullest_first = sorted(self.kept, key=lambda i: (-self._rooms[i].lacking_blocks(0), i))
-        self._kept_for = {self.kept[instance_id]: instance_id for instance_id in fullest_first}
-        """Of several that are kept for a request the one that lacks the least."""
-        self._open = [room for room in self._rooms.values() if room.instance_id not in self.kept]
-        without = (held.rank for held in entries if held.key not in self._kept_for)
+        self.reserved = {i: key for i, key in reserved.items() if i in self._rooms}
+        """By instance, the request that it is reserved for."""
+        fullest_first = sorted(self.reserved, key=lambda i: (-self._rooms[i].lacking_blocks(0), i))
+        self._reserved_for = {
+            self.reserved[instance_id]: instance_id for instance_id in fullest_first
+        }
+        """Of several that are reserved for a request the one that lacks the least."""
+        self._open = [
+            room for room in self._rooms.values() if room.instance_id not in self.reserved
+        ]
+        without = (held.rank for held in entries if held.key not in self._reserved_for)
         self._highest_without = next(without, None)
-        """The highest rank of those for which no instance is kept: no lower one may overtake."""
+        """The highest rank of those without a reserved instance: no lower one may overtake."""
 
     @property
     def demand_blocks(self) -> int:
@@ -108,9 +112,9 @@ class HeldView:
             yield first.rank, end - begin, first.arrival_time_s
             begin = end
 
-    def kept_for(self) -> Iterator[tuple[str, Held, int]]:
-        """(instance, the request for which it is kept, how many blocks lack there)."""
-        for instance_id, key in self.kept.items():
+    def reservations(self) -> Iterator[tuple[str, Held, int]]:
+        """(instance, the request that it is reserved for, how many blocks lack there)."""
+        for instance_id, key in self.reserved.items():
             held = self._placement.queue.get(key) if self._placement is not None else None
             if held is not None:
                 lacking = self._rooms[instance_id].lacking_blocks(held.demand_blocks)
@@ -138,23 +142,23 @@ class HeldView:
             index = self._index.get(key)
         return None if index is None else self._at(index)
 
-    def best_kept(self) -> dict[str, HeldPlace]:
-        """By instance, the request that it is kept for, where it lacks the least of those that are
-        kept for the same one."""
-        found = ((instance_id, self.find(key)) for key, instance_id in self._kept_for.items())
+    def best_reserved(self) -> dict[str, HeldPlace]:
+        """By instance, the request that it is reserved for, where it lacks the least of those that
+        are reserved for the same one."""
+        found = ((instance_id, self.find(key)) for key, instance_id in self._reserved_for.items())
         return {instance_id: place for instance_id, place in found if place is not None}
 
     def _at(self, index: int) -> HeldPlace:
         held = self.entries[index]
-        kept = self._kept_for.get(held.key)
-        rooms = self._rooms.values() if kept is None else (self._rooms[kept],)
+        reserved_id = self._reserved_for.get(held.key)
+        rooms = self._rooms.values() if reserved_id is None else (self._rooms[reserved_id],)
         lacking = (max(0, room.lacking_blocks(held.demand_blocks)) for room in rooms)
         overtaken = self._placement.num_overtaken if self._placement is not None else {}
         return HeldPlace(
             held,
             index + 1,
             self._reason(held, index),
-            kept,
+            reserved_id,
             min(lacking, default=None),
             self._overtaken_by(held),
             overtaken.get(held.key, 0),
@@ -166,7 +170,7 @@ class HeldView:
             return HeldReason.NO_INSTANCE
         if all(room.capacity_blocks < demand for room in rooms):
             return HeldReason.TOO_LARGE
-        if held.key in self._kept_for:
+        if held.key in self._reserved_for:
             return HeldReason.KEPT
         if any(demand <= room.spare_blocks for room in self._open):
             return HeldReason.NEXT if self._may_go(held, index) else HeldReason.BEHIND
@@ -187,7 +191,7 @@ class HeldView:
     def _overtaken_by(self, held: Held) -> OvertakenBy:
         if self._placement is None or not self._placement.config.overtaking or not self._open:
             return OvertakenBy.NOBODY
-        return OvertakenBy.ANY if held.key in self._kept_for else OvertakenBy.ITS_RANK
+        return OvertakenBy.ANY if held.key in self._reserved_for else OvertakenBy.ITS_RANK
 
 
 class QueueReason(StrEnum):

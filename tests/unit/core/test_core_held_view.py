@@ -146,7 +146,7 @@ def test_the_scheduler_shows_what_it_holds_in_order() -> None:
     first = view.first()
     assert first is not None
     assert (first.held.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
-    assert view.kept == {"a": ("f", "r2")}
+    assert view.reserved == {"a": ("f", "r2")}
     scheduler.check()
 
 
@@ -167,7 +167,7 @@ def test_while_no_instance_takes_requests() -> None:
     scheduler.handle(InstanceDied("a", 1), 1.0)
     view = scheduler.held_view()
     assert [each.demand_blocks for each in view.entries] == [10, 10]
-    assert view.kept == {}
+    assert view.reserved == {}
     assert view.first() is not None
     assert view.first().reason == HeldReason.NO_INSTANCE  # type: ignore[union-attr]
 
