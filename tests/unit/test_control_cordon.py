@@ -105,7 +105,8 @@ async def test_the_last_one_and_an_unknown_one_are_refused(bed: Bed) -> None:
         await bed.reported(f"{each}/cordon")
     answer = await bed.posts("i-2/cordon")
     assert (answer.status_code, answer.json()["code"]) == (409, "last_instance")
-    assert "llumctl cordon i-2 --force" in answer.json()["hint"]
+    hint = "llumctl uncordon i-0 i-1      or      llumctl cordon i-2 --force"
+    assert answer.json()["hint"] == hint
     assert (await bed.reported("i-2/cordon", force=True)).cordoned
     assert (await bed.posts("i-9/cordon")).status_code == 404
     assert (await bed.posts("i-1/uncordon", if_revision=1)).status_code == 409

@@ -7,6 +7,7 @@ from datetime import tzinfo
 from controller.api.text import hints
 from controller.api.text.quantities import duration, latency, printable, time_of_day
 from controller.api.text.rolling_words import turn
+from controller.api.text.status_words import state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
@@ -218,8 +219,9 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[Fact]:
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
-    """`7+1`: active instances and others; trouble is named, in brief `!` and how many."""
-    active = sum(item.state is InstanceState.ACTIVE for item in status.instances)
+    """`7+1`: instances that get new requests and others; trouble is named, in brief `!` and how
+    many."""
+    active = sum(state_word(item) == InstanceState.ACTIVE for item in status.instances)
     counted = Span(f"{active}+{len(status.instances) - active}")
     states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)
     counts = {
@@ -235,11 +237,11 @@ def _instances(status: ClusterStatus, *, brief: bool) -> Line:
 
 
 def average_freeness(status: ClusterStatus) -> float | None:
-    """The mean over active instances that have reported."""
+    """The mean over instances that get new requests and have reported."""
     found = [
         item.freeness_steps
         for item in status.instances
-        if item.state is InstanceState.ACTIVE and item.freeness_steps is not None
+        if state_word(item) == InstanceState.ACTIVE and item.freeness_steps is not None
     ]
     return sum(found) / len(found) if found else None
 

@@ -5,10 +5,12 @@ which all instances are gone is one line: what ran there comes back elsewhere, u
 filter shows the instances of such a node all the same.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.api.text.quantities import printable
+from controller.api.text.status_words import state_word
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from tui.actions.target import NOTHING, Target
 from tui.drawing import format as fmt
@@ -96,7 +98,7 @@ def words(row: NodeRow) -> str:
         return printable(f"! {row.node} lost with {count}: {names}")
     facts = [count, *_others(row.items)]
     name = row.node or "no machine yet"
-    steps = [i.freeness_steps for i in row.items if i.state is InstanceState.ACTIVE]
+    steps = [i.freeness_steps for i in row.items if state_word(i) == InstanceState.ACTIVE]
     known = [each for each in steps if each is not None]
     loads = (
         f"freeness {fmt.number(sum(known) if known else None)}",
@@ -108,13 +110,11 @@ def words(row: NodeRow) -> str:
 
 
 def _others(items: Sequence[InstanceStatus]) -> list[str]:
-    """`1 draining` for each state but active."""
-    counts = {
-        state: sum(item.state is state for item in items)
-        for state in InstanceState
-        if state is not InstanceState.ACTIVE
-    }
-    return [f"{number} {state}" for state, number in counts.items() if number]
+    """`1 draining`, `2 cordoned`: for each state but active, and whatever else keeps new requests
+    away."""
+    counts = Counter(state_word(item) for item in items)
+    order = [*InstanceState, *sorted(counts.keys() - set(InstanceState))]
+    return [f"{counts[word]} {word}" for word in order if counts[word] and word != "active"]
 
 
 def _kv(items: Sequence[InstanceStatus]) -> str:

@@ -86,7 +86,8 @@ class _OnInstance(Handler[Wanted, Report]):
     ) -> None:
         """Raises ApiError if there is one. `despite`: the command that does it all the same."""
         with as_api_errors():
-            refuse_instances(refusal, instance_ids, despite)
+            cordoned = self.controller.keeper.spec.cordons
+            refuse_instances(refusal, instance_ids, cordoned, despite)
 
     def deeds(self) -> Sequence[Deed]:
         return super().deeds() if self.changes else ()

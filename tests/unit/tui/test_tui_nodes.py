@@ -58,6 +58,16 @@ def test_groups_stand_in_the_order_of_their_first_instance() -> None:
     ]
 
 
+def test_cordoned_instances_are_named_and_their_room_is_not_counted() -> None:
+    def cordoned(name: str) -> InstanceStatus:
+        closed_by = ("cordoned", "cooling")
+        return synthetic.instance(name, node="a", freeness_steps=90.0, closed_by=closed_by)
+
+    here = synthetic.instance("i-0", node="a", freeness_steps=500.0, closed_by=("cooling",))
+    found = lines(here, cordoned("i-1"), cordoned("i-2"), synthetic.instance("i-3", node="b"))
+    assert "a: 3 instances, 2 cordoned  freeness 500  run 36 wait 0  kv 55%" in found
+
+
 def test_a_lost_node_is_one_line_but_for_a_filter() -> None:
     there = (synthetic.instance("i-0", node="a"), gone("i-1", "b"), gone("i-2", "b"))
     lost = "! b lost with 2 instances: i-1 i-2"

@@ -600,6 +600,13 @@ def test_nothing_in_the_header_looks_well_while_there_is_an_alarm() -> None:
     assert "  ! ready  " in text(header.lines(state, live, 150, 2, UNICODE, alarm=True)[0])
 
 
+def test_the_header_counts_cordoned_instances_among_those_without_new_requests() -> None:
+    shut = synthetic.instance("i-1", closed_by=("cordoned",), freeness_steps=9000.0)
+    _, second = headed(state_of(synthetic.instance("i-0"), shut), 150, 2)
+    assert "inst 1+1 " in second
+    assert "freeness avg 521 " in second
+
+
 def headed(
     state: DashboardState, width: int, count: int, now_s: float = synthetic.START_S
 ) -> list[str]:

@@ -2,7 +2,7 @@
 spec, and what operators read of an order that is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from controller.core.bounds import MAX_INSTANCES
@@ -30,10 +30,14 @@ class OperationRefusedError(Exception):
 
 
 def refuse_instances(
-    refusal: OrderRefusal | None, instance_ids: Sequence[str], despite: str = "drain {} --force"
+    refusal: OrderRefusal | None,
+    instance_ids: Sequence[str],
+    cordoned: Iterable[str],
+    despite: str = "drain {} --force",
 ) -> None:
     """Raises OperationRefusedError if there is a refusal of an order about these instances.
-    `despite`: the command that does it though it is about the last instance."""
+    `cordoned`: instances that would serve without their cordon. `despite`: the command that does it
+    though it is about the last instance."""
     names, ids = ", ".join(instance_ids), " ".join(instance_ids)
     match refusal:
         case None:
@@ -47,7 +51,9 @@ def refuse_instances(
             message, hint = f"{names} is not being drained", "llumctl status"
         case _:
             message = f"without {names} no instance would serve"
-            hint = f"llumctl scale +1      or      llumctl {despite.format(ids)}"
+            others = " ".join(sorted(set(cordoned) - set(instance_ids)))
+            more = f"uncordon {others}" if others else "scale +1"
+            hint = f"llumctl {more}      or      llumctl {despite.format(ids)}"
     raise OperationRefusedError(refusal.value, message, hint)
 
 

@@ -89,7 +89,7 @@ class Scaling:
         spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
         refusal = scale_refusal(spec, plan, schedulable, force=force)
         if refusal is OrderRefusal.LAST_INSTANCE:
-            refuse_instances(refusal, plan.drained)
+            refuse_instances(refusal, plan.drained, spec.cordons)
         elif refusal is not None:
             raise scaling_refused(refusal, plan.target)
 
