@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import islice
 
+from controller.core.admission.policies import best_place
 from controller.core.admission.waiting_requests import Held, HeldQueue, Key
 from controller.core.load.room import Room
 from controller.core.settings import HoldingConfig
@@ -177,7 +178,8 @@ def best_fitting(
 ) -> Room | None:
     """Of the rooms in which such a request fits, the one that it goes to: one of those where its
     first token comes soonest, and of these the freest; where memory is short even on the freest,
-    that one. Ties by id. `cached` is None if nothing is.
+    that one. `rooms`: ids ascending, by which `best_place` breaks ties. `cached` is None if nothing
+    is.
 
     Freeness is about memory alone. Where every instance has room, it hardly tells one with a long
     prompt to compute from one with none, nor one that has the request's beginning in its prefix
@@ -201,10 +203,7 @@ def best_fitting(
 def _freest(rooms: Sequence[Room], score: Score) -> Room | None:
     if not rooms:
         return None
-    scores = [score(room.instance_id) for room in rooms]
-    best = max(scores)
-    alike = (room for room, its in zip(rooms, scores, strict=True) if its == best)
-    return min(alike, key=lambda room: room.instance_id)
+    return rooms[best_place([score(room.instance_id) for room in rooms])]
 
 
 def _tokens_ahead(

@@ -102,21 +102,27 @@ class History:
 #
 # Each takes the instances' ids (at least one, ascending), their scores, what is known of the
 # request and what the dispatcher remembers. Each returns an index into the ids and changes nothing.
-# Of equal instances the first is taken.
+# `best_place` breaks ties.
 
 PickFunction = Callable[[Sequence[str], Sequence[float], DispatchRequested, History], int]
+
+
+def best_place(scores: Sequence[float], *, low: bool = False) -> int:
+    """Of equal scores the first, which is that of the lowest id, as all lists of instances ascend:
+    so i-10 comes before i-2. All ties of a dispatch are broken here, late binding's too."""
+    return scores.index(min(scores) if low else max(scores))
 
 
 def pick_highest(
     _ids: Sequence[str], scores: Sequence[float], _request: DispatchRequested, _history: History
 ) -> int:
-    return scores.index(max(scores))
+    return best_place(scores)
 
 
 def pick_lowest(
     _ids: Sequence[str], scores: Sequence[float], _request: DispatchRequested, _history: History
 ) -> int:
-    return scores.index(min(scores))
+    return best_place(scores, low=True)
 
 
 def pick_next(
@@ -138,7 +144,7 @@ def pick_least_work(
         score - matched(instance_id, request)
         for instance_id, score in zip(ids, scores, strict=True)
     ]
-    return costs.index(min(costs))
+    return best_place(costs, low=True)
 
 
 # -- policies, and their scores -----------------------------------------------------------

