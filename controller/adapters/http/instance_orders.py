@@ -86,7 +86,7 @@ class _OnInstance(Handler[Wanted, Report]):
     ) -> None:
         """Raises ApiError if there is one. `despite`: the command that does it all the same."""
         with as_api_errors():
-            cordoned = self.controller.keeper.spec.cordons
+            cordoned = self.controller.keeper.spec.marked(Closed.CORDONED)
             refuse_instances(refusal, instance_ids, cordoned, despite)
 
     def deeds(self) -> Sequence[Deed]:

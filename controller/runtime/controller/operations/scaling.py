@@ -37,6 +37,7 @@ from controller.core.fleet.autoscaler import (
     Ticked,
 )
 from controller.core.fleet.outlook import Launches, RecentLatencies
+from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.operations.order_checks import (
@@ -89,7 +90,7 @@ class Scaling:
         spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
         refusal = scale_refusal(spec, plan, schedulable, force=force)
         if refusal is OrderRefusal.LAST_INSTANCE:
-            refuse_instances(refusal, plan.drained, spec.cordons)
+            refuse_instances(refusal, plan.drained, spec.marked(Closed.CORDONED))
         elif refusal is not None:
             raise scaling_refused(refusal, plan.target)
 
