@@ -462,7 +462,9 @@ class ReliefRounds:
         pairs: Sequence[Pair] = ()
         if statuses := self._cluster.statuses(now_s):
             closed = self._cluster.closed_to_moves(now_s)
-            loads = [_seen(self.load_of(status), closed) for status in statuses]
+            loads = [self.load_of(status) for status in statuses]
+            if closed:
+                loads = [_seen(load, closed) for load in loads]
             left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
             pairs = self._pairing(loads, self.rules.config, left_out)
         if not pairs and not self._ordered:

@@ -91,7 +91,9 @@ def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
     """F in decode steps. -inf when draining, else finite; an idle instance has bs * M."""
     if snapshot.draining:
         return -math.inf
-    free_blocks = snapshot.capacity_blocks - instance_virtual_usage(snapshot, levels)
+    # `capacity_blocks` is written out: each round asks for the freeness of each instance.
+    capacity_blocks = snapshot.num_total_blocks - snapshot.watermark_blocks
+    free_blocks = capacity_blocks - instance_virtual_usage(snapshot, levels)
     return snapshot.block_size * free_blocks / batch_size(snapshot)
 
 
