@@ -111,6 +111,16 @@ async def test_a_mark_is_set_and_taken_off(key: str) -> None:
         assert "marked" not in await drawn(bed.pilot)
 
 
+async def test_cordon_of_the_marked_rows() -> None:
+    async with acting() as bed:
+        names = await marked(bed)
+        await bed.press("j", "j", "c")
+        text = await drawn(bed.pilot)
+        assert all(f"{name}: would be cordoned" in text for name in names)
+        await bed.press("y")
+        assert [call[:2] for call in bed.control.calls] == [("cordon", name) for name in names]
+
+
 async def test_drain_of_the_marked_rows_wherever_the_cursor_is() -> None:
     async with acting() as bed:
         first, second = await marked(bed)
