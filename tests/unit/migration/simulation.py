@@ -779,7 +779,11 @@ class Simulation:
     def _stall_link(self) -> None:
         """What is sent waits, and comes in the end."""
         a, b = self.rng.sample([*self._instance_ids(), *FRONTENDS, CONTROLLER], 2)
-        self._stalled_until[a, b] = self.now_s + self.rng.choice([1.0, 3.0, 8.0])
+        seconds = self.rng.choice([1.0, 3.0, 8.0])
+        self.note("stall", a, b, seconds)
+        self._stalled_until[a, b] = self.now_s + seconds
+        if b == CONTROLLER:  # which fences a member of which it hears nothing
+            self.num_lost += 1
 
     def _client_leaves(self) -> None:
         if request := self._any_request():
