@@ -122,7 +122,7 @@ async def test_the_last_instance_that_serves_is_not_drained(network: FakeNetwork
     def check(*instance_ids: str) -> None:
         spec, schedulable = bed.keeper.spec, bed.controller.drains.schedulable_ids()
         refusal = emptying_refusal(spec, instance_ids, schedulable, force=False)
-        refuse_instances(refusal, instance_ids)
+        refuse_instances(refusal, instance_ids, cordoned=())
 
     check("i-0", "i-1")
     with pytest.raises(OperationRefusedError, match="i-0, i-1, i-2") as refused:

@@ -79,9 +79,9 @@ class Cluster:
         return [held.request_id for held in view.entries]
 
     @property
-    def kept(self) -> dict[str, str]:
+    def reserved(self) -> dict[str, str]:
         view = self.controller.scheduler.held_view()
-        return {instance_id: key[1] for instance_id, key in view.kept.items()}
+        return {instance_id: key[1] for instance_id, key in view.reserved.items()}
 
     def at(self, request_id: str) -> str | None:
         record = self.frontend.book.find(request_id)
@@ -139,7 +139,7 @@ async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> Non
     explained = await explain_request(cluster.controller, "r0")
     assert explained.waiting is not None
     assert "i-0 is kept for it and lacks 4 blocks" in explained.waiting.why
-    assert cluster.kept == {"i-0": "r0"}
+    assert cluster.reserved == {"i-0": "r0"}
     await cluster.goes_on()
     await cluster.finished(*RUNNING, *HELD)
 
@@ -166,7 +166,7 @@ async def test_another_priority_counts_at_once(cluster: Cluster) -> None:
     report = await carried_out(priority(cluster, "r2", "high"))
     assert (report.previous, report.level, report.instance_id) == ("normal", "high", None)
     await until(lambda: cluster.held == ["r2", "r0", "r1", "r3"])
-    await until(lambda: cluster.kept == {"i-0": "r2"})
+    await until(lambda: cluster.reserved == {"i-0": "r2"})
     listed = await list_requests(cluster.controller, RequestsQuery())
     assert [item.id for item in listed.requests if item.held] == ["r2", "r0", "r1", "r3"]
     await carried_out(priority(cluster, "r2", "normal"))
@@ -192,7 +192,7 @@ async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
     assert (report.request_ids, report.instance_id) == (("r0",), None)
     assert await cluster.frontend.ended["r0"] == TOLD_TO_THE_CLIENT
     await until(lambda: cluster.held == ["r1", "r2", "r3"])
-    await until(lambda: cluster.kept == {"i-0": "r1"})
+    await until(lambda: cluster.reserved == {"i-0": "r1"})
     assert cluster.state("r0") is RequestState.ABORTED
     await asyncio.wait_for(cluster.submitted["r0"], PATIENCE_S)
     await cluster.goes_on()
@@ -215,10 +215,10 @@ async def test_one_whose_client_leaves_is_forgotten(cluster: Cluster) -> None:
     await cluster.finished("r0", "r2", "r3")
 
 
-async def test_while_the_kept_instance_drains_another_is_kept(cluster: Cluster) -> None:
-    assert cluster.kept == {"i-0": "r0"}
+async def test_while_the_reserved_instance_drains_another_is_reserved(cluster: Cluster) -> None:
+    assert cluster.reserved == {"i-0": "r0"}
     cluster.controller.drains.begin({"i-0": DRAIN})
-    await until(lambda: cluster.kept == {"i-1": "r0"})
+    await until(lambda: cluster.reserved == {"i-1": "r0"})
     status = cluster.controller.scheduler.held_view().first()
     assert status is not None
     assert status.instance_id == "i-1"
@@ -227,9 +227,9 @@ async def test_while_the_kept_instance_drains_another_is_kept(cluster: Cluster) 
     assert {cluster.at(request_id) for request_id in HELD} == {"i-1"}
 
 
-async def test_while_all_instances_drain_none_is_kept_and_none_goes(cluster: Cluster) -> None:
+async def test_while_all_instances_drain_none_is_reserved_and_none_goes(cluster: Cluster) -> None:
     cluster.controller.drains.begin({"i-0": DRAIN, "i-1": DRAIN})
-    await until(lambda: cluster.kept == {})
+    await until(lambda: cluster.reserved == {})
     explained = await explain_request(cluster.controller, "r0")
     assert explained.waiting is not None
     assert "no instance takes requests" in explained.waiting.why
@@ -251,12 +251,12 @@ async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
     await cluster.finished(*HELD)
 
 
-async def test_what_a_kept_instance_ran_when_it_died_goes_ahead_of_what_is_held(
+async def test_what_a_reserved_instance_ran_when_it_died_goes_ahead_of_what_is_held(
     cluster: Cluster,
 ) -> None:
     cluster.network.lose(cluster.instances["i-0"].address)
     await until(lambda: cluster.held == ["a0", "b0", *HELD])
-    assert set(cluster.kept) == {"i-1"}
+    assert set(cluster.reserved) == {"i-1"}
     await cluster.goes_on("i-1")
     await cluster.finished("a0", "b0", *HELD)
 
@@ -272,4 +272,4 @@ async def test_they_are_served_within_the_grace_of_down(cluster: Cluster) -> Non
 async def test_with_their_frontend_they_are_gone(cluster: Cluster) -> None:
     cluster.network.lose("mem://f-0")
     await until(lambda: cluster.held == [])
-    assert cluster.kept == {}
+    assert cluster.reserved == {}

@@ -1,7 +1,6 @@
 """What a simulated cluster leaves out to be fast changes no outcome."""
 
 import random
-from collections.abc import Collection
 from unittest import mock
 
 import pytest
@@ -37,9 +36,7 @@ def everything(outcome: Outcome) -> tuple[object, ...]:
     )
 
 
-def every_status(
-    emptying: SimEmptying, _now_s: float, _closed: Collection[str]
-) -> list[InstanceSnapshot]:
+def every_status(emptying: SimEmptying, _now_s: float) -> list[InstanceSnapshot]:
     return [each.status() for each in emptying._instances.values() if each.alive]
 
 
