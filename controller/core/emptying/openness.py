@@ -118,7 +118,7 @@ class Instances(Protocol):
 
     @property
     def reserved(self) -> Mapping[str, Key]:
-        """The held requests for which instances are kept, by instance."""
+        """The waiting requests for which instances are reserved, by instance."""
 
 
 class Openness:
