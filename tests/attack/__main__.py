@@ -142,13 +142,12 @@ def main(arguments: list[str] | None = None) -> int:
         up = ("-n", str(options.instances), "--engine", options.engine)
         cluster = own_cluster(Path(home), f"attack-{os.getpid()}", up)
         run = Run(cluster, ClusterWatch(cluster), {name: Turns() for name in options.attacks})
-        with cluster.running():
+        with signals_interrupt(), cluster.running():
             run.watch.new_tracebacks()
             time.sleep(SETTLE_S)
             run.before = run.sample(with_uss=True)
             try:
-                with signals_interrupt():
-                    asyncio.run(attack(run, options.seconds, options.turn, options.scale))
+                asyncio.run(attack(run, options.seconds, options.turn, options.scale))
             except KeyboardInterrupt:
                 console.print("interrupted")
             run.after_at_once = run.sample(with_uss=True)

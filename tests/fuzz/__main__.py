@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.out or RESULTS / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     found = Findings(folder, options.seed)
     console.print(f"seed {options.seed}")
-    with _endpoint(options, folder) as (url, watch):
+    with signals_interrupt(), _endpoint(options, folder) as (url, watch):
         plan = Plan(
             url,
             options.seed,
@@ -59,8 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.replay is not None:
             return _replay(fuzzer, options.replay, console)
         try:
-            with signals_interrupt():
-                asyncio.run(fuzzer.run())
+            asyncio.run(fuzzer.run())
         except KeyboardInterrupt:
             console.print("interrupted")
     _report(fuzzer, watch, console)

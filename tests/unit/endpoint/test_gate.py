@@ -126,6 +126,26 @@ async def test_the_app_gets_the_body_in_one_piece_and_then_hears_that_the_client
     assert sent[-1]["body"] == b"ok"
 
 
+async def test_a_crowd_of_requests_lets_the_loop_turn_between_them() -> None:
+    num_requests, turn, begun = 50, 0, []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        begun.append(turn)
+        await answering(200, b"ok")(scope, _receive, send)
+
+    async def send(_message: Any) -> None:
+        pass
+
+    found = gate(app)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_requests):
+            group.create_task(found(post_scope(), given(b"{}"), send))
+        while len(begun) < num_requests:
+            await asyncio.sleep(0)
+            turn += 1
+    assert len(set(begun)) == num_requests
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_large_body_is_not_read_to_its_end(declared: bool) -> None:
     num_sent = 0

@@ -2,11 +2,13 @@
 
 import asyncio
 
-from controller.adapters.vllm.endpoint.turns import PER_TURN, Turns
+from controller.adapters.vllm.endpoint.turns import Turns
+
+PER_TURN = 16
 
 
 async def test_no_turn_of_the_loop_has_more_than_its_share() -> None:
-    turns, turn, seen = Turns(), 0, []
+    turns, turn, seen = Turns(PER_TURN), 0, []
 
     async def caller() -> None:
         await turns.take()
@@ -22,7 +24,7 @@ async def test_no_turn_of_the_loop_has_more_than_its_share() -> None:
 
 
 async def test_one_caller_does_not_wait() -> None:
-    turns, waited = Turns(), False
+    turns, waited = Turns(PER_TURN), False
 
     def note() -> None:
         nonlocal waited
@@ -31,3 +33,18 @@ async def test_one_caller_does_not_wait() -> None:
     asyncio.get_running_loop().call_soon(note)
     await turns.take()
     assert not waited
+
+
+async def test_they_begin_in_the_order_in_which_they_came() -> None:
+    turns, seen = Turns(1), []
+
+    async def caller(number: int) -> None:
+        await turns.take()
+        seen.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(caller(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+    assert seen == [0, 2, 3]
+    await asyncio.wait_for(caller(4), 1)

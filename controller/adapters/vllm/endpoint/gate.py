@@ -25,6 +25,7 @@ from controller.adapters.vllm.endpoint.priorities import (
     read_asked_priority,
 )
 from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION, read_session
+from controller.adapters.vllm.endpoint.turns import Turns
 from controller.api.hosts import own_names
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ STOPPING = "the cluster is stopping"
 # 1 MB, answered with each token's string, 0.13 s.
 TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
 MAX_TOKEN_BODY_BYTES = 512 * 1024
+# To read a body, check it and bring it through vLLM's app takes some 2 ms of the event loop: 900
+# requests at once kept the streams that ran waiting for 2.5 s.
+REQUESTS_PER_TURN = 1
 # The bodies that are being read may have the size of so many bodies of the largest size.
 MAX_LARGE_BODIES = 32
 DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
@@ -71,6 +75,7 @@ class Gate:
         """May be set at any time, and holds for later requests."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
+        self._turns = Turns(REQUESTS_PER_TURN)
         self._hosts = None if api_keys else own_names(hosts)
         self._levels = levels
 
@@ -137,6 +142,7 @@ class Gate:
         self._check_place()
         self.num_live += 1
         try:
+            await self._turns.take()
             await self._serve(scope, exchange, body, asked_priority)
         finally:
             self.num_live -= 1

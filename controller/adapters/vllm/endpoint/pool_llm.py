@@ -27,6 +27,8 @@ from controller.adapters.vllm.grammars.trials import GrammarTrials
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import Router
 
+PROMPTS_PER_TURN = 16
+
 
 class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
     """Does not call `super().__init__`, which would start an engine process."""
@@ -57,7 +59,7 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
             tracing_enabled=False,
         )
         self.engine_core = PoolClient(router, limits, grammars, self)
-        self._turns = Turns()
+        self._turns = Turns(PROMPTS_PER_TURN)
         self.logger_manager = (
             StatLoggerManager(config, engine_idxs=self.engine_core.engine_ranks_managed)
             if log_stats
