@@ -52,6 +52,6 @@ async def test_an_abort_is_told_before_the_next_step(bed: Bed) -> None:
     bed.f0.send(HERE, AbortRequests(("leaves",)))
     await bed.taken_in(1)
     bed.engine.allow(1)  # the step that it is in
-    told = await bed.status(lambda s: bool(bed.engine.aborted))
-    assert told.snapshot.num_running == 1
+    told = await bed.status(lambda s: s.snapshot.num_running == 1)
+    assert bed.engine.aborted
     assert told.num_steps == bed.engine.num_steps
