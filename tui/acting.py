@@ -19,7 +19,7 @@ from tui.actions.session_orders import SessionOrders
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
-from tui.feed.caller import Caller
+from tui.live import Caller
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.edit import EditScreen

@@ -29,15 +29,13 @@ from tui.commanding import Commanding
 from tui.drawing import picture
 from tui.drawing.format import ASCII, Line, Tone
 from tui.drawing.themes import THEMES
-from tui.feed.caller import Caller, Work
-from tui.feed.replay import ReplaySource
-from tui.feed.source import Source
-from tui.feed.state import DashboardState, reduce
 from tui.input import own_commands
 from tui.input.completion import Typing
+from tui.live import Caller, Source, Work
 from tui.options import Options
 from tui.owning import Owning
 from tui.panes.header import Liveness, recording_badge
+from tui.replay import ReplaySource
 from tui.screens.base import PaintedScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.dialog import Dialog
@@ -48,8 +46,20 @@ from tui.screens.member_log import MemberLogScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
+from tui.state import DashboardState, reduce
 from tui.widgets.bottom import Bottom
 from tui.widgets.table_view import TableView
+
+REPLAY_TICK_S = 0.25
+MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
+
+
+def tick_s(source: Source) -> float:
+    """How often the age on the screen is drawn, seldom on slow links; a status is drawn when it
+    comes."""
+    if isinstance(source, ReplaySource):
+        return REPLAY_TICK_S
+    return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
 
 
 class Dashboard(App[None]):

@@ -9,7 +9,7 @@ from controller.api.text.quantities import printable
 from tui.actions import log
 from tui.actions.outbox import Call
 from tui.drawing.format import Glyphs, Line, Span, Tone, fitted, width_of
-from tui.feed.state import DashboardState
+from tui.state import DashboardState
 from tui.widgets.bottom import key_line
 
 if TYPE_CHECKING:

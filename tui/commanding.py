@@ -23,11 +23,11 @@ from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
 from tui.drawing.themes import THEMES
-from tui.feed.state import DashboardState
 from tui.input import commands
 from tui.input.commands import Command, Known
 from tui.input.completion import Typing
 from tui.screens.base import PaintedScreen
+from tui.state import DashboardState
 
 NO_MEMBERS = ("controller", "head")
 """What has a log and is no member."""

@@ -12,12 +12,11 @@ from tui.actions.replaying import Replaying
 from tui.actions.session_orders import Then
 from tui.actions.target import Target
 from tui.drawing.format import Glyphs, Line, Tone
-from tui.feed.caller import Work
-from tui.feed.source import Source
-from tui.feed.state import DashboardState
 from tui.input.completion import Typing
+from tui.live import Source, Work
 from tui.options import Options
 from tui.panes.header import Liveness
+from tui.state import DashboardState
 
 
 class Acts(Protocol):

@@ -15,7 +15,7 @@ from tui.actions.own import OwnCommand, Run, filled, values
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
-from tui.feed.program import Program, in_terminal
+from tui.own_program import Program, in_terminal
 from tui.screens.base import PaintedScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.output import OutputScreen

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from llumctl.config.settings_origin import Origins
     from tui.actions.own import OwnCommand
     from tui.app import Dashboard
-    from tui.feed.caller import Caller
-    from tui.feed.source import Source
+    from tui.live import Caller, Source
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
 BROWSER_DRIVER = "textual.drivers.web_driver:WebDriver"
@@ -193,7 +192,7 @@ def _look(theme: str, *, ascii_only: bool, in_browser: bool) -> Look:
 @contextlib.contextmanager
 def _recorded(replay: Replay, limits: "ConsoleTable") -> Iterator["Source"]:
     from controller.api.recording import RecordingReader
-    from tui.feed.replay import ReplaySource
+    from tui.replay import ReplaySource
 
     with RecordingReader(replay.path) as reader:
         yield ReplaySource(reader, speed=replay.speed, at_s=replay.at_s, limits=limits)
@@ -235,8 +234,7 @@ def _live(
     readonly: bool,
 ) -> "Dashboard":
     """It hears from the controller while the modules that draw are imported."""
-    from tui.feed.caller import LiveCaller
-    from tui.feed.source import LiveSource
+    from tui.live import LiveCaller, LiveSource
 
     live = LiveSource(
         called, lambda: connect.client(name), status_every_s=refresh_s, recorder=writer
@@ -255,9 +253,8 @@ def _dashboard(
     recording: bool,
     readonly: bool,
 ) -> "Dashboard":
-    from tui.app import Dashboard
+    from tui.app import Dashboard, tick_s
     from tui.drawing.format import ASCII, UNICODE
-    from tui.feed.pace import tick_s
     from tui.options import Options
 
     options = Options(

@@ -354,7 +354,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
     assert offenders(plain_comparisons, OF_A_MODEL) == []
 
 
-SHELF = "tui/feed/shelf.py:"
+SHELF = "tui/moments.py:"
 PROBES = "controller/main/doctor/nodes/gather.py:"
 
 

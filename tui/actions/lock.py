@@ -1,7 +1,7 @@
 """Why nothing can be changed now: the one place that decides it."""
 
 from controller.api.text.quantities import duration
-from tui.feed.state import DashboardState
+from tui.state import DashboardState
 
 
 def why_locked(

@@ -9,8 +9,8 @@ from controller.api.text.quantities import duration, printable, time_of_day
 from controller.api.wire.stream import GapFrame
 from tui.actions import moment, registry
 from tui.drawing.format import Tone
-from tui.feed.replay import Progress, ReplaySource
 from tui.options import Options
+from tui.replay import Progress, ReplaySource
 
 Say = Callable[[str, Tone], None]
 

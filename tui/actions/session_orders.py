@@ -10,7 +10,7 @@ from controller.api.errors import NoSuchCallError
 from controller.api.wire.status import ClusterStatus
 from tui.actions.asking import AnyOrder
 from tui.actions.outbox import Call, Missing, Outbox
-from tui.feed.caller import Caller, Reply, Work
+from tui.live import Caller, Reply, Work
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from tui.feed.histories import TREND_S, Sample
+from tui.state import TREND_S, Sample
 
 
 class Tone(StrEnum):

@@ -12,9 +12,8 @@ from controller.api.wire.requests import Event
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
-from tui.feed.entries import Entry
-from tui.feed.state import DashboardState
 from tui.panes.names import Names
+from tui.state import DashboardState, Entry
 
 _TONES: Mapping[Severity, Tone] = {
     Severity.PLAIN: Tone.PLAIN,

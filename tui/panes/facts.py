@@ -5,10 +5,9 @@ from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.status import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.feed.histories import History
-from tui.feed.state import DashboardState
 from tui.panes import block_map, instances, queue_heads
 from tui.panes.levels import level_names, level_of_instance
+from tui.state import DashboardState, History
 
 LABEL_WIDTH = 11
 MIN_COLUMN_WIDTH = 38

@@ -11,9 +11,9 @@ from controller.api.text.status_words import state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.feed.replay import Progress
-from tui.feed.state import DashboardState
 from tui.panes.levels import levels_of_cluster
+from tui.replay import Progress
+from tui.state import DashboardState
 
 _TONES: Mapping[ClusterState, Tone] = {
     ClusterState.READY: Tone.GOOD,

@@ -15,10 +15,9 @@ from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.drawing.table import GAP, Column
-from tui.feed.histories import History, Minute, Sample
-from tui.feed.state import DashboardState
 from tui.panes.levels import LEVEL_DROP, level_column, level_names
 from tui.panes.names import SHORT, Names
+from tui.state import DashboardState, History, Minute, Sample
 
 BAR_WIDTH = 9
 WALL = 150

@@ -6,7 +6,7 @@ from controller.api.state.log_tail import harmless
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
-from tui.feed.state import DashboardState
+from tui.state import DashboardState
 
 _TROUBLE = (" ERROR ", " CRITICAL ", "Traceback ", "Error: ")
 

@@ -19,8 +19,8 @@ from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
-from tui.feed.state import DashboardState
 from tui.panes.names import SHORT, Names
+from tui.state import DashboardState
 
 _STAGES: Mapping[str, str] = {
     "pre_allocating": "pre-alloc",

@@ -4,8 +4,8 @@ from collections import Counter
 
 from controller.api.text.quantities import printable
 from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
-from tui.feed.state import DashboardState
 from tui.panes.instances import natural
+from tui.state import DashboardState
 
 MAX_ROWS = 16
 HEAD_LINES = 2

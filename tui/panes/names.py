@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from controller.api.text.short_ids import shortened
 from tui.drawing.format import num_cells
-from tui.feed.state import DashboardState
+from tui.state import DashboardState
 
 SHORT = 9
 """The width of a shortened vLLM id: eight of its characters and the cut between them; of wide

@@ -12,8 +12,8 @@ from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
-from tui.feed.state import DashboardState
 from tui.panes.names import SHORT, Names
+from tui.state import DashboardState
 
 AT_CONTROLLER = "held"
 """The row of the queue at the controller."""

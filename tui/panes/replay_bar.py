@@ -2,8 +2,8 @@
 
 from controller.api.text.quantities import duration
 from tui.drawing.format import ASCII, Glyphs, Line, Span, Tone
-from tui.feed.replay import Progress
 from tui.panes.header import Fact, Liveness, between, clock_of, name_of, width_of_facts
+from tui.replay import Progress
 
 MIN_TRACK = 12
 

@@ -14,7 +14,6 @@ from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.layout import Arrangement, Box, Pane, arrange
-from tui.feed.state import DashboardState
 from tui.panes import (
     event_list,
     instances,
@@ -34,6 +33,7 @@ from tui.panes.queue_heads import HeadRow
 from tui.panes.view import View
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
+from tui.state import DashboardState
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

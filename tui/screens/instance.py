@@ -11,14 +11,13 @@ from controller.api.text.quantities import printable, time_of_day
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
-from tui.feed.histories import Change
-from tui.feed.state import DashboardState
 from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
 from tui.panes.log_lines import LogRow
 from tui.panes.request_list import RequestRow
 from tui.screens.ready import can_draw
 from tui.screens.requests import RequestsScreen
+from tui.state import Change, DashboardState
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

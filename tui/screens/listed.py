@@ -3,13 +3,12 @@ answer, and 2,000 rows each time were a third of a core."""
 
 from collections.abc import Sequence
 
-from tui.feed.messages import RequestsArrived
-from tui.feed.state import DashboardState
 from tui.panes import request_list
 from tui.panes.instances import matches
 from tui.panes.names import names
 from tui.panes.request_list import RequestRow
 from tui.screens.detail import Choice
+from tui.state import DashboardState, RequestsArrived
 
 S_PER_REQUEST = 0.001
 """A list is asked for again after so long for each of its requests: fetching, parsing and drawing

@@ -12,7 +12,7 @@ from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
-from tui.feed.program import Program
+from tui.own_program import Program
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom

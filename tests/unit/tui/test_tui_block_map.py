@@ -8,8 +8,8 @@ from controller.api.wire.status import QueueHeadStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.drawing import format as fmt
 from tui.drawing.format import UNICODE
-from tui.feed.histories import Sample
 from tui.panes import block_map
+from tui.state import Sample
 
 
 def head(demand_blocks: int) -> QueueHeadStatus:

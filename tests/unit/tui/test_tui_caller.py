@@ -9,7 +9,7 @@ from controller.api.errors import NotRunningError
 from controller.api.wire.status import ClusterStatus
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, until
-from tui.feed.caller import LiveCaller, Reply
+from tui.live import LiveCaller, Reply
 
 
 def replies(caller: LiveCaller, count: int) -> dict[int, Reply]:

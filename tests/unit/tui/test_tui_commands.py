@@ -18,10 +18,10 @@ from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, 
 from tui import owning
 from tui.actions.registry import ACTIONS
 from tui.drawing.layout import Pane
-from tui.feed.program import Program
 from tui.input import completion
 from tui.input.commands import Command, Known, parse
 from tui.input.completion import History, Tabbing, complete
+from tui.own_program import Program
 from tui.screens.choose import ChooseScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen

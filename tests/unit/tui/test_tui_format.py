@@ -4,7 +4,7 @@ import pytest
 
 from tui.drawing import format as fmt
 from tui.drawing.format import ASCII, UNICODE, Span
-from tui.feed.histories import Sample
+from tui.state import Sample
 
 
 @pytest.mark.parametrize(

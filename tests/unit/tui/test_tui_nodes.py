@@ -7,10 +7,9 @@ from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, set
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE
 from tui.drawing.layout import Pane
-from tui.feed.messages import Arrived
-from tui.feed.state import DashboardState, reduce
 from tui.panes import instances, nodes
 from tui.screens.dashboard import DashboardScreen
+from tui.state import Arrived, DashboardState, reduce
 from tui.widgets.table_view import TableView
 
 

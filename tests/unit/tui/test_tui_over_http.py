@@ -12,8 +12,7 @@ from tests.unit.fake_controller import FakeController, event
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import dashboard, settle, shown
 from tui.app import Dashboard
-from tui.feed.caller import LiveCaller
-from tui.feed.source import LiveSource
+from tui.live import LiveCaller, LiveSource
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.instance import InstanceScreen
 

@@ -26,9 +26,9 @@ from tests.unit.tui.tui_support import drawn, replaying, settle
 from tui.actions.own import FIELDS, OwnCommand, filled, values
 from tui.actions.target import Target
 from tui.app import Dashboard
-from tui.feed.program import Program
 from tui.input import own_commands
 from tui.input.own_commands import OwnCommandError
+from tui.own_program import Program
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.output import OutputScreen
@@ -381,7 +381,7 @@ def test_it_ends_when_its_time_is_over() -> None:
 # A test run by nohup ignores SIGHUP, and what it starts would too.
 RUNS_ONE = """
 import signal, sys, time
-from tui.feed.program import Program
+from tui.own_program import Program
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 program = Program(["sh", "-c", "sleep 600 & echo $!; wait"], {}, 600.0)
 program.start()

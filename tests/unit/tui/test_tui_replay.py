@@ -14,17 +14,16 @@ from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, recorded, replaying, settle
+from tui import moments
 from tui.actions import moment
 from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import ASCII, UNICODE, Glyphs
-from tui.feed import moments
-from tui.feed.messages import Arrived
-from tui.feed.replay import Progress, ReplaySource
-from tui.feed.state import DashboardState, Replayed, reduce
 from tui.panes import replay_bar
 from tui.panes.header import Liveness
+from tui.replay import Progress, ReplaySource
 from tui.screens.dashboard import DashboardScreen
+from tui.state import Arrived, DashboardState, Replayed, reduce
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 

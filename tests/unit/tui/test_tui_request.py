@@ -17,10 +17,10 @@ from tests.unit.tui.tui_support import (
 )
 from tui.actions.target import Target
 from tui.drawing.layout import Pane
-from tui.feed.messages import ExplanationArrived
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.request import RequestScreen
+from tui.state import ExplanationArrived
 
 REQUEST_ID = tui_lives.REQUEST_ID
 both_sizes = pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80x24", "120x36"])

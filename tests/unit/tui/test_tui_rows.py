@@ -16,9 +16,6 @@ from tui.actions.target import Target
 from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, Span, Tone, width_of
 from tui.drawing.layout import Pane, arrange
-from tui.feed.entries import Entry
-from tui.feed.messages import Arrived, Lost
-from tui.feed.state import DashboardState, reduce
 from tui.panes import (
     alarm_line,
     event_list,
@@ -32,6 +29,7 @@ from tui.panes.facts import facts
 from tui.panes.header import Liveness
 from tui.panes.instances import InstanceRow
 from tui.panes.names import Names, names
+from tui.state import Arrived, DashboardState, Entry, Lost, reduce
 from tui.widgets.bottom import key_line
 
 LEVELS = ("high", "normal")

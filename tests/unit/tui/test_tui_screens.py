@@ -13,8 +13,8 @@ from tui.drawing.format import ASCII, Span, Tone
 from tui.drawing.layout import Pane
 from tui.drawing.table import GAP
 from tui.drawing.themes import THEMES
-from tui.feed.messages import RecordingFailed, RequestsArrived
 from tui.screens.dashboard import DashboardScreen
+from tui.state import RecordingFailed, RequestsArrived
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
 

@@ -14,10 +14,9 @@ from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
-from tui.feed import source as source_module
-from tui.feed.messages import Arrived, ExplanationArrived, Lost, RecordingFailed, RequestsArrived
-from tui.feed.source import LiveSource
-from tui.feed.state import Heard
+from tui import live as source_module
+from tui.live import LiveSource
+from tui.state import Arrived, ExplanationArrived, Heard, Lost, RecordingFailed, RequestsArrived
 
 
 class Listener:

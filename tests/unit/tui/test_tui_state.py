@@ -6,10 +6,8 @@ from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
-from tui.feed.entries import MAX_EVENTS, MAX_RARE
-from tui.feed.messages import Arrived, Lost, RecordingFailed
-from tui.feed.state import DashboardState, reduce
 from tui.screens.instance import history_rows
+from tui.state import MAX_EVENTS, MAX_RARE, Arrived, DashboardState, Lost, RecordingFailed, reduce
 
 
 def status(at_s: float, *instances: object) -> Arrived:

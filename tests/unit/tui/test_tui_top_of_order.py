@@ -10,11 +10,10 @@ from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE
 from tui.drawing.layout import Pane
-from tui.feed.messages import Arrived
-from tui.feed.state import DashboardState, reduce
 from tui.panes import instances
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen
+from tui.state import Arrived, DashboardState, reduce
 from tui.widgets.table_view import TableView
 
 NUM_INSTANCES = 64

@@ -24,12 +24,10 @@ from tui.actions.action import Place
 from tui.actions.registry import action_of
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
-from tui.feed.caller import Caller, Reply, Work
-from tui.feed.messages import Arrived, ExplanationArrived, LogArrived, Lost, RequestsArrived
-from tui.feed.replay import ReplaySource
-from tui.feed.source import Source
-from tui.feed.state import Heard
+from tui.live import Caller, Reply, Source, Work
 from tui.options import Options
+from tui.replay import ReplaySource
+from tui.state import Arrived, ExplanationArrived, Heard, LogArrived, Lost, RequestsArrived
 from tui.theme_names import DEFAULT
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tui.feed import program_guard
+from tui import program_guard
 
 MAX_LINES = 5000
 MAX_LINE_BYTES = 1000

@@ -1,7 +1,9 @@
-"""Where the dashboard hears from: a live controller, or (tui.feed.replay) a recording.
+"""A live controller: how the dashboard hears it, and how it calls it.
 
-The live source asks on daemon threads that nothing ever waits for, so that a controller that hangs
-can hold up neither the screen nor the way out.
+`Source` is what the dashboard asks of a live controller (`LiveSource`) or of a recording
+(`tui.replay`); a `Caller` makes any call of the control API. Both ask on daemon threads that
+nothing ever waits for, so that a controller that hangs can hold up neither the screen nor the way
+out.
 """
 
 import contextlib
@@ -9,25 +11,26 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from controller.api import following
 from controller.api.errors import LlumctlError, NotRunningError
 from controller.api.following import Connect, Follower
+from controller.api.following import Lost as StreamLost
 from controller.api.recording import RecordingWriter
 from controller.api.state import audit
 from controller.api.wire.requests import LIVE_STATES
 from controller.api.wire.stream import Frame, StatusFrame
-from tui.feed.messages import (
+from tui.state import (
     Arrived,
     ExplanationArrived,
+    Heard,
     LogArrived,
     Lost,
     RecordingFailed,
     RequestsArrived,
     Stopped,
 )
-from tui.feed.state import Heard
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -136,8 +139,8 @@ class LiveSource:
     def stop(self) -> None:
         self._follower.stop()
 
-    def _listen(self, item: Frame | following.Lost) -> None:
-        if isinstance(item, following.Lost):
+    def _listen(self, item: Frame | StreamLost) -> None:
+        if isinstance(item, StreamLost):
             self._hear(self._loss(item.error))
         else:
             self._record(item)
@@ -194,3 +197,52 @@ class LiveSource:
         # Events wait for the next status, or tick: there may be hundreds.
         if not isinstance(item, Arrived) or isinstance(item.frame, StatusFrame):
             self.wake()
+
+
+Work = Callable[["ControlClient"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of some work; one of `answer` and `error` is None."""
+
+    ticket: int
+    answer: Any
+    error: Exception | None
+
+
+class Caller(Protocol):
+    """`wake` is called on any thread when there is something to take."""
+
+    wake: Callable[[], None]
+
+    def call(self, ticket: int, work: Work) -> None:
+        """Begins the work; never blocks. `take` brings what came of it, once."""
+
+    def take(self) -> list[Reply]: ...
+
+
+class LiveCaller:
+    def __init__(self, connect: Connect) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._connect = connect
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+
+    def call(self, ticket: int, work: Work) -> None:
+        threading.Thread(target=self._run, args=(ticket, work), name="call", daemon=True).start()
+
+    def take(self) -> list[Reply]:
+        found: list[Reply] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._replies.get_nowait())
+        return found
+
+    def _run(self, ticket: int, work: Work) -> None:
+        try:
+            with self._connect() as client:
+                reply = Reply(ticket, work(client), None)
+        except Exception as error:  # whatever it is, somebody waits for the reply
+            reply = Reply(ticket, None, error)
+        self._replies.put(reply)
+        self.wake()

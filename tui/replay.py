@@ -16,9 +16,16 @@ from controller.api.settings.settings import ConsoleTable
 from controller.api.text.events import Weight, weight_of
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, GapFrame
-from tui.feed.messages import Arrived, ExplanationArrived, Lost, RequestsArrived
-from tui.feed.moments import Moments
-from tui.feed.state import DashboardState, Heard, Replayed
+from tui.moments import Moments
+from tui.state import (
+    Arrived,
+    DashboardState,
+    ExplanationArrived,
+    Heard,
+    Lost,
+    Replayed,
+    RequestsArrived,
+)
 
 QUIET = ("ping", "requests")
 """Frames that change nothing on the main screen; steps leave them out."""

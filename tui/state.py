@@ -1,0 +1,513 @@
+"""What the dashboard knows, as a pure function of what it heard: `reduce`.
+
+First stands what is heard: frames of the stream, their loss, and answers to what was asked. Then
+what is kept of it: the last status, the event list, and of each instance the last minute, the last
+hour and its changes of state. Routine events are kept apart from the others: hundreds of them may
+come with each status, and most screens show none.
+
+All times are seconds. `at_s` is the dashboard's own clock (any origin; in a replay the recording's)
+and tells ages; `time_s` is the controller's, since the epoch, and tells times of day.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
+
+from controller.api.recorded_requests import Recorded, after
+from controller.api.settings.settings import ConsoleTable
+from controller.api.text.alarms import Alarm, alarms
+from controller.api.text.events import Weight, weight
+from controller.api.wire.requests import Event, Explanation, RequestList
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
+from controller.api.wire.stream import (
+    EventFrame,
+    Frame,
+    GapFrame,
+    MemberLog,
+    PingFrame,
+    RequestsFrame,
+    StatusFrame,
+)
+
+MOVES_S = 60.0
+MAX_EVENTS = 1000
+"""How many of the routine events are kept."""
+MAX_RARE = 300
+"""How many notable events are kept, and of the grave ones, each about requests and about members:
+neither routine ones nor a thousand refused requests push out that an instance died."""
+RATE_S = 5
+"""Routine events are counted by kind over so many whole seconds."""
+TREND_S = 60.0
+HEAT_MINUTES = 60
+MAX_CHANGES = 50
+REMEMBERED_S = 3600.0
+"""How long an instance that left is remembered."""
+PINGED_S = 3.0
+"""An idle stream is pinged every second: a longer silence than this is no jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame of the stream."""
+
+    frame: Frame
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The stream ended or could not be had."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """An operator stopped the cluster, so its recording is complete. Later frames are another
+    cluster's."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsArrived:
+    """An instance's requests, or why they could not be had."""
+
+    instance_id: str
+    found: RequestList | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExplanationArrived:
+    """A request's life and how it stands now, or why that could not be had."""
+
+    request_id: str
+    found: Explanation | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogArrived:
+    """The last lines of a member's log, or why they could not be had."""
+
+    member_id: str
+    found: MemberLog | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingFailed:
+    """From here on nothing is recorded."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the event list; without an event, a gap where `missed` were lost."""
+
+    seq: int
+    time_s: float
+    event: Event | None = None
+    missed: int | None = None
+    reason: str = ""
+    """Why the event of a gap is not here; empty where the controller has forgotten it."""
+    weight: Weight = Weight.ROUTINE
+
+    @property
+    def ring(self) -> tuple[Weight, bool]:
+        """What it weighs, and whether it is about a request: rare entries of one ring push out each
+        other, and no others."""
+        return self.weight, self.event is not None and self.event.request_id is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A request moved."""
+
+    time_s: float
+    source: str
+    destination: str
+
+
+Counts = Mapping[int, Mapping[str, int]]
+"""By seconds in which there were routine events the number of each kind."""
+
+
+class Sample(NamedTuple):
+    time_s: float
+    freeness_steps: float | None
+    step_time_s: float | None = None
+
+
+class Minute(NamedTuple):
+    """The KV use in one minute of the controller's clock: the sum of so many samples."""
+
+    minute: int
+    sum: float
+    num: int
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.num
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An instance turned up, changed its state, or went away (state None)."""
+
+    time_s: float
+    state: InstanceState | None
+    incarnation: int
+    detail: str
+    was_so: bool = False
+    """It was so when this began to look: at some time before, which nobody knows here."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One instance's freeness in the last minute and its last changes, oldest first."""
+
+    samples: tuple[Sample, ...] = ()
+    """One of each second, from its first status: curves show no more, and a second's further
+    statuses cost nothing."""
+    changes: tuple[Change, ...] = ()
+    minutes: tuple[Minute, ...] = ()
+    """The KV use of the last hour, oldest first; minutes without a figure are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardState:
+    status: ClusterStatus | None = None
+    status_at_s: float | None = None
+    heard_at_s: float | None = None
+    time_s: float = 0.0
+    """The controller's clock when it was last heard."""
+    lost: str = ""
+    """Why there is no stream at present; empty while there is one."""
+    stopped: Stopped | None = None
+    histories: Mapping[str, History] = field(default_factory=dict)
+    routine: tuple[Entry, ...] = ()
+    """The last routine events, the oldest first."""
+    rare: tuple[Entry, ...] = ()
+    """The other events, and gaps, the oldest first; the same object until there is another."""
+    num_entries: int = 0
+    """How many entries ever came."""
+    ways: tuple[Way, ...] = ()
+    """The moves of the last minute, as the controller's clock had it when it was last heard."""
+    head_seen_s: float = float("-inf")
+    """When a request was last seen to wait, by the controller's clock."""
+    counts: Counts = field(default_factory=dict)
+    """Of routine events in the last seconds."""
+    requests: RequestsArrived | None = None
+    explanation: ExplanationArrived | None = None
+    log: LogArrived | None = None
+    recorded: Recorded | None = None
+    """In a replay: the requests that were recorded last, if requests were."""
+    recording_failed: str = ""
+    recording_ended: bool = False
+    limits: ConsoleTable = field(default_factory=ConsoleTable)
+    """From where on there is an alarm."""
+    alarms: tuple[Alarm, ...] = ()
+    """The worst first."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, the oldest first; put together when they are asked for."""
+        return tuple(sorted((*self.rare, *self.routine), key=attrgetter("seq")))
+
+    @property
+    def num_kept(self) -> int:
+        return len(self.rare) + len(self.routine)
+
+    def instance(self, instance_id: str) -> InstanceStatus | None:
+        instances = self.status.instances if self.status else ()
+        return next((item for item in instances if item.id == instance_id), None)
+
+    def rates(self) -> dict[str, float]:
+        """Routine events of each kind per second."""
+        now = int(self.time_s)
+        found: Counter[str] = Counter()
+        for second, counts in self.counts.items():
+            if now - RATE_S <= second < now:
+                found.update(counts)
+        return {kind: count / RATE_S for kind, count in found.items()}
+
+    def age_s(self, now_s: float) -> float | None:
+        """The age of the newest status; None before the first."""
+        return None if self.status_at_s is None else max(0.0, now_s - self.status_at_s)
+
+    def controller_time_s(self, now_s: float) -> float | None:
+        """What the controller's clock shows now; None if it was never heard."""
+        if self.heard_at_s is None:
+            return None
+        return self.time_s + max(0.0, now_s - self.heard_at_s)
+
+    def is_stale(self, now_s: float, status_every_s: float) -> bool:
+        """Whether what is shown is no longer how things are."""
+        if self.stopped is not None:
+            return True
+        if self.status_at_s is None or self.heard_at_s is None:
+            return bool(self.lost)
+        silent = now_s - self.heard_at_s > PINGED_S
+        overdue = now_s - self.status_at_s > 2 * status_every_s + PINGED_S
+        return bool(self.lost) or silent or overdue
+
+
+class Unread:
+    """Events and gaps that are not in the state yet. There may be hundreds between two statuses: a
+    new state for each took as long as all else that is reduced."""
+
+    def __init__(self, num_entries: int) -> None:
+        """`num_entries`: how many ever came before."""
+        self.num_entries = num_entries
+        self.routine: list[Entry] = []
+        self.rare: list[Entry] = []
+        self.ways: list[Way] = []
+        self.counts: dict[int, Counter[str]] = {}
+        self.last: tuple[float, float] | None = None
+        """When the last frame was heard, and the controller's clock then."""
+
+    def hear(self, frame: EventFrame | GapFrame | PingFrame, at_s: float) -> None:
+        self.last = at_s, frame.time_s
+        if isinstance(frame, EventFrame):
+            self._hear_event(frame.event)
+        elif isinstance(frame, GapFrame):
+            missed, reason = frame.missed, frame.reason
+            self.rare.append(
+                Entry(self.num_entries, frame.time_s, None, missed, reason, Weight.TROUBLE)
+            )
+            self.num_entries += 1
+
+    def _hear_event(self, event: Event) -> None:
+        of = weight(event)
+        entry = Entry(self.num_entries, event.time_s, event, weight=of)
+        self.num_entries += 1
+        if of is Weight.ROUTINE:
+            self.routine.append(entry)
+            # Events of the past, which come first after connecting, count in their own seconds.
+            second = int(event.time_s)
+            if (counts := self.counts.get(second)) is None:
+                counts = self.counts[second] = Counter()
+            counts[event.kind] += 1
+        else:
+            self.rare.append(entry)
+        if event.kind == "migrated" and event.labels.keys() >= {"from", "to"}:
+            self.ways.append(Way(event.time_s, event.labels["from"], event.labels["to"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A replay went to another moment, at which this was known."""
+
+    state: DashboardState
+
+
+Heard = (
+    Arrived
+    | Lost
+    | Stopped
+    | RequestsArrived
+    | ExplanationArrived
+    | LogArrived
+    | RecordingFailed
+    | Replayed
+)
+
+
+def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
+    """The state after all that was heard, in order."""
+    unread = Unread(state.num_entries)
+    for item in heard:
+        if isinstance(item, Arrived):
+            if state.stopped is not None:
+                state = _of_another_cluster(state)
+                unread = Unread(state.num_entries)
+            if not isinstance(item.frame, StatusFrame | RequestsFrame):
+                unread.hear(item.frame, item.at_s)
+                continue
+        state = _read(state, unread)
+        unread = Unread(state.num_entries)
+        if isinstance(item, Arrived) and isinstance(item.frame, StatusFrame):
+            state = _status(state, item.frame, item.at_s)
+        elif isinstance(item, Arrived) and isinstance(item.frame, RequestsFrame):
+            state = replace(state, recorded=after(state.recorded or {}, item.frame))
+        elif isinstance(item, Lost):
+            state = replace(state, lost=item.reason or "the stream ended")
+        elif isinstance(item, Stopped):
+            since = state.stopped or item
+            now = replace(item, at_s=since.at_s)
+            state = replace(state, lost="", stopped=now, recording_ended=True)
+        elif isinstance(item, RequestsArrived):
+            state = replace(state, requests=item)
+        elif isinstance(item, ExplanationArrived):
+            state = replace(state, explanation=item)
+        elif isinstance(item, LogArrived):
+            state = replace(state, log=item)
+        elif isinstance(item, RecordingFailed):
+            state = replace(state, recording_failed=item.reason)
+        elif isinstance(item, Replayed):
+            # What was asked for meanwhile is asked for again soon; until then it is shown.
+            state = replace(item.state, requests=state.requests, explanation=state.explanation)
+            unread = Unread(state.num_entries)
+    return _read(state, unread)
+
+
+def _read(state: DashboardState, unread: Unread) -> DashboardState:
+    if unread.last is None:
+        return state
+    at_s, time_s = unread.last
+    if unread.num_entries == state.num_entries:
+        return replace(state, heard_at_s=at_s, time_s=time_s, lost="")
+    return replace(
+        state,
+        heard_at_s=at_s,
+        time_s=time_s,
+        lost="",
+        routine=_latest(state.routine, unread.routine),
+        rare=_rare(state.rare, unread.rare),
+        num_entries=unread.num_entries,
+        counts=_counted(state.counts, unread.counts, time_s),
+        ways=_recent_ways((*state.ways, *unread.ways), time_s),
+    )
+
+
+def _of_another_cluster(state: DashboardState) -> DashboardState:
+    """What is known of a cluster that has just begun. Entries keep their numbers: they are ids."""
+    return DashboardState(
+        num_entries=state.num_entries,
+        recording_failed=state.recording_failed,
+        recording_ended=state.recording_ended,
+        limits=state.limits,
+    )
+
+
+def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> DashboardState:
+    return replace(
+        state,
+        heard_at_s=at_s,
+        time_s=frame.time_s,
+        lost="",
+        status=frame.status,
+        status_at_s=at_s,
+        histories=_histories_after(state.histories, frame),
+        alarms=tuple(alarms(frame.status, state.limits, state.alarms)),
+        ways=_recent_ways(state.ways, frame.time_s),
+        head_seen_s=frame.time_s
+        if frame.status.held or any(item.queue_head for item in frame.status.instances)
+        else min(state.head_seen_s, frame.time_s),
+    )
+
+
+def _latest(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
+    """Of routine entries those that are kept."""
+    return (*known, *new)[-MAX_EVENTS:] if new else known
+
+
+def _rare(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
+    """Of the others: each ring forgets its oldest."""
+    if not new:
+        return known
+    found = (*known, *new)
+    sizes = Counter(entry.ring for entry in found)
+    excess = {ring: size - MAX_RARE for ring, size in sizes.items() if size > MAX_RARE}
+    if not excess:
+        return found
+    kept: list[Entry] = []
+    for entry in found:
+        if excess.get(entry.ring):
+            excess[entry.ring] -= 1
+        else:
+            kept.append(entry)
+    return tuple(kept)
+
+
+def _counted(known: Counts, new: Mapping[int, Counter[str]], now_s: float) -> Counts:
+    """Of the last seconds only."""
+    counts = {at: each for at, each in known.items() if abs(now_s - at) <= RATE_S + 2}
+    for second, of_second in new.items():
+        counts[second] = Counter(counts.get(second, {})) + of_second
+    return counts
+
+
+def _recent_ways(ways: Iterable[Way], now_s: float) -> tuple[Way, ...]:
+    """Clocks of machines differ, and may be set back."""
+    return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
+
+
+def _histories_after(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:
+    """The histories after one more status."""
+    present = {item.id: item for item in frame.status.instances}
+    is_first = not known
+    found = {
+        instance_id: _observed(
+            known.get(instance_id, History()), item, frame.time_s, is_first=is_first
+        )
+        for instance_id, item in present.items()
+    }
+    for instance_id, history in known.items():
+        if instance_id not in present and frame.time_s - history.changes[-1].time_s < REMEMBERED_S:
+            found[instance_id] = _departed(history, frame.time_s)
+    return found
+
+
+def _observed(history: History, item: InstanceStatus, time_s: float, *, is_first: bool) -> History:
+    samples, minutes = history.samples, history.minutes
+    if not samples or int(samples[-1].time_s) != int(time_s):
+        freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
+        samples = (*_recent(samples, time_s), Sample(time_s, freeness, item.step_time_s))
+        minutes = _minutes(minutes, item.kv_cache_usage, int(time_s // 60))
+    changes = _changes(history.changes, item, time_s, was_so=is_first)
+    if samples is history.samples and changes is history.changes:
+        return history
+    return History(samples, changes, minutes)
+
+
+def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
+    """The samples of the minute before `time_s`; none if the clock was set back."""
+    if samples and samples[-1].time_s > time_s:
+        return ()
+    first = 0
+    while first < len(samples) and samples[first].time_s <= time_s - TREND_S:
+        first += 1
+    return samples[first:]
+
+
+def _changes(
+    known: tuple[Change, ...], item: InstanceStatus, time_s: float, *, was_so: bool
+) -> tuple[Change, ...]:
+    last = known[-1] if known else None
+    if last is None or last.state is not item.state or last.incarnation != item.incarnation:
+        change = Change(time_s, item.state, item.incarnation, item.detail, was_so)
+        return (*known, change)[-MAX_CHANGES:]
+    if last.detail == item.detail:
+        return known
+    return (*known[:-1], replace(last, detail=item.detail))
+
+
+def _minutes(known: tuple[Minute, ...], usage: float | None, now: int) -> tuple[Minute, ...]:
+    if known and (known[-1].minute > now or known[0].minute <= now - HEAT_MINUTES):
+        known = tuple(each for each in known if now - HEAT_MINUTES < each.minute <= now)
+    if usage is None:
+        return known
+    if known and known[-1].minute == now:
+        last = known[-1]
+        return (*known[:-1], Minute(now, last.sum + usage, last.num + 1))
+    return (*known, Minute(now, usage, 1))
+
+
+def _departed(history: History, time_s: float) -> History:
+    last = history.changes[-1]
+    if last.state is None:
+        return history
+    gone = Change(time_s, None, last.incarnation, "no longer part of the cluster")
+    return History((), (*history.changes, gone)[-MAX_CHANGES:])
