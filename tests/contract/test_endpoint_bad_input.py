@@ -24,8 +24,7 @@ from controller.adapters.listener import listening_socket
 from controller.adapters.vllm.endpoint.error_bodies import error_type, is_anthropic
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.grammars.process import TrialLimits
-from controller.adapters.vllm.grammars.trials import GrammarTrials, Queue, limits_of
+from controller.adapters.vllm.grammars.trials import GrammarTrials, Queue, TrialLimits, limits_of
 from controller.core.record.request_record import RequestState
 from tests.contract.test_vllm_frontend import Bed, serving
 

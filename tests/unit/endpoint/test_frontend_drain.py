@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from controller.adapters.vllm.endpoint.frontend import CUT, OpenAIFrontend
-from controller.adapters.vllm.grammars.process import Grammar, TrialLimits, Verdict
-from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
+from controller.adapters.vllm.grammars.trials import (
+    Grammar,
+    GrammarRefusedError,
+    GrammarTrials,
+    TrialLimits,
+    Verdict,
+)
 
 
 class EndlessTrials:

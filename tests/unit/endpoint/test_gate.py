@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import RefusedError
 from controller.adapters.vllm.endpoint import exchange
 from controller.adapters.vllm.endpoint import gate as gate_module
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, error_type

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controller.adapters.vllm.grammars import process as grammar_process
-from controller.adapters.vllm.grammars.process import (
+from controller.adapters.vllm.grammars import trials as grammar_process
+from controller.adapters.vllm.grammars.trials import (
     TOO_COSTLY,
     Grammar,
     GrammarProcess,

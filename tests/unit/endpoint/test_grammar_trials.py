@@ -7,15 +7,17 @@ from http import HTTPStatus
 import pytest
 
 from controller.adapters.vllm.grammars import trials as grammar_trials
-from controller.adapters.vllm.grammars.process import (
+from controller.adapters.vllm.grammars.trials import (
     TOO_COSTLY,
     Grammar,
+    GrammarRefusedError,
+    GrammarTrials,
     ProcessGoneError,
+    Queue,
     TooBusyError,
     TrialLimits,
     Verdict,
 )
-from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials, Queue
 
 SHORT, LONG = TrialLimits(1.0, 4.0, 1 << 20), TrialLimits(10.0, 40.0, 1 << 20)
 GOOD = Verdict(num_bytes=5)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from controller.adapters.vllm.checks.fault import RefusedError
-from controller.adapters.vllm.checks.headers import ONCE, check_headers, check_host
+from controller.adapters.vllm.checks.headers import ONCE, RefusedError, check_headers, check_host
 
 
 @pytest.mark.parametrize("name", ONCE)

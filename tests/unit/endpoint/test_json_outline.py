@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.vllm.checks import json_outline
-from controller.adapters.vllm.checks.json_outline import MAX_DEPTH, MAX_VALUES, outline
+from controller.adapters.vllm.checks import body
+from controller.adapters.vllm.checks.body import MAX_DEPTH, MAX_VALUES, outline
 
 TEXTS = st.text(alphabet='ab[]{},:"\\ \n\u00e9', max_size=8)
 VALUES = st.recursive(
@@ -35,11 +35,11 @@ def depth(found: Any) -> int:
 def test_counts_are_exact(found: Any, ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(found, ensure_ascii=ascii_only, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_outline, "MAX_DEPTH", max(depth(found), 1) - 1)
+        patch.setattr(body, "MAX_DEPTH", max(depth(found), 1) - 1)
         seen = outline(text)
         if depth(found):
             assert seen == (num_values(found), False, True)
-        patch.setattr(json_outline, "MAX_DEPTH", depth(found))
+        patch.setattr(body, "MAX_DEPTH", depth(found))
         assert not outline(text).too_deep
         assert outline(text).num_values >= num_values(found)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.checks.lists import find_in_lists
+from controller.adapters.vllm.checks.body import find_in_lists
 
 
 def fault_of(request: dict[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.checks.messages import MAX_TYPE_CHARS, find_in_messages
+from controller.adapters.vllm.checks.body import MAX_TYPE_CHARS, find_in_messages
 
 USER = {"role": "user", "content": "hello"}
 

@@ -10,7 +10,7 @@ import pytest
 from controller.adapters.vllm.checks import body as request_checks
 from controller.adapters.vllm.checks.body import find_fault, find_id_fault
 from controller.adapters.vllm.checks.constraints import TooMuchError, check_constraints
-from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import RefusedError
 from controller.adapters.vllm.endpoint.priorities import AskedPriority
 
 

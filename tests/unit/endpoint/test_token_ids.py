@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.checks.token_ids import (
+from controller.adapters.vllm.checks.body import (
     LISTS,
     find_no_ids,
     max_token_ids,

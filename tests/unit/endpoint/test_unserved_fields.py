@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.checks.unserved_fields import HARMLESS, find_unserved
+from controller.adapters.vllm.checks.body import HARMLESS, find_unserved
 
 
 @pytest.mark.parametrize("field", HARMLESS)

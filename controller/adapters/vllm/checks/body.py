@@ -1,33 +1,45 @@
-"""Finds faults of a request's body that vLLM does not find, or would find too late.
+"""Finds faults of a request's body that vLLM does not find, would find too late, or would answer
+with a 500.
 
-vLLM refuses all other faults itself: tests/contract/test_endpoint_bad_input.py has the list.
+vLLM refuses all other faults itself: tests/contract/test_endpoint_bad_input.py has the list. What
+is checked, in this order: the size of the JSON text before it is decoded, the size of single
+fields, token ids, lists, messages, fields that vLLM ignores, the priority, and constraints on the
+output (constraints.py).
+
+Touch points of vLLM: entrypoints/openai/chat_completion/protocol.py `_normalize_messages_before`;
+entrypoints/openai/responses/utils.py `_construct_message_from_response_item`;
+entrypoints/anthropic/serving.py `_convert_user_tool_result`.
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import msgspec
 
 from controller.adapters.vllm.checks.constraints import TooMuchError, check_constraints
-from controller.adapters.vllm.checks.fault import Fault
-from controller.adapters.vllm.checks.json_levels import levels
-from controller.adapters.vllm.checks.json_outline import MAX_DEPTH, MAX_VALUES, outline
-from controller.adapters.vllm.checks.lists import find_in_lists
-from controller.adapters.vllm.checks.messages import find_in_messages
-from controller.adapters.vllm.checks.token_ids import (
-    INPUT,
-    LEAST_MAX_TOKEN_IDS,
-    LISTS,
-    PROMPTS,
-    find_no_ids,
-    has_ids_as_input,
-    num_token_ids,
-)
-from controller.adapters.vllm.checks.unserved_fields import find_unserved
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 1024
+# An id takes 0.3 µs of the event loop, most of it in vLLM's model of the request: 100,000 took
+# 30 ms, 200,000 60 ms. So a request may have as many ids as the model's context, within these
+# bounds; a longer prompt can be sent as text, which is tokenized beside the loop.
+LEAST_MAX_TOKEN_IDS = 100_000
+MOST_MAX_TOKEN_IDS = 200_000
+
+PROMPTS = "prompt"
+# What /v1/embeddings takes for `prompt`; items of another kind elsewhere.
+INPUT = "input"
+# Lists of ids, and of nothing else.
+LISTS = (
+    "tokens",
+    "token_ids",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "label_token_ids",
+)
 TOKEN_ID_FIELDS = (PROMPTS, *LISTS)
 # vLLM refuses a text far longer than the context before it tokenizes it, unless the request asks
 # for truncation: 8 MB took 10 s, in which no other prompt was tokenized, and left 450 MB.
@@ -47,6 +59,14 @@ _DECODER = msgspec.json.Decoder()
 # The decoder's errors about half a pair of surrogates, within a text and at its end.
 _HALF_A_PAIR = re.compile("surrogate|truncated")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class Fault(NamedTuple):
+    """The request is answered with 400."""
+
+    message: str
+    param: str | None = None
+    """The field at fault."""
 
 
 def find_fault(
@@ -188,3 +208,351 @@ def _has_nul(request: Any) -> bool:
             if any("\0" in text for text in inner if isinstance(text, str)):
                 return True
     return False
+
+
+# -- token ids -------------------------------------------------------------------------------------
+# Token ids in a request: where they may stand in numbers, and that they are integers of JSON.
+#
+# vLLM's models take true, "5" and 5.0 for an integer: `"prompt": [true]` was answered as the
+# prompt of token 1.
+
+
+def max_token_ids(max_model_len: int) -> int:
+    return min(max(max_model_len, LEAST_MAX_TOKEN_IDS), MOST_MAX_TOKEN_IDS)
+
+
+def find_no_ids(request: dict[str, Any]) -> Fault | None:
+    for field in LISTS:
+        found = request.get(field)
+        if isinstance(found, list) and not _are_integers(found):
+            return Fault(f"{field} must be a list of integers", field)
+    prompt = request.get(PROMPTS)
+    if not isinstance(prompt, list) or _are_integers(prompt):
+        return None
+    kinds = set(map(type, prompt))
+    if kinds == {str} or (kinds == {list} and all(map(_are_integers, prompt))):
+        return None
+    return Fault(
+        f"{PROMPTS} must be a string, a list of token ids (integers), or a list of strings or"
+        " of lists of token ids",
+        PROMPTS,
+    )
+
+
+def num_token_ids(request: dict[str, Any]) -> int:
+    """Counts the ids in lists that vLLM's models accept without trying other types for each."""
+    lists = [request.get(field) for field in LISTS]
+    for field in (PROMPTS, INPUT):
+        if isinstance(prompt := request.get(field), list):
+            lists += [prompt, *prompt]
+    return sum(
+        len(found)
+        for found in lists
+        if isinstance(found, list) and found and _are_integers(found) and min(found) >= 0
+    )
+
+
+def has_ids_as_input(request: dict[str, Any]) -> bool:
+    """Whether `input` has the token ids of one prompt, or a list of them for each prompt."""
+    found = request.get(INPUT)
+    if not isinstance(found, list) or not found:
+        return False
+    prompts = [found] if _are_integers(found) else found
+    return all(isinstance(ids, list) and _are_integers(ids) for ids in prompts)
+
+
+def _are_integers(found: list[Any]) -> bool:
+    return set(map(type, found)) <= {int}
+
+
+# -- lists and objects -----------------------------------------------------------------------------
+# Bounds on lists and objects whose items cost vLLM, on its event loop, more than their bytes.
+#
+# vLLM's models try an item as each of the kinds that it may be, 117 for an item of a Responses
+# `input`, and stop at the first item that fits none (fail_fast.py). But parts of a chat message are
+# tried lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and one
+# item of `input` with 19,000 fields took 0.2 s. vLLM takes any value under a key of UNTYPED, and
+# does not try it.
+
+MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
+# In all lists of a field together: messages and their parts, for example.
+MAX_ITEMS = {"messages": 4096, "input": 4096}
+MAX_OTHER_ITEMS = 2048
+# Items and entries of `input` together: each of an item's fields is tried 117 times.
+MAX_INPUT_VALUES = 8192
+# In one object.
+MAX_ENTRIES = {"logit_bias": 20_000}
+MAX_OTHER_ENTRIES = 1024
+UNTYPED = frozenset({"parameters", "input_schema", "schema", "json"})
+# vLLM tokenizes bad words on the event loop: one of 8 MB took 11 s. It looks for stop strings
+# after each token.
+WORDS = ("bad_words", "stop", "stop_sequences")
+MAX_WORDS_CHARS = 10_000
+
+
+def find_in_lists(request: dict[str, Any], unbounded: Collection[str]) -> Fault | None:
+    """`unbounded`: fields that have bounds of their own."""
+    for field, found in request.items():
+        if field in unbounded or not isinstance(found, dict | list):
+            continue
+        most = MAX_LENGTH.get(field)
+        if most is not None and isinstance(found, list) and len(found) > most:
+            return Fault(f"{field} has more than {most} items", field)
+        most = MAX_ITEMS.get(field, MAX_OTHER_ITEMS)
+        if _num_items(found) > most:
+            return Fault(f"the lists in {field} have more than {most} items together", field)
+        most = MAX_ENTRIES.get(field, MAX_OTHER_ENTRIES)
+        if _num_entries(found) > most:
+            return Fault(f"an object in {field} has more than {most} entries", field)
+    if "input" not in unbounded and _num_values(request.get("input")) > MAX_INPUT_VALUES:
+        return Fault(f"input has more than {MAX_INPUT_VALUES} values", "input")
+    for field in WORDS:
+        if _num_chars(request.get(field)) > MAX_WORDS_CHARS:
+            return Fault(f"{field} has more than {MAX_WORDS_CHARS} characters", field)
+    return None
+
+
+def _num_chars(words: Any) -> int:
+    listed = words if isinstance(words, list) else [words]
+    return sum(len(word) for word in listed if isinstance(word, str))
+
+
+def _num_items(found: Any) -> int:
+    return sum(
+        len(value) for level in levels(found, UNTYPED) for value in level if isinstance(value, list)
+    )
+
+
+def _num_values(found: Any) -> int:
+    if not isinstance(found, dict | list):
+        return 0
+    return sum(len(value) for level in levels(found, UNTYPED) for value in level)
+
+
+def _num_entries(found: Any) -> int:
+    """Entries of the largest object."""
+    return max(
+        (
+            len(value)
+            for level in levels(found, UNTYPED)
+            for value in level
+            if isinstance(value, dict)
+        ),
+        default=0,
+    )
+
+
+# -- messages --------------------------------------------------------------------------------------
+# Refuses messages that vLLM would answer with a 500, or take too long for.
+#
+# vLLM relies on their shape when it converts them, and decodes the JSON in a tool call's arguments.
+# It warns once of each unknown type of a part, and remembers the last 128: types of 8 MB would take
+# 1 GB.
+
+MAX_TYPE_CHARS = 64
+
+
+def find_in_messages(request: dict[str, Any]) -> Fault | None:
+    for field in ("messages", "input"):
+        messages = request.get(field)
+        if not isinstance(messages, list):
+            continue
+        if field == "input" and not any(isinstance(each, dict) for each in messages):
+            continue  # texts or token ids to embed
+        if messages and all(isinstance(each, list) for each in messages):  # a batch
+            messages = [message for each in messages for message in each]
+        if not all(isinstance(message, dict) for message in messages):
+            return Fault(f"each item of {field} must be an object", field)
+        for message in messages:
+            why = _find_in_message(message)
+            if why is None and field == "input":
+                why = _find_in_output(message)
+            if why:
+                return Fault(f"{field}: {why}", field)
+        if why := _find_in_arguments(messages):
+            return Fault(f"{field}: the arguments of a tool call are {why}", field)
+    return None
+
+
+def _find_in_message(message: dict[str, Any]) -> str | None:
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        return "tool_calls must be a list"
+    parts = message.get("content")
+    if isinstance(parts, list) and not all(isinstance(part, dict | str) for part in parts):
+        return "each part of a message's content must be an object"
+    for part in _objects(parts):
+        kind = part.get("type")
+        if kind is not None and not (isinstance(kind, str) and len(kind) <= MAX_TYPE_CHARS):
+            return f"the type of a part must be a string of at most {MAX_TYPE_CHARS} characters"
+        if kind == "tool_result" and (why := _find_in_tool_result(part)):
+            return why
+    return None
+
+
+def _find_in_tool_result(result: dict[str, Any]) -> str | None:
+    for part in _objects(result.get("content")):
+        if not isinstance(part.get("text", ""), str):
+            return "the text of a tool's result must be a string"
+        if not isinstance(part.get("source", {}), dict):
+            return "the source of an image must be an object"
+    return None
+
+
+def _find_in_output(item: dict[str, Any]) -> str | None:
+    """Checks an answer that a client sends back: vLLM takes the text of its first part."""
+    content = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(content, list):
+        return None
+    first = content[0] if content else None
+    if isinstance(first, dict) and isinstance(first.get("text"), str):
+        return None
+    return "the content of an assistant's message must begin with a text"
+
+
+def _find_in_arguments(messages: list[Any]) -> str | None:
+    """Bounds arguments, of which 100,000 brackets were a RecursionError, and 300,000 members took
+    0.2 s."""
+    num_values = 0
+    for level in levels(messages, UNTYPED):
+        for value in level:
+            text = value.get("arguments") if isinstance(value, dict) else None
+            if not isinstance(text, str):
+                continue
+            found = outline(text.encode())
+            num_values += found.num_values
+            if found.too_deep:
+                return f"nested deeper than {MAX_DEPTH} levels"
+            if found.too_many or num_values > MAX_VALUES:
+                return f"more than {MAX_VALUES} values"
+    return None
+
+
+def _objects(found: Any) -> list[dict[str, Any]]:
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+# -- fields that vLLM ignores ----------------------------------------------------------------------
+# Refuses fields of OpenAI's API that would change the answer, and that vLLM silently ignores.
+#
+# Fields about how a request is accounted for, kept or sped up (`user`, `metadata`, `store`,
+# `service_tier`, `safety_identifier`, `prompt_cache_key`, `prediction`) are accepted and have no
+# effect, as the answer is the same without them. Fields that vLLM refuses, as `suffix`, are not
+# here.
+
+# Values that ask for what the request gets anyway.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "background": (False,),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+    # Fields of earlier versions of vLLM: if they are ignored, the answer is not constrained.
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+}
+# Several frontends serve one endpoint, and a later call may come to another one.
+NO_STORE = "no answer is kept for a later call"
+INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+} | {field: "structured_outputs" for field in HARMLESS if field.startswith("guided_")}
+
+
+def find_unserved(request: dict[str, Any]) -> Fault | None:
+    for field in HARMLESS.keys() & request.keys():
+        value = request[field]
+        if value is None or any(_is(value, harmless) for harmless in HARMLESS[field]):
+            continue
+        if field in INSTEAD:
+            return Fault(f"{field} is not supported; use {INSTEAD[field]}", field)
+        if field == "background":
+            return Fault(f"background is not supported: {NO_STORE}", field)
+        harmless = HARMLESS[field]
+        only = f", except as {harmless[0]!r}" if harmless else ""
+        return Fault(f"{field} is not supported{only}", field)
+    return None
+
+
+def _is(value: Any, harmless: Any) -> bool:
+    return type(value) is type(harmless) and value == harmless
+
+
+# -- the size of a JSON text -----------------------------------------------------------------------
+# How large and how deep a JSON text is, counted at C's speed before anything decodes it.
+#
+# Decoding holds the event loop, even from a thread, as the decoders keep Python's lock: four
+# million token ids took 1.0 s, two million prompts of one token 2.8 s. Counting brackets and commas
+# takes some 10 ms. The counts are exact for valid JSON; for any other text they bound what a
+# decoder does before it gives up.
+
+MAX_DEPTH = 64
+# Items of lists and entries of objects, without token ids.
+MAX_VALUES = 20_000
+
+_SPACES = b" \t\r\n"
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(_STEPS))
+
+
+class Outline(NamedTuple):
+    num_values: int
+    """An upper bound of the values, with token ids."""
+    too_many: bool
+    """There are more lists, objects or strings than MAX_VALUES values can have; the depth is not
+    counted then."""
+    too_deep: bool
+
+
+def outline(text: bytes) -> Outline:
+    # Most requests have so few brackets and commas that they cannot be too deep or too large.
+    num_openings, num_commas = _num_openings(text), text.count(b",")
+    if num_openings <= MAX_DEPTH and num_openings + num_commas <= MAX_VALUES:
+        return Outline(num_openings + num_commas, too_many=False, too_deep=False)
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+    if bare.count(b'"') > 4 * MAX_VALUES:  # a value and its key have four
+        return Outline(MAX_VALUES, too_many=True, too_deep=False)
+    bare = b'"'.join(bare.split(b'"')[::2]).translate(None, _SPACES)
+    num_openings = _num_openings(bare)
+    num_empty = bare.count(b"[]") + bare.count(b"{}")
+    num_values = num_openings - num_empty + bare.count(b",")
+    if num_openings > MAX_VALUES + 1:  # the outermost object is no value
+        return Outline(num_values, too_many=True, too_deep=False)
+    return Outline(num_values, too_many=False, too_deep=_depth(bare, num_openings) > MAX_DEPTH)
+
+
+def _num_openings(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _depth(bare: bytes, num_openings: int) -> int:
+    """Looks at no more closing brackets than there are openings, as a decoder gives up at the
+    first bracket that closes nothing: adding up 8 MB of them took 0.5 s."""
+    brackets = bare.translate(None, _ALL_BUT_BRACKETS)[: 2 * num_openings]
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+
+
+def levels(found: dict[str, Any] | list[Any], skipped: Collection[str] = ()) -> Iterator[list[Any]]:
+    """Yields the objects and lists level by level, without those under a key of `skipped`."""
+    level = [found]
+    while level:
+        yield level
+        level = [
+            child
+            for value in level
+            for child in _children(value, skipped)
+            if isinstance(child, dict | list)
+        ]
+
+
+def _children(value: dict[str, Any] | list[Any], skipped: Collection[str]) -> Iterator[Any]:
+    if isinstance(value, list):
+        return iter(value)
+    return (child for key, child in value.items() if key not in skipped)

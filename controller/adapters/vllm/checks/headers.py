@@ -1,11 +1,28 @@
-"""Checks of a request's headers, on every path."""
+"""Checks of a request's headers, on every path, and the error by which any check or limit refuses a
+request."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 from http import HTTPStatus
 
-from controller.adapters.vllm.checks.fault import RefusedError
 from controller.api.hosts import is_own_host
+
+
+class RefusedError(Exception):
+    """The request is answered with this status and message. `retry_after_s`: after 429 and 503,
+    when the client may try again."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        param: str | None = None,
+        retry_after_s: int = 1,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.retry_after_s = retry_after_s
+
 
 # Where a header is given twice, one reader takes the first and another the last: the gate judged
 # the last X-Request-Id, vLLM used the first.

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import RefusedError
 from controller.adapters.vllm.endpoint.error_bodies import (
     ANTHROPIC_EVENT_PREFIX,
     EVENT_PREFIX,

@@ -8,11 +8,10 @@ from http import HTTPStatus
 from typing import Any
 
 from controller.adapters.vllm import environment
-from controller.adapters.vllm.checks.token_ids import max_token_ids
+from controller.adapters.vllm.checks.body import max_token_ids
 from controller.adapters.vllm.endpoint.error_bodies import error_body
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
-from controller.adapters.vllm.grammars.process import GrammarProcess
-from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
+from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
 from controller.core.record.request_record import RequestState
 from controller.ports.processes import Listener, Mailbox

@@ -11,10 +11,8 @@ from types import MappingProxyType
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from controller.adapters.vllm.checks.body import find_fault, find_id_fault
-from controller.adapters.vllm.checks.fault import RefusedError
-from controller.adapters.vllm.checks.headers import check_headers, check_host
-from controller.adapters.vllm.checks.token_ids import LEAST_MAX_TOKEN_IDS
+from controller.adapters.vllm.checks.body import LEAST_MAX_TOKEN_IDS, find_fault, find_id_fault
+from controller.adapters.vllm.checks.headers import RefusedError, check_headers, check_host
 from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY, ApiKeys, KeyHolder
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
 from controller.adapters.vllm.endpoint.exchange import BodyRoom, ClientLeftError, Exchange

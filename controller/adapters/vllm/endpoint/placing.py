@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from http import HTTPStatus
 
-from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import RefusedError
 
 
 class Placing:

@@ -23,16 +23,15 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import RefusedError
 from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY
 from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
 from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
 from controller.adapters.vllm.engine.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
-from controller.adapters.vllm.grammars.process import Grammar
-from controller.adapters.vllm.grammars.trial import MAX_STEP_S
-from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
+from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
+from controller.adapters.vllm.grammars.trials import Grammar, GrammarRefusedError, GrammarTrials
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import RefusedError
 
 HEADER = "X-Llumctl-Priority"
 _HEADER = HEADER.lower().encode()

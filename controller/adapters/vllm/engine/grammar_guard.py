@@ -3,7 +3,8 @@
 **Steps.** A grammar's cost grows with the text, so a first slow step comes before a hopeless
 one. The thread's own CPU time decides, so that a busy machine ends no request. This guard cannot
 end a call that never returns: the frontend refuses regular expressions and schemas that could
-cause one (checks/constraints.py), and follows every grammar for some tokens (grammars/trial.py).
+cause one (checks/constraints.py), and follows every grammar for some tokens
+(grammars/trial_program.py).
 
 **Compiling.** A frontend has compiled the grammar within bounds before (grammars/trials.py). The
 engine compiles it once more, as a compiled grammar is slower to read than to compile (6.5 s

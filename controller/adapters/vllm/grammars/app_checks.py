@@ -29,8 +29,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
-from controller.adapters.vllm.grammars.process import Grammar, GrammarProcess
-from controller.adapters.vllm.grammars.trials import NoTries, Tries
+from controller.adapters.vllm.grammars.trials import Grammar, GrammarProcess, NoTries, Tries
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The process in which grammars are tried: each is compiled and followed for a few tokens in a fork
 of it, within limits.
 
-This is a program (`grammars/process.py` starts it), so that it needs neither vLLM nor the rest of
+This is a program (trials.py starts it), so that it needs neither vLLM nor the rest of
 this package: 265 MB and 2.5 s of CPU time instead of 552 MB and 7 s. It never compiles anything
 itself. For each grammar it forks, which takes milliseconds, and the kernel ends the fork:
 
