@@ -18,7 +18,7 @@ from tui.actions.registry import action_of
 from tui.actions.session_orders import SessionOrders
 from tui.actions.target import Target
 from tui.console import Console
-from tui.drawing.format import Tone
+from tui.drawing import Tone
 from tui.live import Caller
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen

@@ -4,8 +4,12 @@ Nothing here waits for the controller: `Source.take` hands over what has come, a
 threads are daemons, so that leaving does not wait for them either.
 """
 
+import os
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime, tzinfo
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +30,7 @@ from tui.actions.session_orders import Then
 from tui.actions.target import Target
 from tui.bottom_text import Message
 from tui.commanding import Commanding
-from tui.drawing import picture
-from tui.drawing.format import ASCII, Line, Tone
-from tui.drawing.themes import THEMES
+from tui.drawing import ASCII, Line, Tone
 from tui.input import own_commands
 from tui.input.completion import Typing
 from tui.live import Caller, Source, Work
@@ -47,8 +49,8 @@ from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
 from tui.state import DashboardState, reduce
-from tui.widgets.bottom import Bottom
-from tui.widgets.table_view import TableView
+from tui.themes import THEMES
+from tui.widgets import Bottom, TableView
 
 REPLAY_TICK_S = 0.25
 MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
@@ -356,7 +358,7 @@ class Dashboard(App[None]):
         time_s = live.state.controller_time_s(live.now_s)
         svg = self.export_screenshot(title=f"{self.TITLE}: {printable(live.cluster)}")
         try:
-            path = picture.save(
+            path = _save_picture(
                 svg, Path.cwd(), live.cluster, time.time() if time_s is None else time_s, live.zone
             )
         except OSError as error:
@@ -423,3 +425,20 @@ class Dashboard(App[None]):
             bottom = next(iter(self.screen.query(Bottom)), None)
             if bottom is not None and bottom.take(event.character):
                 event.prevent_default()
+
+
+def _save_picture(svg: str, folder: Path, cluster: str, time_s: float, zone: tzinfo | None) -> Path:
+    """Writes a picture of the screen into a new file, whose name tells the cluster and the time.
+    Only its owner may read it, as it names requests; no file is written over. Raises OSError."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", cluster)[:60] or "cluster"
+    stem = f"llumctl-{name}-{datetime.fromtimestamp(time_s, zone):%Y%m%d-%H%M%S}"
+    for number in count(1):
+        path = folder / f"{stem}{f'-{number}' if number > 1 else ''}.svg"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(svg)
+        return path
+    raise AssertionError("numbers never end")

@@ -8,9 +8,9 @@ from rich.cells import cell_len
 from controller.api.text.quantities import printable
 from tui.actions import log
 from tui.actions.outbox import Call
-from tui.drawing.format import Glyphs, Line, Span, Tone, fitted, width_of
+from tui.drawing import Glyphs, Line, Span, Tone, fitted, width_of
 from tui.state import DashboardState
-from tui.widgets.bottom import key_line
+from tui.widgets import key_line
 
 if TYPE_CHECKING:
     from textual.timer import Timer

@@ -21,13 +21,13 @@ from tui.actions.asking import AnyOrder
 from tui.actions.registry import action_of
 from tui.actions.target import Target
 from tui.console import Console
-from tui.drawing.format import Tone
-from tui.drawing.themes import THEMES
+from tui.drawing import Tone
 from tui.input import commands
 from tui.input.commands import Command, Known
 from tui.input.completion import Typing
 from tui.screens.base import PaintedScreen
 from tui.state import DashboardState
+from tui.themes import THEMES
 
 NO_MEMBERS = ("controller", "head")
 """What has a log and is no member."""

@@ -11,7 +11,7 @@ from tui.actions.outbox import Call
 from tui.actions.replaying import Replaying
 from tui.actions.session_orders import Then
 from tui.actions.target import Target
-from tui.drawing.format import Glyphs, Line, Tone
+from tui.drawing import Glyphs, Line, Tone
 from tui.input.completion import Typing
 from tui.live import Source, Work
 from tui.options import Options

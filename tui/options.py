@@ -7,7 +7,7 @@ from datetime import tzinfo
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import hints
 from tui.actions.own import OwnCommand
-from tui.drawing.format import UNICODE, Glyphs
+from tui.drawing import UNICODE, Glyphs
 from tui.theme_names import DEFAULT
 
 

@@ -14,7 +14,7 @@ from controller.api.text.quantities import printable
 from tui.actions.own import OwnCommand, Run, filled, values
 from tui.actions.target import Target
 from tui.console import Console
-from tui.drawing.format import Tone
+from tui.drawing import Tone
 from tui.own_program import Program, in_terminal
 from tui.screens.base import PaintedScreen
 from tui.screens.confirm import ConfirmScreen

@@ -12,8 +12,8 @@ from tui.actions.own import OWN
 from tui.actions.registry import keys_of
 from tui.actions.target import Target
 from tui.console import Console
-from tui.drawing.themes import THEMES
 from tui.screens.base import PaintedScreen
+from tui.themes import THEMES
 
 HIDDEN = ("row_", "palette", "command", "replay_")
 """Actions, by how their ids begin, that nobody looks for in a list."""

@@ -1,9 +1,9 @@
 """Where Textual places the widgets, and how it draws them beside the tones of the text."""
 
-from tui.widgets import tones
+from tui import widgets
 
 CSS = (
-    tones.CSS
+    widgets.CSS
     + """
 Screen { background: $background; color: $foreground; }
 Screen { overflow: hidden; }

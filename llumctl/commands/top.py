@@ -254,7 +254,7 @@ def _dashboard(
     readonly: bool,
 ) -> "Dashboard":
     from tui.app import Dashboard, tick_s
-    from tui.drawing.format import ASCII, UNICODE
+    from tui.drawing import ASCII, UNICODE
     from tui.options import Options
 
     options = Options(

@@ -15,9 +15,9 @@ from controller.api.operations.on_requests import (
 )
 from controller.api.text.status_words import no_requests, ranked
 from controller.api.wire.status import AutoscaleStatus, ClusterStatus, InstanceState
+from tui import drawing
 from tui.actions.asking import AnyOrder, Together
 from tui.actions.target import Target
-from tui.drawing import format as fmt
 
 MAX_ESTIMATES = 20
 """Marked requests of which the controller is asked what moving them would take."""
@@ -88,8 +88,8 @@ def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
         tuple(
             Choice(
                 item.id,
-                f"freeness {fmt.number(item.freeness_steps)},"
-                f" {fmt.number(item.num_free_blocks)} blocks free",
+                f"freeness {drawing.number(item.freeness_steps)},"
+                f" {drawing.number(item.num_free_blocks)} blocks free",
                 Together(moves := _moves(targets, item.id)),
                 partial(estimate, moves),
             )

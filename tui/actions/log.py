@@ -9,8 +9,7 @@ from rich.cells import cell_len
 from controller.api.text.quantities import printable, time_of_day
 from tui.actions.outbox import Call, Phase
 from tui.actions.target import Target
-from tui.drawing.format import Glyphs, Line, Span, Tone, fitted, wrapped
-from tui.drawing.table import Column
+from tui.drawing import Column, Glyphs, Line, Span, Tone, fitted, wrapped
 
 TONES = {
     Phase.DONE: Tone.GOOD,

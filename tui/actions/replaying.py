@@ -8,7 +8,7 @@ from controller.api.text.events import Weight
 from controller.api.text.quantities import duration, printable, time_of_day
 from controller.api.wire.stream import GapFrame
 from tui.actions import moment, registry
-from tui.drawing.format import Tone
+from tui.drawing import Tone
 from tui.options import Options
 from tui.replay import Progress, ReplaySource
 

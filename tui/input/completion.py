@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from rich.cells import set_cell_size
 
-from tui.drawing.format import num_cells
+from tui.drawing import num_cells
 from tui.input.commands import FORMS, Known, split, words_of
 
 MAX_KEPT = 100

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from controller.api.text.alarms import Alarm
-from tui.drawing.format import Glyphs, Line, Span, Tone, fitted, width_of
+from tui.drawing import Glyphs, Line, Span, Tone, fitted, width_of
 
 
 def line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:

@@ -2,8 +2,7 @@
 
 from controller.api.text.status_words import free_blocks
 from controller.api.wire.status import InstanceStatus
-from tui.drawing.format import Line, Span, Tone
-from tui.drawing.shares import shares
+from tui.drawing import Line, Span, Tone, apportion
 
 Part = tuple[str, int, str, Tone]
 """(glyph, blocks, word, tone)."""
@@ -37,7 +36,7 @@ def lines(item: InstanceStatus, label_width: int, width: int) -> list[Line]:
     if not item.num_total_blocks or item.num_free_blocks is None:
         return []
     found = parts(item)
-    cells = shares([blocks for _, blocks, _, _ in found], width - label_width - 3)
+    cells = apportion([blocks for _, blocks, _, _ in found], width - label_width - 3)
     bar = [
         Span(glyph * count, tone)
         for (glyph, _, _, tone), count in zip(found, cells, strict=True)

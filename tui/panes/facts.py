@@ -3,8 +3,8 @@
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.status import InstanceState, InstanceStatus
-from tui.drawing import format as fmt
-from tui.drawing.format import Glyphs, Line, Span, Tone
+from tui import drawing
+from tui.drawing import Glyphs, Line, Span, Tone
 from tui.panes import block_map, instances, queue_heads
 from tui.panes.levels import level_names, level_of_instance
 from tui.state import DashboardState, History
@@ -30,8 +30,8 @@ def facts(
         title.append(Span(f"  {printable(item.detail)}"))
     history = state.histories.get(instance_id, History())
     time_s = state.status.time_s if state.status and state.status.time_s else state.time_s
-    curve = fmt.trend(history.samples, time_s, TREND_WIDTH, glyphs)
-    steps = fmt.step_trend(history.samples, time_s, TREND_WIDTH, glyphs)
+    curve = drawing.trend(history.samples, time_s, TREND_WIDTH, glyphs)
+    steps = drawing.step_trend(history.samples, time_s, TREND_WIDTH, glyphs)
     levels = level_names(state.status) if state.status else ()
     return [
         tuple(title),
@@ -44,7 +44,7 @@ def facts(
 
 
 def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str) -> list[Fact]:
-    figure = fmt.number
+    figure = drawing.number
     freeness, kv = instances.freeness(item), instances.kv(item)
     return [
         ("freeness", Span(f"{freeness.text:<7} {curve}", freeness.tone)),
@@ -78,13 +78,13 @@ def _blocks(item: InstanceStatus) -> str:
 
 def _running(item: InstanceStatus) -> str:
     most = f" of {item.max_running_reqs}" if item.max_running_reqs else ""
-    return f"{fmt.number(item.num_running_reqs)}{most}"
+    return f"{drawing.number(item.num_running_reqs)}{most}"
 
 
 def _virtual(item: InstanceStatus) -> str:
     if item.state is InstanceState.DRAINING:
         return "inf"
-    return f"{fmt.number(item.virtual_usage_blocks)} blk"
+    return f"{drawing.number(item.virtual_usage_blocks)} blk"
 
 
 def _head(item: InstanceStatus) -> Line:
@@ -92,7 +92,7 @@ def _head(item: InstanceStatus) -> Line:
     head = item.queue_head
     if head is None:
         return (label, Span("nobody waits", Tone.DIM))
-    free = fmt.number(free_blocks(item))
+    free = drawing.number(free_blocks(item))
     words = (
         f"{head.request_id}  {head.level}  waited {duration(head_wait_s(head))}"
         f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
@@ -128,6 +128,6 @@ def columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
         spans: list[Span] = []
         for label, figure in found[y::height]:
             spans.append(Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM))
-            spans.append(Span(fmt.fitted(figure.text, room, glyphs) + " ", figure.tone))
+            spans.append(Span(drawing.fitted(figure.text, room, glyphs) + " ", figure.tone))
         lines.append(tuple(spans))
     return lines

@@ -9,8 +9,8 @@ from controller.api.text.quantities import duration, latency, printable, time_of
 from controller.api.text.rolling_words import turn
 from controller.api.text.status_words import state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
-from tui.drawing import format as fmt
-from tui.drawing.format import Glyphs, Line, Span, Tone
+from tui import drawing
+from tui.drawing import Glyphs, Line, Span, Tone
 from tui.panes.levels import levels_of_cluster
 from tui.replay import Progress
 from tui.state import DashboardState
@@ -157,7 +157,7 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
     facts = [
         Fact((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         Fact((Span(loads),), drop=3 if brief else 2),
-        _labelled("freeness avg", fmt.number(average_freeness(status)), drop=7 if brief else 3),
+        _labelled("freeness avg", drawing.number(average_freeness(status)), drop=7 if brief else 3),
         _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
         *([] if brief else replays),
         _labelled("kv", _percent(kv_ratio(status)), drop=4),
@@ -264,7 +264,7 @@ def worst_ttft_s(status: ClusterStatus) -> float | None:
 
 
 def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{fmt.percent(ratio)}%"
+    return "-" if ratio is None else f"{drawing.percent(ratio)}%"
 
 
 def _labelled(label: str, value: str, drop: int) -> Fact:
@@ -274,7 +274,7 @@ def _labelled(label: str, value: str, drop: int) -> Fact:
 def between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
     """Facts from the left, two spaces apart, and one at the right end."""
     kept = list(facts)
-    room = width - (fmt.width_of(last.spans) + 2 if last else 0)
+    room = width - (drawing.width_of(last.spans) + 2 if last else 0)
     while len(kept) > 1 and width_of_facts(kept) > room:
         most = max(kept, key=lambda fact: fact.drop)
         if not most.drop:
@@ -283,10 +283,13 @@ def between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
     spans: list[Span] = []
     for fact in kept:
         spans += [Span("  "), *fact.spans] if spans else list(fact.spans)
-    if last is not None and (space := width - width_of_facts(kept) - fmt.width_of(last.spans)) > 1:
+    if (
+        last is not None
+        and (space := width - width_of_facts(kept) - drawing.width_of(last.spans)) > 1
+    ):
         spans += [Span(" " * space), *last.spans]
     return tuple(spans)
 
 
 def width_of_facts(facts: list[Fact]) -> int:
-    return sum(fmt.width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)
+    return sum(drawing.width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)

@@ -11,10 +11,9 @@ from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import in_need, is_reserved
 from controller.api.wire.status import InstanceState, InstanceStatus
+from tui import drawing
 from tui.actions.target import Target
-from tui.drawing import format as fmt
-from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.drawing.table import GAP, Column
+from tui.drawing import GAP, Column, Glyphs, Line, Span, Tone
 from tui.panes.levels import LEVEL_DROP, level_column, level_names
 from tui.panes.names import SHORT, Names
 from tui.state import DashboardState, History, Minute, Sample
@@ -131,7 +130,7 @@ def freeness(item: InstanceStatus) -> Span:
     """A draining instance has none, whatever it reports."""
     if item.state is InstanceState.DRAINING:
         return Span("-inf", Tone.WARN)
-    return Span(fmt.number(item.freeness_steps), Tone.BAD if in_need(item) else Tone.PLAIN)
+    return Span(drawing.number(item.freeness_steps), Tone.BAD if in_need(item) else Tone.PLAIN)
 
 
 def virtual_ratio(item: InstanceStatus) -> float | None:
@@ -203,7 +202,7 @@ def _state(row: InstanceRow, _: int) -> Span:
 
 
 def _trend(row: InstanceRow, width: int) -> Span:
-    return Span(fmt.trend(row.samples, row.time_s, width, row.glyphs), Tone.DIM)
+    return Span(drawing.trend(row.samples, row.time_s, width, row.glyphs), Tone.DIM)
 
 
 def kv(item: InstanceStatus) -> Line:
@@ -214,13 +213,13 @@ def kv(item: InstanceStatus) -> Line:
         return (Span("-", Tone.DIM),)
     more = None if wanted is None else max(0.0, wanted - used)
     need = in_need(item) and item.state is not InstanceState.DRAINING
-    held, beyond, rest = fmt.bar(used, wanted, BAR_WIDTH)
-    extra = "" if fmt.percent(more) == "0" else f" +{fmt.percent(more)}"
+    held, beyond, rest = drawing.bar(used, wanted, BAR_WIDTH)
+    extra = "" if drawing.percent(more) == "0" else f" +{drawing.percent(more)}"
     tone = Tone.BAD if need else Tone.PLAIN
     return (
         Span(held, tone),
         Span(beyond, Tone.BAD if need else Tone.WARN),
-        Span(f"{rest} {fmt.percent(used):>3}{extra}%", tone),
+        Span(f"{rest} {drawing.percent(used):>3}{extra}%", tone),
     )
 
 
@@ -242,12 +241,12 @@ def _heat(row: InstanceRow, width: int) -> Line:
 
 def _waiting(row: InstanceRow, _: int) -> Span:
     waiting = row.item.num_waiting_reqs
-    return Span(fmt.number(waiting), Tone.WARN if waiting else Tone.PLAIN)
+    return Span(drawing.number(waiting), Tone.WARN if waiting else Tone.PLAIN)
 
 
 def _headroom(row: InstanceRow, _: int) -> Span:
     kept, blocks = row.item.headroom_blocks, row.item.num_total_blocks
-    return Span("-" if kept is None else f"{fmt.number(kept)}/{fmt.number(blocks)}")
+    return Span("-" if kept is None else f"{drawing.number(kept)}/{drawing.number(blocks)}")
 
 
 def _kept_for(row: InstanceRow, width: int) -> Span:
@@ -258,7 +257,7 @@ def _kept_for(row: InstanceRow, width: int) -> Span:
     lacks = f" -{kept.lacking_blocks}" if kept.lacking_blocks else ""
     room = width - len(lacks)
     name = row.names.of(kept.request_id, room) if row.names else kept.request_id
-    space = " " * max(0, room - fmt.num_cells(printable(name)))
+    space = " " * max(0, room - drawing.num_cells(printable(name)))
     return Span(f"{printable(name)}{space}{lacks}", Tone.WARN)
 
 
@@ -272,7 +271,9 @@ _BEFORE: tuple[Column[InstanceRow], ...] = (
     Column("freeness", "FREENESS", 8, lambda row, _: freeness(row.item), right=True),
     Column("trend", "TREND", 6, _trend, drop=3, max_width=20),
     Column("kv", "KV held +wanted", 19, lambda row, _: kv(row.item), drop=1),
-    Column("run", "RUN", 4, _span(lambda row: fmt.number(row.item.num_running_reqs)), right=True),
+    Column(
+        "run", "RUN", 4, _span(lambda row: drawing.number(row.item.num_running_reqs)), right=True
+    ),
     Column("wait", "WAIT", 4, _waiting, right=True),
 )
 _KEPT_FOR: Column[InstanceRow] = Column("kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=4)

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from controller.api.text.quantities import latency, printable
 from controller.api.text.status_words import ranked, run_and_wait
 from controller.api.wire.status import ClusterStatus, InstanceStatus
-from tui.drawing import format as fmt
-from tui.drawing.format import Line, Span, Tone
-from tui.drawing.table import Column
+from tui import drawing
+from tui.drawing import Column, Line, Span, Tone
 
 if TYPE_CHECKING:
     from tui.panes.instances import InstanceRow
@@ -29,7 +28,7 @@ def level_column(name: str) -> "Column[InstanceRow]":
     return Column(
         f"level.{name}",
         title,
-        fmt.num_cells(title),
+        drawing.num_cells(title),
         lambda row, width: _cell(row.item, name, width),
         drop=LEVEL_DROP,
     )
@@ -71,4 +70,4 @@ def levels_of_cluster(status: ClusterStatus) -> list[tuple[str, str]]:
 
 
 def _kept(item: InstanceStatus, name: str) -> str:
-    return fmt.number(item.headroom_by_level_blocks.get(name))
+    return drawing.number(item.headroom_by_level_blocks.get(name))

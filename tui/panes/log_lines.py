@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from controller.api.state.log_tail import harmless
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.state import DashboardState
 
 _TROUBLE = (" ERROR ", " CRITICAL ", "Traceback ", "Error: ")

@@ -15,10 +15,9 @@ from controller.api.wire.status import (
     MoveStatus,
     ReplayStatus,
 )
+from tui import drawing
 from tui.actions.target import Target
-from tui.drawing import format as fmt
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.panes.names import SHORT, Names
 from tui.state import DashboardState
 
@@ -146,7 +145,7 @@ def _moving(move: MoveStatus, names: Names) -> MigrationRow:
         names=names,
         way=way(move),
         stage=Span(printable(stage(move)), _TONES.get(move.state, Tone.PLAIN)),
-        blocks=f"{fmt.number(move.num_blocks_copied)}/{fmt.number(move.num_blocks)}",
+        blocks=f"{drawing.number(move.num_blocks_copied)}/{drawing.number(move.num_blocks)}",
         down="-",
         age=Span(duration(move.age_s)),
         why=move.reason,
@@ -161,7 +160,7 @@ def _replay(replay: ReplayStatus | EndedReplayStatus, age: Span, names: Names) -
         names=names,
         way=status_words.replay_way(replay),
         stage=_toned(status_words.replay_stage(replay)),
-        blocks=f"{fmt.number(replay.num_tokens)}t",
+        blocks=f"{drawing.number(replay.num_tokens)}t",
         down=latency(replay.pause_s),
         age=age,
         why=status_words.replay_why(replay),
@@ -182,7 +181,7 @@ def _ended(each: EndedMoveStatus | EndedReplayStatus, now_s: float, names: Names
         names=names,
         way=way(each),
         stage=_toned(each.outcome),
-        blocks=fmt.number(each.num_blocks),
+        blocks=drawing.number(each.num_blocks),
         down=latency(each.downtime_s),
         age=age,
         why=each.why or each.reason,

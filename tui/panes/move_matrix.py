@@ -3,7 +3,7 @@
 from collections import Counter
 
 from controller.api.text.quantities import printable
-from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
+from tui.drawing import Glyphs, Line, Span, Tone, fitted
 from tui.panes.instances import natural
 from tui.state import DashboardState
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from controller.api.text.short_ids import shortened
-from tui.drawing.format import num_cells
+from tui.drawing import num_cells
 from tui.state import DashboardState
 
 SHORT = 9

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from controller.api.text.quantities import printable
 from controller.api.text.status_words import state_word
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
+from tui import drawing
 from tui.actions.target import NOTHING, Target
-from tui.drawing import format as fmt
-from tui.drawing.format import Span, Tone
+from tui.drawing import Span, Tone
 from tui.panes import instances
 from tui.panes.instances import InstanceRow
 
@@ -101,7 +101,7 @@ def words(row: NodeRow) -> str:
     steps = [i.freeness_steps for i in row.items if state_word(i) == InstanceState.ACTIVE]
     known = [each for each in steps if each is not None]
     loads = (
-        f"freeness {fmt.number(sum(known) if known else None)}",
+        f"freeness {drawing.number(sum(known) if known else None)}",
         f"run {sum(item.num_running_reqs or 0 for item in row.items)}"
         f" wait {sum(item.num_waiting_reqs or 0 for item in row.items)}",
         f"kv {_kv(row.items)}",
@@ -124,7 +124,7 @@ def _kv(items: Sequence[InstanceStatus]) -> str:
         if item.num_total_blocks is not None and item.num_free_blocks is not None
     ]
     total = sum(blocks for blocks, _ in sized)
-    return f"{fmt.percent(sum(b - free for b, free in sized) / total)}%" if total else "-"
+    return f"{drawing.percent(sum(b - free for b, free in sized) / total)}%" if total else "-"
 
 
 def _is_lost(items: Sequence[InstanceStatus]) -> bool:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from controller.api.text.quantities import duration, printable
 from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.status import ClusterStatus, InstanceStatus, QueueHeadStatus
+from tui import drawing
 from tui.actions.target import Target
-from tui.drawing import format as fmt
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.panes.names import SHORT, Names
 from tui.state import DashboardState
 
@@ -105,7 +104,9 @@ def _at_controller(status: ClusterStatus, names: Names) -> list[HeadRow]:
 
 def _why(row: HeadRow, width: int) -> Span:
     """As much of the reason as has room."""
-    words = next((each for each in row.reasons if fmt.num_cells(each) <= width), row.reasons[-1])
+    words = next(
+        (each for each in row.reasons if drawing.num_cells(each) <= width), row.reasons[-1]
+    )
     return Span(printable(words), row.tone)
 
 
@@ -120,7 +121,7 @@ COLUMNS: tuple[Column[HeadRow], ...] = (
     ),
     Column("level", "PRIO", 6, lambda row, _: Span(printable(row.level)), drop=3),
     Column("waited", "WAITED", 6, lambda row, _: Span(duration(row.waited_s)), right=True),
-    Column("needs", "NEEDS", 5, lambda row, _: Span(fmt.number(row.needs)), right=True, drop=1),
-    Column("free", "FREE", 5, lambda row, _: Span(fmt.number(row.free)), right=True),
+    Column("needs", "NEEDS", 5, lambda row, _: Span(drawing.number(row.needs)), right=True, drop=1),
+    Column("free", "FREE", 5, lambda row, _: Span(drawing.number(row.free)), right=True),
     Column("why", "WHY", 10, _why, max_width=34),
 )

@@ -1,7 +1,7 @@
 """The bar of a replay: where it is, at which pace, and where there was trouble."""
 
 from controller.api.text.quantities import duration
-from tui.drawing.format import ASCII, Glyphs, Line, Span, Tone
+from tui.drawing import ASCII, Glyphs, Line, Span, Tone
 from tui.panes.header import Fact, Liveness, between, clock_of, name_of, width_of_facts
 from tui.replay import Progress
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.requests import RequestList, RequestState, RequestStatus
+from tui import drawing
 from tui.actions.target import Target
-from tui.drawing import format as fmt
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.panes.names import SHORT, Names
 
 _TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
@@ -98,21 +97,21 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         "prompt",
         "PROMPT",
         6,
-        lambda row, _: Span(fmt.number(row.item.num_prompt_tokens)),
+        lambda row, _: Span(drawing.number(row.item.num_prompt_tokens)),
         right=True,
     ),
     Column(
         "output",
         "OUTPUT",
         6,
-        lambda row, _: Span(fmt.number(row.item.num_output_tokens)),
+        lambda row, _: Span(drawing.number(row.item.num_output_tokens)),
         right=True,
     ),
     Column(
         "evictions",
         "EVICT",
         5,
-        lambda row, _: Span(fmt.number(row.item.num_evictions)),
+        lambda row, _: Span(drawing.number(row.item.num_evictions)),
         right=True,
         drop=3,
     ),
@@ -120,7 +119,7 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         "moves",
         "MOVES",
         5,
-        lambda row, _: Span(fmt.number(row.item.num_moves)),
+        lambda row, _: Span(drawing.number(row.item.num_moves)),
         right=True,
         drop=4,
     ),

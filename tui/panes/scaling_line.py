@@ -3,7 +3,7 @@
 from controller.api.text import autoscale_words as words
 from controller.api.text.quantities import printable
 from controller.api.wire.status import ClusterStatus
-from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
+from tui.drawing import Glyphs, Line, Span, Tone, fitted
 
 
 def line(status: ClusterStatus | None, now_s: float, width: int, glyphs: Glyphs) -> Line:

@@ -8,8 +8,7 @@ from controller.api.operations.on_cluster import Setting
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire.base import SettingValue
 from tui.actions.target import Target
-from tui.drawing.format import Line, Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Line, Span, Tone
 
 FACT_LINES = 4
 SORTS = {"table": False, "changed": True}

@@ -24,11 +24,9 @@ from controller.api.wire.requests import (
     RequestStatus,
     Step,
 )
+from tui import drawing
 from tui.actions.target import Target
-from tui.drawing import format as fmt
-from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.drawing.shares import shares
-from tui.drawing.table import Column
+from tui.drawing import Column, Glyphs, Line, Span, Tone, apportion
 from tui.panes.facts import LABEL_WIDTH, Fact, columns
 
 _ENDS = frozenset(str(state) for state in ENDED_STATES)
@@ -188,7 +186,7 @@ def _notes(step: Step) -> list[str]:
 def _candidates(what: str, candidates: Sequence[Considered], chosen: str) -> str:
     """The chosen one need not be the first: the freest may be another source's destination."""
     told = (
-        f"{each.instance_id} {fmt.number(each.figure)}"
+        f"{each.instance_id} {drawing.number(each.figure)}"
         + (" (chosen)" if each.instance_id == chosen else "")
         for each in candidates
     )
@@ -227,7 +225,7 @@ def rows(found: Explanation, width: int) -> list[TimelineRow]:
         room = max(20, width - NOTE_X - len(_INDENT))
         notes = [
             "",
-            *(line for note in moment.notes for line in fmt.wrapped(printable(note), room)),
+            *(line for note in moment.notes for line in drawing.wrapped(printable(note), room)),
         ]
         shown += [
             TimelineRow(f"{place}.{line}", found.request.id, moment, note)
@@ -343,7 +341,7 @@ def _labelled(label: str, words: str, tone: Tone = Tone.PLAIN) -> Line:
 def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
     """Why a held request waits takes some 170 characters."""
     room = max(20, width - LABEL_WIDTH - 3)
-    first, *rest = fmt.wrapped(printable(words), room) or [""]
+    first, *rest = drawing.wrapped(printable(words), room) or [""]
     return [_labelled(label, first, tone), *(_labelled("", more, tone) for more in rest)]
 
 
@@ -356,7 +354,7 @@ def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
         for phase, at_s, length_s in begun
     ]
     room = width - LABEL_WIDTH - 3
-    cells = shares([length_s for _, length_s in lengths], room)
+    cells = apportion([length_s for _, length_s in lengths], room)
     bar = [
         Span(_LETTERS[phase] * count, _TONES[phase])
         for (phase, _), count in zip(lengths, cells, strict=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from tui.drawing.layout import Pane
 from tui.panes.instances import ORDERS
+from tui.panes.layout import Pane
 
 
 @dataclass

@@ -9,12 +9,10 @@ from controller.api.text.alarms import Alarm
 from tui.actions.action import Place
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
-from tui.drawing.format import Line
+from tui.drawing import Line
 from tui.panes import alarm_line, header, replay_bar
 from tui.screens.sorting import SortScreen
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 class PaintedScreen(Screen[None]):

@@ -14,12 +14,10 @@ from tui.actions.asking import AnyOrder, Together
 from tui.actions.choices import Choice, Choices, Estimate
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Line, Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Line, Span, Tone
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import HEAD_LINES, TableView
+from tui.widgets import HEAD_LINES, Lines, TableView
 
 
 @dataclass(frozen=True, slots=True)

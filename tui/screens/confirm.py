@@ -14,10 +14,10 @@ from tui.actions.action import Place
 from tui.actions.asking import AnyOrder, Asked, Together
 from tui.actions.own import Run
 from tui.actions.registry import bindings
-from tui.drawing.format import Line, Span, Tone, wrapped
+from tui.drawing import Line, Span, Tone, wrapped
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw
-from tui.widgets.lines import Lines
+from tui.widgets import Lines
 
 FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""

@@ -12,8 +12,7 @@ from tui.actions.action import Place
 from tui.actions.registry import bindings
 from tui.actions.target import Target
 from tui.console import Console
-from tui.drawing.format import Line, Span, Tone
-from tui.drawing.layout import Arrangement, Box, Pane, arrange
+from tui.drawing import Line, Span, Tone
 from tui.panes import (
     event_list,
     instances,
@@ -25,6 +24,7 @@ from tui.panes import (
 )
 from tui.panes.event_list import EventRow
 from tui.panes.instances import SORTS, InstanceRow
+from tui.panes.layout import Arrangement, Box, Pane, arrange
 from tui.panes.levels import level_names
 from tui.panes.migrations import MigrationRow
 from tui.panes.names import names
@@ -34,9 +34,7 @@ from tui.panes.view import View
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
 from tui.state import DashboardState
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 _TITLES = {
     Pane.INSTANCES: "Instances",

@@ -8,11 +8,10 @@ from textual.events import DescendantFocus, Resize
 
 from tui.actions.action import Place
 from tui.actions.registry import bindings
-from tui.drawing.format import Line, Span, Tone
+from tui.drawing import Line, Span, Tone
 from tui.panes.instances import matches
 from tui.screens.base import PaintedScreen
-from tui.widgets.bottom import Bottom
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, TableView
 
 
 @dataclass

@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from tui.console import Console, console_of
-from tui.drawing.format import ASCII
+from tui.drawing import ASCII
 
 MAX_WIDTH = 100
 

@@ -14,11 +14,11 @@ from controller.api.text.quantities import printable, setting_value
 from tui.actions.action import Place
 from tui.actions.asking import AnyOrder
 from tui.actions.registry import bindings
-from tui.drawing.format import Line, Span, Tone
+from tui.drawing import Line, Span, Tone
 from tui.panes import setting_list
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw
-from tui.widgets.lines import Lines
+from tui.widgets import Lines
 
 
 class EditScreen(Dialog[SetSettings | None]):

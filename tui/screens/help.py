@@ -12,10 +12,9 @@ from tui.actions.key_names import shown
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
 from tui.console import console_of
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.options import Options
-from tui.widgets.table_view import TableView
+from tui.widgets import TableView
 
 LEGEND: tuple[tuple[str, str], ...] = (
     ("FREENESS", "decode steps until memory is full; negative: too much wanted"),

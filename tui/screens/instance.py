@@ -9,8 +9,7 @@ from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable, time_of_day
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Line, Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Line, Span, Tone
 from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
 from tui.panes.log_lines import LogRow
@@ -18,9 +17,7 @@ from tui.panes.request_list import RequestRow
 from tui.screens.ready import can_draw
 from tui.screens.requests import RequestsScreen
 from tui.state import Change, DashboardState
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 @dataclass(frozen=True, slots=True)

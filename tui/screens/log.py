@@ -8,12 +8,10 @@ from tui.actions import log
 from tui.actions.action import Place
 from tui.actions.log import LogRow
 from tui.actions.registry import bindings
-from tui.drawing.format import Span, Tone
+from tui.drawing import Span, Tone
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 class LogScreen(PaintedScreen):

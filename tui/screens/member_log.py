@@ -7,14 +7,12 @@ from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
 from tui.actions.target import Target
-from tui.drawing.format import Line, Span, Tone
+from tui.drawing import Line, Span, Tone
 from tui.panes import log_lines
 from tui.panes.log_lines import LogRow
 from tui.screens.detail import DetailScreen
 from tui.screens.ready import can_draw
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 class MemberLogScreen(DetailScreen):

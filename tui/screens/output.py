@@ -10,14 +10,11 @@ from tui.actions.action import Place
 from tui.actions.own import Run
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.own_program import Program
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,14 @@ from textual.app import ComposeResult
 from controller.api.text.quantities import printable
 from controller.api.wire.requests import RequestList
 from tui.actions.target import Target
-from tui.drawing.format import Line, Span, Tone
+from tui.drawing import Line, Span, Tone
 from tui.panes import request_list
 from tui.panes.request_list import RequestRow
 from tui.screens.detail import DetailScreen
 from tui.screens.listed import Listed
 from tui.screens.ready import can_draw
 from tui.state import DashboardState
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 class RequestsScreen(DetailScreen):

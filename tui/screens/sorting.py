@@ -11,12 +11,10 @@ from textual.containers import Vertical
 from tui.actions.action import Place
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Span, Tone
-from tui.drawing.table import Column
+from tui.drawing import Column, Span, Tone
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import HEAD_LINES, TableView
+from tui.widgets import HEAD_LINES, Lines, TableView
 
 WIDTH = 60
 

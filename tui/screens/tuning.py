@@ -11,14 +11,12 @@ from controller.api.text.quantities import printable
 from tui.actions.action import Place
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Span, Tone
+from tui.drawing import Span, Tone
 from tui.panes import setting_list
 from tui.panes.setting_list import FACT_LINES, SettingRow
 from tui.screens.detail import DetailScreen
 from tui.screens.ready import can_draw
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.widgets import Bottom, Lines, TableView
 
 
 class TuningScreen(DetailScreen):

@@ -19,7 +19,7 @@ from controller.api.settings.settings import ConsoleTable
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, presses, replaying, settle
-from tui.drawing.layout import Pane
+from tui.panes.layout import Pane
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen

@@ -11,7 +11,7 @@ from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses, settle
-from tui.drawing.format import ASCII, Line, Tone
+from tui.drawing import ASCII, Line, Tone
 from tui.panes import scaling_line
 from tui.screens.choose import ChooseScreen
 

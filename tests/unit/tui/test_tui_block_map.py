@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from controller.api.wire.status import QueueHeadStatus
 from tests.unit.tui import tui_synthetic as synthetic
-from tui.drawing import format as fmt
-from tui.drawing.format import UNICODE
+from tui import drawing
+from tui.drawing import UNICODE
 from tui.panes import block_map
 from tui.state import Sample
 
@@ -81,4 +81,4 @@ def test_the_parts_are_all_blocks(
 )
 def test_step_times_are_on_one_scale(step_time_s: float | None, glyph: str) -> None:
     samples = [Sample(59.5, 100.0, step_time_s)]
-    assert fmt.step_trend(samples, 59.9, 6, UNICODE) == " " * 5 + glyph
+    assert drawing.step_trend(samples, 59.9, 6, UNICODE) == " " * 5 + glyph

@@ -17,11 +17,11 @@ from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
 from tui import owning
 from tui.actions.registry import ACTIONS
-from tui.drawing.layout import Pane
 from tui.input import completion
 from tui.input.commands import Command, Known, parse
 from tui.input.completion import History, Tabbing, complete
 from tui.own_program import Program
+from tui.panes.layout import Pane
 from tui.screens.choose import ChooseScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen

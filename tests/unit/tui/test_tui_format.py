@@ -2,8 +2,8 @@
 
 import pytest
 
-from tui.drawing import format as fmt
-from tui.drawing.format import ASCII, UNICODE, Span
+from tui import drawing
+from tui.drawing import ASCII, UNICODE, Span
 from tui.state import Sample
 
 
@@ -23,7 +23,7 @@ from tui.state import Sample
     ],
 )
 def test_numbers_stay_short(value: float | None, text: str) -> None:
-    assert fmt.number(value) == text
+    assert drawing.number(value) == text
 
 
 @pytest.mark.parametrize("width", [2, 7, 20, 41])
@@ -31,11 +31,11 @@ def test_numbers_stay_short(value: float | None, text: str) -> None:
     "text", ["drain i-1 moves 会話会話会話会話会話 to i-2, 話 a", "会" * 30, "a b"]
 )
 def test_wrapped_lines_fit_in_columns(text: str, width: int) -> None:
-    lines = fmt.wrapped(text, width)
-    assert all(fmt.num_cells(line) <= width for line in lines)
+    lines = drawing.wrapped(text, width)
+    assert all(drawing.num_cells(line) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    indented = fmt.wrapped(text, 20, first="  ", later="    ")
-    assert all(fmt.num_cells(line) <= 20 for line in indented)
+    indented = drawing.wrapped(text, 20, first="  ", later="    ")
+    assert all(drawing.num_cells(line) <= 20 for line in indented)
     assert indented[0].startswith("  ")
     assert all(line.startswith("    ") for line in indented[1:])
 
@@ -52,7 +52,7 @@ def test_wrapped_lines_fit_in_columns(text: str, width: int) -> None:
     ],
 )
 def test_percents(ratio: float | None, text: str) -> None:
-    assert fmt.percent(ratio) == text
+    assert drawing.percent(ratio) == text
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_percents(ratio: float | None, text: str) -> None:
     ],
 )
 def test_bars(used: float | None, wanted: float | None, text: str) -> None:
-    assert "".join(fmt.bar(used, wanted, 10)) == text
+    assert "".join(drawing.bar(used, wanted, 10)) == text
 
 
 def curve(*values: float | None, width: int, at_s: float | None = None) -> str:
@@ -77,7 +77,7 @@ def curve(*values: float | None, width: int, at_s: float | None = None) -> str:
     slot_s = 60 / width
     samples = [Sample(1200 + place * slot_s, value) for place, value in enumerate(values)]
     now_s = samples[-1].time_s if at_s is None else at_s
-    return fmt.trend(samples, now_s, width, ASCII)
+    return drawing.trend(samples, now_s, width, ASCII)
 
 
 def test_a_trend_has_one_scale_for_all_rows() -> None:
@@ -88,7 +88,7 @@ def test_a_trend_has_one_scale_for_all_rows() -> None:
 def test_a_trend_leaves_out_what_is_unknown() -> None:
     assert curve(None, 5, None, 5000, width=4) == " . #"
     assert curve(None, None, width=2) == "  "
-    assert fmt.trend((), 0.0, 3, ASCII) == "   "
+    assert drawing.trend((), 0.0, 3, ASCII) == "   "
 
 
 def test_a_trend_moves_to_the_left_and_out() -> None:
@@ -99,8 +99,8 @@ def test_a_trend_moves_to_the_left_and_out() -> None:
 
 def test_a_trend_moves_by_whole_slots() -> None:
     samples = [Sample(1200 + second, float(second % 7)) for second in range(60)]
-    early = fmt.trend(samples, 1256.0, 6, UNICODE)
-    assert fmt.trend(samples, 1259.9, 6, UNICODE) == early
+    early = drawing.trend(samples, 1256.0, 6, UNICODE)
+    assert drawing.trend(samples, 1259.9, 6, UNICODE) == early
 
 
 def test_every_ascii_glyph_is_ascii() -> None:
@@ -110,17 +110,19 @@ def test_every_ascii_glyph_is_ascii() -> None:
 
 
 def test_what_does_not_fit_is_cut_to_the_column() -> None:
-    assert fmt.fitted("abcdef", 4, UNICODE) == "abc…"
-    assert fmt.fitted("abcdef", 4, ASCII) == "abc~"
-    assert fmt.fitted("ab", 4, ASCII, right=True) == "  ab"
-    assert fmt.fitted("ab", 0, ASCII) == ""
-    wide = fmt.fitted("日本語", 4, UNICODE)
-    assert fmt.width_of((Span(wide),)) == 4
+    assert drawing.fitted("abcdef", 4, UNICODE) == "abc…"
+    assert drawing.fitted("abcdef", 4, ASCII) == "abc~"
+    assert drawing.fitted("ab", 4, ASCII, right=True) == "  ab"
+    assert drawing.fitted("ab", 0, ASCII) == ""
+    wide = drawing.fitted("日本語", 4, UNICODE)
+    assert drawing.width_of((Span(wide),)) == 4
 
 
 def test_what_ascii_cannot_show_is_marked() -> None:
-    assert fmt.encodable("naïve", ASCII) == "na?ve"
-    assert fmt.encodable("nai\u0308ve", ASCII) == "na?ve"
-    assert fmt.encodable("naïve", UNICODE) == "naïve"
+    assert drawing.encodable("naïve", ASCII) == "na?ve"
+    assert drawing.encodable("nai\u0308ve", ASCII) == "na?ve"
+    assert drawing.encodable("naïve", UNICODE) == "naïve"
     for glyphs in (ASCII, UNICODE):
-        assert fmt.encodable("\x1b]52;c;eA==\x07 a\x85\u202e\xa0b\n", glyphs) == "]52;c;eA== a b"
+        assert (
+            drawing.encodable("\x1b]52;c;eA==\x07 a\x85\u202e\xa0b\n", glyphs) == "]52;c;eA== a b"
+        )

@@ -33,10 +33,10 @@ from tui.actions.action import Place
 from tui.actions.registry import ACTIONS
 from tui.actions.target import Target
 from tui.app import Dashboard
-from tui.drawing.format import ASCII
-from tui.drawing.layout import Pane
+from tui.drawing import ASCII
 from tui.input.keymap import TOGETHER
 from tui.panes.instances import ORDERS
+from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen

@@ -8,7 +8,7 @@ from controller.api.wire.status import ClusterStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses
-from tui.drawing.layout import Pane
+from tui.panes.layout import Pane
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen

@@ -5,12 +5,12 @@ from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
 from tui.app import Dashboard
-from tui.drawing.format import UNICODE
-from tui.drawing.layout import Pane
+from tui.drawing import UNICODE
 from tui.panes import instances, nodes
+from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.state import Arrived, DashboardState, reduce
-from tui.widgets.table_view import TableView
+from tui.widgets import TableView
 
 
 def gone(id_: str, node: str) -> InstanceStatus:

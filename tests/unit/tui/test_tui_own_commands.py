@@ -32,7 +32,7 @@ from tui.own_program import Program
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.output import OutputScreen
-from tui.widgets.table_view import TableView
+from tui.widgets import TableView
 
 ECHO = shutil.which("echo") or "echo"
 SHELL = shutil.which("sh") or "sh"

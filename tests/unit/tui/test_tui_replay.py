@@ -18,14 +18,13 @@ from tui import moments
 from tui.actions import moment
 from tui.actions.target import Target
 from tui.app import Dashboard
-from tui.drawing.format import ASCII, UNICODE, Glyphs
+from tui.drawing import ASCII, UNICODE, Glyphs
 from tui.panes import replay_bar
 from tui.panes.header import Liveness
 from tui.replay import Progress, ReplaySource
 from tui.screens.dashboard import DashboardScreen
 from tui.state import Arrived, DashboardState, Replayed, reduce
-from tui.widgets.bottom import Bottom
-from tui.widgets.lines import Lines
+from tui.widgets import Bottom, Lines
 
 MOMENTS_S = (0.0, 1.0, 7.5, 61.3, 150.0, 299.0)
 

@@ -16,7 +16,7 @@ from tests.unit.tui.tui_support import (
     settle,
 )
 from tui.actions.target import Target
-from tui.drawing.layout import Pane
+from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.request import RequestScreen

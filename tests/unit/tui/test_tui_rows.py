@@ -10,12 +10,11 @@ from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState, QueueHeadStatus, ReplaysStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
+from tui import drawing
 from tui.actions import registry
 from tui.actions.action import Place
 from tui.actions.target import Target
-from tui.drawing import table
-from tui.drawing.format import ASCII, UNICODE, Line, Span, Tone, width_of
-from tui.drawing.layout import Pane, arrange
+from tui.drawing import ASCII, UNICODE, Line, Span, Tone, width_of
 from tui.panes import (
     alarm_line,
     event_list,
@@ -28,9 +27,10 @@ from tui.panes import (
 from tui.panes.facts import facts
 from tui.panes.header import Liveness
 from tui.panes.instances import InstanceRow
+from tui.panes.layout import Pane, arrange
 from tui.panes.names import Names, names
 from tui.state import Arrived, DashboardState, Entry, Lost, reduce
-from tui.widgets.bottom import key_line
+from tui.widgets import key_line
 
 LEVELS = ("high", "normal")
 
@@ -41,8 +41,8 @@ def state_of(*found: Any) -> DashboardState:
 
 
 def cells_of(row: InstanceRow, width: int = 120) -> dict[str, str]:
-    placed = table.place(instances.columns(row.levels, width), width)
-    shown = table.cells(placed, row, UNICODE, instances.note(row))
+    placed = drawing.place(instances.columns(row.levels, width), width)
+    shown = drawing.cells(placed, row, UNICODE, instances.note(row))
     found = {}
     for p in placed:
         pieces = [span.text for x, span in shown if p.x <= x <= p.x + p.width]
@@ -159,13 +159,13 @@ def test_each_state_has_a_glyph_and_a_tone(state: InstanceState, glyph: str) -> 
 
 @pytest.mark.parametrize("width", [120, 110, 100, 80, 60, 40, 12, 1, 0])
 def test_columns_fit_any_width(width: int) -> None:
-    placed = table.place(instances.columns(("high", "normal"), width), width)
+    placed = drawing.place(instances.columns(("high", "normal"), width), width)
     assert all(p.x + p.width <= max(width, 0) for p in placed)
 
 
 def test_eighty_columns_keep_what_matters() -> None:
     def kept_at(width: int) -> set[str]:
-        return {p.column.name for p in table.place(instances.columns(LEVELS, width), width)}
+        return {p.column.name for p in drawing.place(instances.columns(LEVELS, width), width)}
 
     kept = kept_at(80)
     assert kept == {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
@@ -312,11 +312,11 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
     )
     found = queue_heads.rows(state, names(state, "…"))
     assert [row.id for row in found] == ["i-3", "i-1"]
-    placed = table.place(queue_heads.COLUMNS, 90)
-    shown = [span.text.strip() for _, span in table.cells(placed, found[0], UNICODE)]
+    placed = drawing.place(queue_heads.COLUMNS, 90)
+    shown = [span.text.strip() for _, span in drawing.cells(placed, found[0], UNICODE)]
     assert shown == ["i-3", "r8c10", "high", "3.2s", "118", "4", "fragmented (evicted)"]
-    narrow = table.place(queue_heads.COLUMNS, 58)
-    assert [span.text.strip() for _, span in table.cells(narrow, found[0], UNICODE)][-1] == (
+    narrow = drawing.place(queue_heads.COLUMNS, 58)
+    assert [span.text.strip() for _, span in drawing.cells(narrow, found[0], UNICODE)][-1] == (
         "fragmented"
     )
 
@@ -334,7 +334,7 @@ def test_the_queue_at_the_controller_stands_first() -> None:
     words = {
         width: [
             span.text.strip()
-            for _, span in table.cells(table.place(queue_heads.COLUMNS, width), row, UNICODE)
+            for _, span in drawing.cells(drawing.place(queue_heads.COLUMNS, width), row, UNICODE)
         ]
         for width in (100, 80, 64)
     }
@@ -349,9 +349,9 @@ def test_the_queue_at_the_controller_stands_first() -> None:
 def test_an_instance_that_is_kept_is_marked_and_says_for_whom() -> None:
     state = held_state()
     rows = {row.id: row for row in instances.rows(state, UNICODE, (), names(state, "…"))}
-    placed = table.place(instances.columns((), 120, kept=True), 120)
+    placed = drawing.place(instances.columns((), 120, kept=True), 120)
     shown = {
-        id_: [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
+        id_: [span.text.strip() for _, span in drawing.cells(placed, row, UNICODE)]
         for id_, row in rows.items()
     }
     assert shown["i-9"][:2] == ["= i-9", "reserved"]
@@ -366,9 +366,9 @@ def test_an_instance_that_is_kept_is_marked_and_says_for_whom() -> None:
 
 def event_cells(entry: Entry, *, expanded: bool = False) -> list[str]:
     columns = event_list.EXPANDED_COLUMNS if expanded else event_list.COLUMNS
-    placed = table.place(columns, 120)
+    placed = drawing.place(columns, 120)
     row = event_list.EventRow(entry, UTC, Names([], "…"))
-    return [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
+    return [span.text.strip() for _, span in drawing.cells(placed, row, UNICODE)]
 
 
 def test_an_event_short_and_expanded() -> None:
@@ -452,8 +452,8 @@ def test_what_happens_to_many_requests_at_once_is_one_line() -> None:
     )
     found = event_list.rows(state, UTC, Names([], "…"), routine=False)
     assert [row.count for row in found] == [3, 1, 1, 1]
-    placed = table.place(event_list.COLUMNS, 60)
-    words = [table.cells(placed, row, UNICODE)[3][1].text.strip() for row in found]
+    placed = drawing.place(event_list.COLUMNS, 60)
+    words = [drawing.cells(placed, row, UNICODE)[3][1].text.strip() for row in found]
     assert words[:2] == ["3 requests", "r4"]
 
 
@@ -479,8 +479,8 @@ def moving() -> DashboardState:
 
 
 def move_cells(row: migrations.MigrationRow, width: int = 120) -> list[str]:
-    placed = table.place(migrations.COLUMNS, width)
-    return [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
+    placed = drawing.place(migrations.COLUMNS, width)
+    return [span.text.strip() for _, span in drawing.cells(placed, row, UNICODE)]
 
 
 def test_moves_under_way_come_first_then_those_that_ended() -> None:
@@ -554,7 +554,7 @@ def test_replays_of_the_last_minute_are_in_the_header_and_have_a_column() -> Non
 
 
 def test_half_a_wide_screen_has_room_for_a_move_and_its_reason() -> None:
-    kept = [p.column.name for p in table.place(migrations.COLUMNS, 64)]
+    kept = [p.column.name for p in drawing.place(migrations.COLUMNS, 64)]
     assert kept == [column.name for column in migrations.COLUMNS]
 
 

@@ -9,14 +9,12 @@ from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, drawn, settle
 from tui.actions.target import Target
-from tui.drawing.format import ASCII, Span, Tone
-from tui.drawing.layout import Pane
-from tui.drawing.table import GAP
-from tui.drawing.themes import THEMES
+from tui.drawing import ASCII, GAP, Span, Tone
+from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.state import RecordingFailed, RequestsArrived
-from tui.widgets.lines import Lines
-from tui.widgets.table_view import TableView
+from tui.themes import THEMES
+from tui.widgets import Lines, TableView
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.unit.tui.tui_support import (
 )
 from tui.actions.target import Target
 from tui.app import Dashboard
-from tui.drawing.format import ASCII
+from tui.drawing import ASCII
 from tui.theme_names import MONOCHROME
 
 REASON = "the controller at http://10.0.0.5:8700 said nothing for 5 s"

@@ -8,10 +8,10 @@ from rich.color import ColorTriplet
 
 from llumctl.commands import top
 from tests.unit.tui.tui_support import FakeSource, dashboard
-from tui.drawing.format import Tone
-from tui.drawing.themes import THEMES
+from tui.drawing import Tone
 from tui.theme_names import DEUTERANOPIA, MONOCHROME
-from tui.widgets.lines import Lines
+from tui.themes import THEMES
+from tui.widgets import Lines
 
 Rgb = tuple[float, float, float]
 TEXT = tuple(Tone)

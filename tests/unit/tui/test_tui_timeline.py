@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from controller.api.wire.requests import DispatchStep, Explanation, OtherStep
 from tests.unit.tui import tui_lives as lives
 from tests.unit.tui.tui_synthetic import START_S
-from tui.drawing.format import UNICODE
-from tui.drawing.shares import shares
+from tui.drawing import UNICODE, apportion
 from tui.panes import timeline
 from tui.panes.timeline import Moment, Phase
 
@@ -136,7 +135,7 @@ def test_the_bar_is_in_proportion_and_the_sums_are_told() -> None:
     ],
 )
 def test_shares(sizes: tuple[float, ...], width: int, cells: list[int]) -> None:
-    assert shares(sizes, width) == cells
+    assert apportion(sizes, width) == cells
 
 
 @given(
@@ -146,7 +145,7 @@ def test_shares(sizes: tuple[float, ...], width: int, cells: list[int]) -> None:
     width=st.integers(min_value=1, max_value=200),
 )
 def test_shares_fill_the_line(sizes: list[float], width: int) -> None:
-    found = shares(sizes, width)
+    found = apportion(sizes, width)
     assert all(cells >= 0 for cells in found)
     assert sum(found) == (width if sum(sizes) > 0 else 0)
     if sum(size > 0 for size in sizes) <= width and sum(sizes) > 0:

@@ -8,13 +8,13 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
 from tui.actions.target import Target
 from tui.app import Dashboard
-from tui.drawing.format import UNICODE
-from tui.drawing.layout import Pane
+from tui.drawing import UNICODE
 from tui.panes import instances
+from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen
 from tui.state import Arrived, DashboardState, reduce
-from tui.widgets.table_view import TableView
+from tui.widgets import TableView
 
 NUM_INSTANCES = 64
 

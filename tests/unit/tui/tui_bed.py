@@ -13,7 +13,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import FakeCaller, FakeSource, dashboard, drawn, settle
 from tui.app import Dashboard
-from tui.drawing.layout import Pane
+from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 
 

@@ -23,7 +23,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions.action import Place
 from tui.actions.registry import action_of
 from tui.app import Dashboard
-from tui.drawing.format import UNICODE, Glyphs
+from tui.drawing import UNICODE, Glyphs
 from tui.live import Caller, Reply, Source, Work
 from tui.options import Options
 from tui.replay import ReplaySource

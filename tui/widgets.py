@@ -1,29 +1,256 @@
-"""A table that scrolls by itself: a title, column heads, rows, and a cursor that is an id.
+"""The widgets of all screens: lines of text, the bottom line, and a table that scrolls by itself.
 
-Until the operator moves the cursor it lies on the first row, whichever that is by now: the table
-shows the top of its order, the worst first. Then the cursor is held: it stays with its row through
-sorting and refreshing, until the operator goes to the first row.
-
-Only rows whose cells differ are painted again, from the first such cell to the last: Textual begins
-each region of a line at the line's start, so that one region costs fewer bytes than many.
+They paint toned text, whose colours the theme gives, and repaint only what changed.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import groupby, zip_longest
+from operator import itemgetter
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
 from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input
 
+from controller.api.text.quantities import printable
+from tui import drawing
 from tui.actions.action import Place
 from tui.actions.registry import bindings
 from tui.actions.target import NOTHING, Target
-from tui.drawing import format as fmt
-from tui.drawing import table
-from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.drawing.table import Column, Placed
-from tui.widgets.tones import Toned
+from tui.drawing import UNICODE, Column, Glyphs, Line, Placed, Span, Tone, encodable, num_cells
+from tui.input.completion import Typing
+
+_COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
+    "tone--cursor",
+    "tone--cursor-blurred",
+    "tone--bar",
+}
+CSS = """
+.tone--plain { }
+.tone--strong { text-style: bold; color: $text-primary; }
+.tone--dim { color: $text-muted; }
+.tone--good { color: $text-success; }
+.tone--warn { color: $text-warning; }
+.tone--bad { color: $text-error; text-style: bold; }
+.tone--cursor { background: $block-cursor-background; color: $block-cursor-foreground;
+    text-style: $block-cursor-text-style; }
+.tone--bar { background: $warning; color: $background; text-style: bold; }
+.tone--cursor-blurred { background: $block-cursor-blurred-background; }
+"""
+
+
+class Toned(Widget):
+    """A widget that is painted in tones. Its styles are put together once, and again when
+    Textual says that they changed: they took a quarter of the time of a frame."""
+
+    COMPONENT_CLASSES = _COMPONENTS
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._styles: dict[tuple[Tone | None, str], Style] = {}
+
+    def notify_style_update(self) -> None:
+        self._styles.clear()
+        super().notify_style_update()
+
+    def strip_of(self, line: Line, over: str = "", *, fits: bool = False) -> Strip:
+        """A line in the widget's width, neighbours of one style joined: each style costs some 20
+        bytes on the way to the terminal. `over`: a component that lies on top of every tone (a
+        cursor). `fits`: all of the line can be shown, and none of it is too wide."""
+        width = self.outer_size.width
+        if not fits:
+            line = self._encodable(line)
+        segments: list[Segment] = []
+        for tone, pieces in groupby(line, key=itemgetter(1)):
+            text = "".join([text for text, _ in pieces])
+            segments.append(Segment(text, self.style_of(tone, over)))
+        length = num_cells("".join([text for text, _ in line]))
+        if length < width:
+            segments.append(Segment(" " * (width - length), self.style_of(None, over)))
+        strip = Strip(segments, max(length, width))
+        return strip if length <= width else strip.adjust_cell_length(width)
+
+    def _encodable(self, line: Line) -> Line:
+        glyphs = getattr(self.app, "glyphs", UNICODE)
+        return tuple(Span(encodable(text, glyphs), tone) for text, tone in line)
+
+    def style_of(self, tone: Tone | None, over: str = "") -> Style:
+        found = self._styles.get((tone, over))
+        if found is None:
+            found = self.rich_style
+            for component in (f"tone--{tone}" if tone else "", over):
+                if component:
+                    found += self.get_component_rich_style(component, partial=True)
+            self._styles[tone, over] = found
+        return found
+
+
+class Lines(Toned):
+    """A few lines of text: the header, an instance's facts."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._lines: list[Line] = []
+        self._bar = False
+
+    def show(self, lines: Sequence[Line], *, bar: bool = False) -> None:
+        """Paints the lines that differ. `bar`: the first one stands out in the whole width."""
+        if bar != self._bar:
+            self._bar = bar
+            self.refresh()
+        before, self._lines = self._lines, list(lines)
+        changed = [
+            Region(0, y, self.outer_size.width, 1)
+            for y, (old, new) in enumerate(zip_longest(before, self._lines))
+            if old != new
+        ]
+        if changed and self.outer_size.width:
+            self.refresh(*changed)
+
+    def render_line(self, y: int) -> Strip:
+        line = self._lines[y] if y < len(self._lines) else ()
+        return self.strip_of(line, "tone--bar" if self._bar and y == 0 else "")
+
+
+class Prompt(Input):
+    """One line of input; Esc gives up. Where a command is typed, Tab and Shift-Tab complete it, and
+    Up and Down bring back what was typed before."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "give_up", show=False),
+        Binding("tab", "complete(1)", show=False),
+        Binding("shift+tab", "complete(-1)", show=False),
+        Binding("up", "history(1)", show=False),
+        Binding("down", "history(-1)", show=False),
+    ]
+    typing: Typing | None = None
+    """None: what is typed is no command."""
+
+    class GivenUp(Message):
+        pass
+
+    def action_give_up(self) -> None:
+        self.post_message(self.GivenUp())
+
+    def action_complete(self, step: int) -> None:
+        if self.typing is not None:
+            self.put(self.typing.tab(self.value, step))
+
+    def action_history(self, steps: int) -> None:
+        if self.typing is not None:
+            self.put(self.typing.history.go(steps, self.value))
+
+    def put(self, text: str) -> None:
+        self.value = text
+        self.cursor_position = len(text)
+
+
+class Bottom(Horizontal):
+    """The bottom line: what is being typed, else a message, else the keys. `purpose` is `:` or `/`
+    while something is typed, else empty."""
+
+    class Typed(Message):
+        """Sent with each change; `done` with Enter, `given_up` with Esc."""
+
+        def __init__(self, purpose: str, text: str, *, done: bool, given_up: bool) -> None:
+            super().__init__()
+            self.purpose = purpose
+            self.text = text
+            self.done = done
+            self.given_up = given_up
+
+    def __init__(self) -> None:
+        super().__init__(id="bottom")
+        self.purpose = ""
+        self._typing: Typing | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="keys")
+        prompt = Prompt(id="prompt", compact=True, select_on_focus=False)
+        prompt.cursor_blink = False
+        prompt.display = False
+        yield prompt
+        hints = Lines(id="hints")
+        hints.display = False
+        yield hints
+
+    def say(self, line: Line) -> None:
+        self.query_one("#keys", Lines).show(
+            [(Span(self.purpose, Tone.STRONG),) if self.purpose else line]
+        )
+
+    def ask(self, purpose: str, text: str = "", typing: Typing | None = None) -> None:
+        """`typing`: what is typed is a command, and is completed by it."""
+        self.purpose = purpose
+        self._typing = typing
+        keys, prompt = self.query_one("#keys", Lines), self.query_one(Prompt)
+        keys.styles.width = 2
+        prompt.typing = typing
+        prompt.put(text)
+        prompt.display = True
+        self.query_one("#hints").display = typing is not None
+        self._hint(text)
+        self.screen.set_focus(prompt, scroll_visible=False)
+        self.say(())
+
+    def take(self, character: str) -> bool:
+        """Types what was typed so fast that it went to the table before this line was open;
+        False: none is."""
+        if self.purpose:
+            self.query_one(Prompt).insert_text_at_cursor(character)
+        return bool(self.purpose)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._hint(event.value)
+        if self.purpose:
+            self.post_message(self.Typed(self.purpose, event.value, done=False, given_up=False))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end(event.value, given_up=False)
+
+    def on_prompt_given_up(self, event: Prompt.GivenUp) -> None:
+        event.stop()
+        self._end("", given_up=True)
+
+    def _hint(self, text: str) -> None:
+        """What is valid next, on the right."""
+        if self._typing is not None:
+            words = printable(self._typing.hint(text, self.size.width // 2 - 1))
+            self.query_one("#hints", Lines).show([(Span(words, Tone.DIM),)])
+
+    def _end(self, text: str, *, given_up: bool) -> None:
+        purpose, self.purpose = self.purpose, ""
+        keys, prompt = self.query_one("#keys", Lines), self.query_one(Prompt)
+        prompt.display = False
+        self.query_one("#hints").display = False
+        keys.styles.width = "1fr"
+        self.post_message(self.Typed(purpose, text, done=True, given_up=given_up))
+
+
+def key_line(pairs: Sequence[tuple[str, str]], width: int) -> Line:
+    """` Enter detail  / filter  ...`: as many as there is room for, the last two in any case."""
+    kept = list(pairs)
+    while len(kept) > 2 and drawing.width_of(_spans(kept)) > width:
+        del kept[-3]
+    return _spans(kept)
+
+
+def _spans(pairs: Sequence[tuple[str, str]]) -> Line:
+    spans: list[Span] = []
+    for key, word in pairs:
+        spans += [Span(f" {key}", Tone.STRONG), Span(f" {word} ", Tone.DIM)]
+    return tuple(spans)
+
 
 HEAD_LINES = 2
 WHEEL_ROWS = 3
@@ -48,8 +275,19 @@ Note = Callable[[Item], tuple[str, Span] | None]
 
 
 class TableView(Toned, Generic[Item], can_focus=True):
-    """`note_of(item)`: (column, text) that takes the place of the cells from there on. The cursor
-    never lies on a row that `is_heading`, which stays in view with the row below it."""
+    """A table that scrolls by itself: a title, column heads, rows, and a cursor that is an id.
+
+    Until the operator moves the cursor it lies on the first row, whichever that is by now: the
+    table shows the top of its order, the worst first. Then the cursor is held: it stays with its
+    row through sorting and refreshing, until the operator goes to the first row.
+
+    Only rows whose cells differ are painted again, from the first such cell to the last: Textual
+    begins each region of a line at the line's start, so that one region costs fewer bytes than
+    many.
+
+    `note_of(item)`: (column, text) that takes the place of the cells from there on. The cursor
+    never lies on a row that `is_heading`, which stays in view with the row below it.
+    """
 
     BINDINGS = bindings(Place.TABLE)
 
@@ -152,7 +390,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
     def set_columns(self, columns: Sequence[Column[Item]]) -> None:
         if columns is not self._columns:
             self._columns = columns
-            self._placed = table.place(columns, self.outer_size.width)
+            self._placed = drawing.place(columns, self.outer_size.width)
             self.refresh()
 
     def hold(self, item_id: str) -> None:
@@ -240,7 +478,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         ]
 
     def _cells(self, item: Item) -> Cells:
-        cells = table.cells(self._placed, item, self._glyphs, self._note_of(item))
+        cells = drawing.cells(self._placed, item, self._glyphs, self._note_of(item))
         if self._marks and item.id in self._marks:
             return ((0, _MARK), *cells)
         return cells
@@ -267,7 +505,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         if old is None or new is None or old[1] != new[1] or len(old[0]) != len(new[0]):
             return [Region(0, y, self.outer_size.width, 1)]
         changed = [
-            (x, x + fmt.num_cells(span.text))
+            (x, x + drawing.num_cells(span.text))
             for (x, span), was in zip(new[0], old[0], strict=True)
             if (x, span) != was
         ]
@@ -298,11 +536,11 @@ class TableView(Toned, Generic[Item], can_focus=True):
         position = (Span(f"  {self.position}", Tone.DIM),) if self.position else ()
         marks = (Span(f"  {len(self._marks)} marked", Tone.STRONG),) if self._marks else ()
         title = (Span(f"{rule} ", tone), *self._title, *marks, *position)
-        space = self.outer_size.width - fmt.width_of(title) - 1
+        space = self.outer_size.width - drawing.width_of(title) - 1
         return (*title, Span(f" {rule * max(0, space)}", tone))
 
     def on_resize(self, _: Resize) -> None:
-        self._placed = table.place(self._columns, self.outer_size.width)
+        self._placed = drawing.place(self._columns, self.outer_size.width)
         self._scroll()
         self._repaint()
         self.refresh()
@@ -373,6 +611,6 @@ class TableView(Toned, Generic[Item], can_focus=True):
 
 
 def _spaced(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
-    gap = Span(" " * table.GAP)
-    heads = table.titles(placed, glyphs)
+    gap = Span(" " * drawing.GAP)
+    heads = drawing.titles(placed, glyphs)
     return tuple(span for head in heads for span in (head, gap))

@@ -1,1 +1,0 @@
-"""Values as text: figures, tables, themes and layout."""

@@ -1,1 +1,0 @@
-"""Widgets that paint lines of toned text, and repaint only what changed."""
