@@ -146,10 +146,10 @@ def _token() -> str:
             f"a cluster that is known by its URL needs a token: set {TOKEN_FILE}, or {TOKEN}",
             TOKEN_HINT,
         )
-    from llumctl.config import secrets_file
+    from llumctl.config import config_file
 
     try:
-        text = secrets_file.read(Path(named), TOKEN_FILE)
+        text = config_file.read_secret(Path(named), TOKEN_FILE)
     except UsageError as error:
         chmod = error.hint if error.hint.startswith("chmod") else TOKEN_HINT
         raise UsageError(error.message, chmod) from error

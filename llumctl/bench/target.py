@@ -15,7 +15,7 @@ from llumctl import connect
 from llumctl.bench import levels
 from llumctl.bench.connection import Endpoint
 from llumctl.bench.levels import Level
-from llumctl.config import secrets_file
+from llumctl.config import config_file
 
 ASK_TIMEOUT_S = 10.0
 
@@ -68,7 +68,7 @@ def of_url(url: str, api_key: str, model: str | None) -> Target:
 
 def read_key(path: Path) -> str:
     """The key in the first line with text, of a private file. Raises UsageError."""
-    first = secrets_file.read(path, "--api-key-file").splitlines()[0]
+    first = config_file.read_secret(path, "--api-key-file").splitlines()[0]
     key = key_file.parse_line(first).key
     if not key.isprintable() or not key.isascii():
         raise UsageError(f"--api-key-file: {path} holds no key", f"head -c 100 {path}")

@@ -59,7 +59,6 @@ def profile(
     if rounds < 1:
         raise UsageError(f"--rounds: must be at least 1, not {rounds}")
     from llumctl.config import settings as settings_module
-    from llumctl.config import settings_errors
 
     flags: Flags = {
         ("cluster", "model"): ("MODEL", model),
@@ -71,7 +70,7 @@ def profile(
 
     path = file or Path(f"{_file_stem(settings.cluster.model)}.toml")
     wanted = run.Wanted(path, force, rounds, given.parse(set_ or []))
-    with settings_errors.located(origins):
+    with settings_module.located(origins):
         found = run.run(settings, wanted, output.say)
     output.emit(text_of(found, colours=output.use_colours(sys.stdout)))
     output.say(f"written to {path}")

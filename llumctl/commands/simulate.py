@@ -10,7 +10,7 @@ from llumctl.commands import simulate_options as options
 from llumctl.commands import simulate_paper
 from llumctl.commands.options import TableOrJson, positive
 from llumctl.commands.simulate_options import within
-from llumctl.config import assignments
+from llumctl.config import config_file
 
 app = typer.Typer(name="simulate", rich_markup_mode=None)
 app.command("paper")(simulate_paper.paper)
@@ -103,7 +103,7 @@ def simulate(
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
-        settings=assignments.parse(set_ or (), "--set", SET_HINT),
+        settings=config_file.parse_assignments(set_ or (), "--set", SET_HINT),
         faults=faults,
         warm_up=warm_up,
         autoscale=None if bounds is None else bounds[:2],
@@ -173,7 +173,7 @@ def find_knee(
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
-        settings=assignments.parse(set_ or (), "--set", SET_HINT),
+        settings=config_file.parse_assignments(set_ or (), "--set", SET_HINT),
     )
     if seeds is not None:
         session.tell_simulated_once(wanted)

@@ -23,7 +23,7 @@ from tui.theme_names import NAMES as THEMES
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
     from controller.api.settings.settings import ConsoleTable
-    from llumctl.config.settings_origin import Origins
+    from llumctl.config.config_file import Origins
     from tui.actions.own import OwnCommand
     from tui.app import Dashboard
     from tui.live import Caller, Source
@@ -158,9 +158,9 @@ def _serve(
         with _recorded(replay, look.limits):
             shown += ["--replay", str(replay.path.resolve())]
         shown += ["--speed", f"{replay.speed:g}", "--at", f"{replay.at_s:.3f}s"]
-    from llumctl.web import serving
+    from llumctl.web import server
 
-    serving.serve([sys.executable, "-P", "-m", "llumctl", "top", *shown], port)
+    server.serve([sys.executable, "-P", "-m", "llumctl", "top", *shown], port)
 
 
 def _check_terminal() -> None:

@@ -107,7 +107,6 @@ def start(
     timeout_s: float | None,
 ) -> None:
     from llumctl.config import settings as settings_module
-    from llumctl.config import settings_errors
     from llumctl.text.progress import Progress
 
     settings, origins = settings_module.load_with_origins(
@@ -116,7 +115,7 @@ def start(
     meant.cluster_is(settings.cluster.name)
     from controller.main.start import up as up_main
 
-    with Progress(settings) as progress, settings_errors.located(origins):
+    with Progress(settings) as progress, settings_module.located(origins):
         status = up_main.run(
             settings,
             detach=detach,

@@ -1,4 +1,8 @@
-"""Finds, reads and parses the config file, and says on which line a key stands."""
+"""The files that people write settings and secrets in, and `KEY=VALUE` as they type it.
+
+The config file is found, read and parsed here; a complaint about a key names its line, or the
+variable or flag that set it instead (`Origins`).
+"""
 
 import codecs
 import os
@@ -6,7 +10,7 @@ import re
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,8 @@ from controller.api.errors import UsageError
 from controller.api.state import user_files
 from controller.api.state.run_state import CLUSTER_NAME
 from controller.api.state.user_files import user_folder
-from llumctl.config import toml_lines
+from llumctl.config import toml_text
+from llumctl.config.toml_text import KeyPath
 
 MAX_BYTES = 1 << 20
 DEFAULT = "the default one"
@@ -36,10 +41,10 @@ class ConfigFile:
     is_changed_by_others: bool = False
     """Users other than root and this one may change the file."""
 
-    def line(self, key: toml_lines.Path) -> int:
-        return toml_lines.scan(self.text).find(key) or 1
+    def line(self, key: KeyPath) -> int:
+        return toml_text.scan(self.text).find(key) or 1
 
-    def where(self, key: toml_lines.Path) -> str:
+    def where(self, key: KeyPath) -> str:
         """`FILE:LINE` of a key."""
         return f"{self.path}:{self.line(key)}"
 
@@ -160,9 +165,9 @@ def _decode(path: Path, raw: bytes) -> str:
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
-    if line := toml_lines.too_deep(text):  # tomllib takes a minute for a name of 50,000 parts
+    if line := toml_text.too_deep(text):  # tomllib takes a minute for a name of 50,000 parts
         raise UsageError(
-            f"{path}:{line}: a dotted key of more than {toml_lines.MAX_KEY_PARTS} parts",
+            f"{path}:{line}: a dotted key of more than {toml_text.MAX_KEY_PARTS} parts",
             edit_command(path, line),
         )
     try:
@@ -175,7 +180,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
     """Names a duplicate key itself: tomllib reports where its value ends, and no name."""
-    duplicate = toml_lines.scan(text).duplicate
+    duplicate = toml_text.scan(text).duplicate
     if duplicate is not None:
         key, line, first = duplicate
         name = ".".join(map(str, key))
@@ -192,3 +197,92 @@ def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
     return UsageError(
         f"{path}:{line}: not valid TOML: {_WHERE.sub('', reason)}", edit_command(path, line)
     )
+
+
+class Origins:
+    """An origin that is named later wins, as the value does."""
+
+    def __init__(self, file: ConfigFile | None) -> None:
+        self.file = file
+        self._names: dict[KeyPath, str] = {}
+
+    def name(self, key: KeyPath, origin: str) -> None:
+        self._names[key] = origin
+
+    def given(self, key: KeyPath) -> bool:
+        return key[:2] in self._names or self.in_file(key)
+
+    def in_file(self, key: KeyPath) -> bool:
+        if self.file is None or key[:2] in self._names:
+            return False
+        table = self.file.tables.get(str(key[0]))
+        return key[1] in table if isinstance(table, dict) and len(key) == 2 else table is not None
+
+    def written(self, key: KeyPath) -> KeyPath:
+        """Spells the key as the file does, which may write dashes where an engine argument has
+        underscores."""
+        table = self.file.tables.get(str(key[0])) if self.file is not None else None
+        if key[:2] in self._names or not isinstance(table, dict) or len(key) < 2:
+            return key
+        for name in table:
+            if name.replace("-", "_") == key[1]:
+                return (key[0], name, *key[2:])
+        return key
+
+    def flag(self, key: KeyPath) -> bool:
+        """Whether the setting was given on the command line."""
+        return self._names.get(key[:2], "").startswith("-")
+
+    def of(self, key: KeyPath) -> str:
+        """Names `FILE:LINE`, a variable or a flag, and for a default the dotted name."""
+        if key[:2] in self._names:
+            return self._names[key[:2]]
+        if self.file is not None and key[0] in self.file.tables:
+            return self.file.where(key)
+        return ".".join(map(str, key))
+
+    def cure(self, key: KeyPath) -> str:
+        """Gives the command that leads to the place where the setting can be changed."""
+        name = self._names.get(key[:2], "")
+        if name.startswith("LLUMCTL_"):
+            return f"unset {name}"
+        if not name and self.file is not None:
+            return edit_command(self.file.path, self.file.line(key))
+        return "llumctl up --help"
+
+
+def read_secret(path: Path, where: str) -> str:
+    """Raises UsageError if the file cannot be read, is open to other users, or is empty. The
+    message begins with `where`: the place that named the file."""
+    try:
+        with user_files.opened(path) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read(MAX_BYTES).decode().strip()
+    except (OSError, ValueError) as error:
+        is_binary = isinstance(error, UnicodeDecodeError)
+        reason = "not text" if is_binary else getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"{where}: cannot read {path}: {reason}",
+            f"(umask 077; openssl rand -hex 32 > {path})",
+        ) from error
+    if mode & 0o077:
+        raise UsageError(
+            f"{where}: {path} is open to other users (mode {mode:04o})", f"chmod 600 {path}"
+        )
+    if not text:
+        raise UsageError(f"{where}: {path} holds no key", f"openssl rand -hex 32 > {path}")
+    return text
+
+
+def parse_assignments(texts: Iterable[str], where: str, example: str) -> dict[str, str]:
+    """Texts by key, without white space around either. Raises UsageError for another form and for a
+    key that is given twice; its message begins with `where`."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals and value) or not text.isprintable():
+            raise UsageError(f"{where}: {text[:60]!r} is not of the form KEY=VALUE", example)
+        if key in found:
+            raise UsageError(f"{where}: {key[:60]} is given twice", example)
+        found[key] = value
+    return found

@@ -5,8 +5,15 @@ counts as unset, and one that names no setting is refused like an unknown key of
 Kubernetes made it.
 `[engine]`, `[keys]` and `[commands]` take any key: vLLM's own parser and the dashboard check those
 later.
+
+Types and bounds of single values are checked by the model (`controller.api.settings`). Checked here
+is what goes beyond one value: addresses, secrets, folders. Paths come out absolute, as the
+cluster's processes run in other folders: a path of a config file is relative to the file, any other
+to the current folder.
 """
 
+import contextlib
+import difflib
 import json
 import os
 import re
@@ -16,15 +23,29 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from controller.api.errors import UsageError
+from controller.api.errors import UsageError, WrongSettingError
+from controller.api.hosts import is_loopback
+from controller.api.settings import key_file
+from controller.api.settings.endpoint_options import Code, EndpointOptions, code_in
+from controller.api.settings.engine_options import why_refused
 from controller.api.settings.live_settings import CONSOLE_TABLES, of_the_console
-from controller.api.settings.setting_values import converted, value_of
-from controller.api.settings.settings import ConsoleTable, OwnCommandTable, Settings, table_model
+from controller.api.settings.setting_values import complaint, converted, value_of
+from controller.api.settings.settings import (
+    EMBEDDED_MODEL,
+    OPEN_TABLES,
+    ConsoleTable,
+    EndpointTable,
+    OwnCommandTable,
+    Settings,
+    table_model,
+)
 from controller.api.settings.table import kinds
 from llumctl import choices
-from llumctl.config import assignments, config_file, settings_checks, settings_errors
-from llumctl.config.settings_origin import Origins
+from llumctl.config import config_file
+from llumctl.config.config_file import Origins
+from llumctl.config.toml_text import KeyPath
 
 PREFIX = "LLUMCTL_"
 NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE", "LLUMCTL_TOKEN", "LLUMCTL_TOKEN_FILE")
@@ -79,9 +100,9 @@ def load_with_origins(
         key, value = parse_engine_arg(argument)
         origins.name(("engine", key), "--engine-arg")
         _put(data, "engine", key, value)
-    for key, text in assignments.parse(assigned, "--set", SET_EXAMPLE).items():
+    for key, text in config_file.parse_assignments(assigned, "--set", SET_EXAMPLE).items():
         _assign(data, origins, key, text)
-    return settings_checks.checked(_validated(data, origins), origins), origins
+    return checked(_validated(data, origins), origins), origins
 
 
 def of_file(file: config_file.ConfigFile) -> Settings:
@@ -166,7 +187,7 @@ def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise settings_errors.explain(error, origins) from error
+        raise explain(error, origins) from error
 
 
 def _from_file(file: config_file.ConfigFile | None, origins: Origins) -> dict[str, Any]:
@@ -207,7 +228,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     for variable, (table, key) in _ours(environ):
         if table not in Settings.model_fields or not key:
             path = (table, key) if key else (table,)
-            raise settings_errors.unknown_variable(variable, path)
+            raise unknown_variable(variable, path)
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, Key]]:
@@ -238,11 +259,11 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
         )
     model = table_model(table)
     if key not in kinds(model):
-        raise settings_errors.unknown_key(variable, (table, key))
+        raise unknown_key(variable, (table, key))
     try:
         return converted(model, key, raw)
     except ValidationError as error:
-        raise settings_errors.explain_value(error, variable, raw) from error
+        raise explain_value(error, variable, raw) from error
 
 
 def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> None:
@@ -253,7 +274,7 @@ def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> N
         refused = of_the_console(dotted)
         raise UsageError(f"--set: {refused}", refused.hint)
     if table not in Settings.model_fields:
-        raise settings_errors.unknown_key("--set", (table, key) if key else (table,))
+        raise unknown_key("--set", (table, key) if key else (table,))
     if not key:
         raise UsageError(f"--set: {table} is a table: name a key of it", SET_EXAMPLE)
     if table == "priority":
@@ -287,3 +308,283 @@ def _put(data: dict[str, Any], table: str, key: str, value: Any) -> None:
     inner = data.get(table, {})
     if isinstance(inner, dict):
         data[table] = {**inner, key: value}
+
+
+# -- checks beyond one value ------------------------------------------------------------
+
+LOOPBACK = "127.0.0.1"
+ENDPOINT_FILES = (
+    "api_key_file",
+    "chat_template",
+    "tool_parser_plugin",
+    "reasoning_parser_plugin",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_ca_certs",
+)
+
+
+def checked(settings: Settings, origins: Origins) -> Settings:
+    """Raises UsageError."""
+    _check_addresses(settings, origins)
+    cluster, endpoint = settings.cluster, settings.endpoint
+    model = _model(cluster.model, origins)
+    emulated = settings.emulated
+    if cluster.engine == "emulated":
+        _check_emulated(settings, origins)
+        emulated = emulated.model_copy(update={"profile": _profile(emulated.profile, origins)})
+    elif origins.flag(("emulated", "profile")):
+        raise UsageError(
+            f"{origins.of(('emulated', 'profile'))}: only emulated engines have a profile",
+            "llumctl up --engine emulated --profile ...",
+        )
+    if endpoint.api_key_file is not None:
+        _check_key_file(endpoint.api_key_file, settings, origins)
+    _check_code(settings, origins)
+    return settings.model_copy(
+        update={
+            "cluster": cluster.model_copy(update={"model": model}),
+            "endpoint": endpoint.model_copy(update=_endpoint_files(endpoint, origins)),
+            "emulated": emulated,
+        }
+    )
+
+
+def _check_addresses(settings: Settings, origins: Origins) -> None:
+    endpoint, control = settings.endpoint, settings.control
+    if not is_loopback(endpoint.host) and endpoint.api_key_file is None:
+        raise UsageError(
+            f"{origins.of(('endpoint', 'host'))}: endpoint.host {endpoint.host!r} is open to other"
+            " machines, and without endpoint.api_key_file anybody there could use the endpoint",
+            f"set endpoint.api_key_file      or      llumctl up --host {LOOPBACK}",
+        )
+    if not is_loopback(control.host):
+        raise UsageError(
+            f"{origins.of(('control', 'host'))}: control.host {control.host!r} is not a loopback"
+            " address: operators' actions are served to this machine only",
+            f"control.host = {LOOPBACK!r}, and from elsewhere: ssh -L {control.port}:"
+            f"{LOOPBACK}:{control.port} HOST",
+        )
+    if endpoint.port == control.port:
+        keys: tuple[KeyPath, KeyPath] = (("control", "port"), ("endpoint", "port"))
+        where = next((origins.of(key) for key in keys if origins.given(key)), "control.port")
+        raise UsageError(
+            f"{where}: control.port and endpoint.port are both {control.port}",
+            f"llumctl up --control-port {control.port % 65535 + 1}",
+        )
+
+
+def _check_emulated(settings: Settings, origins: Origins) -> None:
+    """Refuses what an engine that computes nothing cannot use, rather than ignore it."""
+    model = settings.cluster.model
+    if model != EMBEDDED_MODEL:
+        raise UsageError(
+            f"{origins.of(('cluster', 'model'))}: an emulated engine computes nothing, so it"
+            f" serves no model but {EMBEDDED_MODEL!r} (for its tokenizer), not {model!r}",
+            "llumctl up --engine emulated      or      llumctl up --engine vllm MODEL",
+        )
+    if settings.engine:
+        name = next(iter(settings.engine))
+        key: KeyPath = ("engine", name)
+        raise UsageError(
+            f"{origins.of(key)}: engine.{name} is an argument of vLLM's engine; an emulated one"
+            " has only what [emulated] says",
+            origins.cure(key),
+        )
+
+
+def _profile(profile: str, origins: Origins) -> str:
+    """Makes a file's path absolute. The name of a built-in profile stays: `up` knows those."""
+    if not (_is_path(profile) or "/" in profile or profile.endswith(".toml")):
+        return profile
+    key: KeyPath = ("emulated", "profile")
+    path = _absolute(profile, key, origins)
+    if not path.is_file():
+        raise UsageError(
+            f"{origins.of(key)}: there is no profile file {path}",
+            "llumctl up --engine emulated      (with the default profile)",
+        )
+    return str(path)
+
+
+def _model(model: str, origins: Origins) -> str:
+    """Makes a folder's path absolute. `embedded` and Hugging Face ids stay as they are."""
+    if not model:
+        raise UsageError(f"{origins.of(('cluster', 'model'))}: cluster.model is empty")
+    key: KeyPath = ("cluster", "model")
+    path = _absolute(model, key, origins)
+    if model == EMBEDDED_MODEL or (not _is_path(model) and not path.is_dir()):
+        return model
+    if not path.is_dir():
+        raise UsageError(
+            f"{origins.of(key)}: there is no model folder {path}",
+            f"llumctl up {EMBEDDED_MODEL}",
+        )
+    return str(path)
+
+
+def _is_path(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~"))
+
+
+def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]:
+    """Gives the absolute paths by key. Sampling defaults are a folder's, or named by a word."""
+    found = {
+        key: str(_absolute(name, ("endpoint", key), origins))
+        for key in ENDPOINT_FILES
+        if (name := getattr(endpoint, key)) is not None
+    }
+    if endpoint.generation_config not in ("auto", "vllm"):
+        key: KeyPath = ("endpoint", "generation_config")
+        folder = _absolute(endpoint.generation_config, key, origins)
+        if not (folder / "generation_config.json").is_file():
+            raise UsageError(
+                f"{origins.of(key)}: endpoint.generation_config: {folder} holds no"
+                " generation_config.json",
+                'endpoint.generation_config = "auto"      (the model\'s own), or "vllm"',
+            )
+        found["generation_config"] = str(folder)
+    return found
+
+
+def _check_code(settings: Settings, origins: Origins) -> None:
+    """Settings that name code to run may come from a file that its owner alone can read and change:
+    an argument or a variable may have been set by somebody else."""
+    keys: list[KeyPath] = [
+        ("endpoint", name)
+        for name, info in EndpointOptions.model_fields.items()
+        if Code in info.metadata and getattr(settings.endpoint, name) is not None
+    ]
+    keys += [("engine", name) for name in code_in(settings.engine)]
+    for key in keys:
+        dotted, where = ".".join(map(str, key)), origins.of(origins.written(key))
+        if origins.file is None or not origins.in_file(origins.written(key)):
+            raise UsageError(
+                f"{where}: {dotted} names code to run: only a configuration file of yours with mode"
+                " 0600 may set it",
+                "llumctl config path",
+            )
+        if not origins.file.is_private:
+            raise UsageError(
+                f"{where}: {dotted} names code to run, and {origins.file.path} is not yours alone",
+                f"chmod 600 {origins.file.path}",
+            )
+
+
+def _check_key_file(name: str, settings: Settings, origins: Origins) -> None:
+    key: KeyPath = ("endpoint", "api_key_file")
+    path = _absolute(name, key, origins)
+    where = f"{origins.of(key)}: {'.'.join(map(str, key))}"
+    text = config_file.read_secret(path, where)
+    try:
+        key_file.check(text, [level.name for level in settings.priority])
+    except ValueError as error:
+        raise UsageError(f"{where}: {path}: {error}", "llumctl config show") from error
+
+
+def _absolute(name: str, key: KeyPath, origins: Origins) -> Path:
+    base = Path.cwd()
+    if origins.file is not None and origins.in_file(key):
+        base = base / origins.file.path.parent
+    with contextlib.suppress(RuntimeError):  # a ~user that does not exist
+        return base / Path(name).expanduser()
+    return base / name
+
+
+# -- what is wrong, in words: where it stands, what, and the nearest valid key ----------
+
+MAX_SHOWN = 10
+
+
+def explain(error: ValidationError, origins: Origins) -> UsageError:
+    """Tells everything that is wrong, each in a line."""
+    found = error.errors(include_url=False)
+    told = [_one(details, origins) for details in found]
+    if len(told) == 1:
+        return told[0]
+    lines = [item.message for item in told[:MAX_SHOWN]]
+    if len(told) > MAX_SHOWN:
+        lines.append(f"and {len(told) - MAX_SHOWN} more")
+    hints = [item.hint for item in told if item.hint]
+    return UsageError("\n       ".join(lines), hints[0] if hints else "")
+
+
+def explain_value(error: ValidationError, origin: str, raw: str) -> UsageError:
+    """The variable's value cannot become what the setting wants."""
+    details = error.errors(include_url=False)[0]
+    return UsageError(f"{origin}: {complaint(details, raw)}", f"unset {origin}")
+
+
+@contextlib.contextmanager
+def located(origins: Origins) -> Iterator[None]:
+    """What a check inside refuses, is told with the place where the setting was written."""
+    try:
+        yield
+    except WrongSettingError as error:
+        key = origins.written(error.key)
+        where = origins.of(key)
+        prefix = "" if where == ".".join(map(str, key)) else f"{where}: "
+        raise UsageError(prefix + error.message, error.hint or origins.cure(key)) from error
+
+
+def unknown_key(where: str, path: KeyPath) -> UsageError:
+    name = ".".join(str(part) for part in path if not isinstance(part, int))
+    what = "table" if len(path) == 1 else "key"
+    if path[0] == "endpoint" and (why := why_refused(str(path[-1]))):
+        return UsageError(f"{where}: {name} is refused: {why}", "llumctl up --help")
+    message = f"{where}: unknown {what} {name}"
+    if nearest := nearest_key(path):
+        message += f"; did you mean {nearest}?"
+    table = str(path[0])
+    if table not in Settings.model_fields:
+        return UsageError(message, f"the tables are {_listed(Settings.model_fields)}")
+    return UsageError(message, f"the keys of [{table}] are {_listed(kinds(table_model(table)))}")
+
+
+def unknown_variable(variable: str, path: KeyPath) -> UsageError:
+    message = f"{variable}: there is no such setting"
+    table, _, key = nearest_key(path).partition(".")
+    if key:
+        message += f"; did you mean LLUMCTL_{table.upper()}_{key.upper()}?"
+    return UsageError(message, f"unset {variable}      or      llumctl config show")
+
+
+def nearest_key(path: KeyPath) -> str:
+    """Finds the valid table or key that resembles `path` most, '' if none does. A key of that very
+    name in another table goes first, then keys of the same table, then any."""
+    words = [str(part) for part in path if not isinstance(part, int)]
+    dotted = {key: f"{table}.{key}" for table, key in reversed(list(_all_keys()))}
+    if words[-1] in dotted:
+        return dotted[words[-1]]
+    if len(words) > 1 and words[0] in Settings.model_fields:
+        own = [key for table, key in _all_keys() if table == words[0]]
+        if found := difflib.get_close_matches(words[-1], own, 1):
+            return f"{words[0]}.{found[0]}"
+    elif found := difflib.get_close_matches(words[0], Settings.model_fields, 1):
+        return found[0]
+    found = difflib.get_close_matches(words[-1], dotted, 1)
+    return dotted[found[0]] if found else ""
+
+
+def _all_keys() -> Iterator[tuple[str, str]]:
+    for table in Settings.model_fields:
+        if table not in OPEN_TABLES:
+            for key in kinds(table_model(table)):
+                yield table, key
+
+
+def _one(details: ErrorDetails, origins: Origins) -> UsageError:
+    path = details["loc"]
+    where = origins.of(path)
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown_key(where, path)
+    name = ".".join(str(part) for part in path if not isinstance(part, int))
+    prefix = f"{where}: " if where == name else f"{where}: {name} "
+    if details["type"] == "missing":
+        parent = ".".join(str(part) for part in path[:-1] if not isinstance(part, int))
+        return UsageError(f"{where}: {parent} needs the key {path[-1]}", origins.cure(path))
+    return UsageError(prefix + complaint(details, details["input"]), origins.cure(path))
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)

@@ -10,9 +10,9 @@ from typing import Any
 
 from controller.api.settings.settings import Settings
 from llumctl.config import toml_text
+from llumctl.config.config_file import Origins
 from llumctl.config.settings import engine_key
-from llumctl.config.settings_origin import Origins
-from llumctl.config.toml_lines import Path
+from llumctl.config.toml_text import KeyPath
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -54,7 +54,7 @@ def document(settings: Settings, origins: Origins | None, output_format: Format)
     return text.rstrip("\n")
 
 
-def origin(path: Path, origins: Origins) -> str:
+def origin(path: KeyPath, origins: Origins) -> str:
     """`default`, `FILE:LINE` or a variable."""
     table, *inner, name = path
     if table == "engine" and not origins.given(path):
@@ -68,7 +68,7 @@ def origin(path: Path, origins: Origins) -> str:
     return origins.of(path) if given else "default"
 
 
-def _pairs(path: Path, content: Mapping[str, Any], origins: Origins | None) -> Iterator[str]:
+def _pairs(path: KeyPath, content: Mapping[str, Any], origins: Origins | None) -> Iterator[str]:
     for name, value in content.items():
         try:
             line = f"{toml_text.key(name)} = {toml_text.value(value)}"
@@ -77,7 +77,7 @@ def _pairs(path: Path, content: Mapping[str, Any], origins: Origins | None) -> I
         yield line if origins is None else f"{line}  # {origin((*path, name), origins)}"
 
 
-def _paths(tables: Mapping[str, Any]) -> Iterator[Path]:
+def _paths(tables: Mapping[str, Any]) -> Iterator[KeyPath]:
     for table, content in tables.items():
         if isinstance(content, Mapping):
             yield from ((table, name) for name in content)

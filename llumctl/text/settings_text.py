@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llumctl.config import assignments, toml_text
+from llumctl.config import config_file, toml_text
 
 if TYPE_CHECKING:
     from controller.api.wire.base import SettingValue
@@ -16,7 +16,7 @@ def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
     """`KEY=VALUE` each; the controller says whether there is such a key and value.
 
     Raises UsageError for another form, and for a key that is given twice."""
-    found = assignments.parse(texts, "KEY=VALUE", HINT)
+    found = config_file.parse_assignments(texts, "KEY=VALUE", HINT)
     from controller.api.settings.setting_values import value_of
 
     return {key: value_of(key, text) for key, text in found.items()}

@@ -1,4 +1,8 @@
-"""The dashboard as a page on loopback.
+"""`llumctl top --web`: the dashboard as a page on loopback, for the operator who started it alone.
+
+A one-time code stands in the address that the operator opens. It is exchanged for a cookie, so that
+the address in the browser's history opens nothing. Every user of this machine can open connections,
+and the server's descriptors have an end: strangers hold none for long.
 
 textual-serve gives the page's script; its server is not used: it asks nobody who they are, runs a
 command line through a shell for every web socket, and loads a font from elsewhere (decision 0027).
@@ -6,15 +10,171 @@ command line through a shell for every web socket, and loads a font from elsewhe
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+import hmac
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import cast
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from llumctl.web import connections, packets
-from llumctl.web.doors import Doors, refusal
-from llumctl.web.session import Session
+from controller.api.errors import RefusedError
+from controller.api.hosts import is_own_host
+from llumctl.text import output
+from llumctl.web.session import ProtocolError, Session, heard
+
+# -- who gets in: which hosts, which origins, which codes and cookies -------------------
+
+CODE_LIFE_S = 300.0
+LOGIN_LIFE_S = 12 * 3600.0
+MAX_LOGINS = 16
+"""The oldest login is forgotten for another."""
+
+
+def refusal(hosts: Sequence[str], origins: Sequence[str], *, is_socket: bool) -> str:
+    """Why a request with these Host and Origin headers is refused; empty: it is not.
+
+    A page whose name was pointed to this machine (DNS rebinding) has a foreign Host, and any other
+    page has a foreign Origin. Browsers send an Origin with every web socket, but not with a page.
+    """
+    if len(hosts) != 1 or len(origins) > 1:
+        return "one Host and at most one Origin, please"
+    if not is_own_host(hosts[0], ()):
+        return "this Host is not the dashboard's: open it as http://127.0.0.1:PORT"
+    if origins and origins[0].lower() != f"http://{hosts[0]}".lower():
+        return "no page of another origin may use the dashboard"
+    if is_socket and not origins:
+        return "a web socket needs an Origin"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """`room`: the first part of the paths that this login may use. The cookie is limited to it:
+    browsers send a cookie to all ports of a host, and so to the servers of other users there."""
+
+    room: str
+    secret: str
+    until_s: float
+
+
+class Doors:
+    """The code that is good now, and the logins that came of codes. Kept in memory only."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._code = ""
+        self._code_until_s = 0.0
+        self._logins: dict[str, Login] = {}
+
+    def new_code(self) -> str:
+        """A code that can be used once, for CODE_LIFE_S; the one before is good no more."""
+        self._code = secrets.token_urlsafe(24)
+        self._code_until_s = self._clock() + CODE_LIFE_S
+        return self._code
+
+    def enter(self, code: str) -> Login | None:
+        """Uses up the code; None if it is not the one that is good now."""
+        now_s = self._clock()
+        if not self._code or not _same(code, self._code):
+            return None
+        self._code = ""
+        if now_s > self._code_until_s:
+            return None
+        login = Login(secrets.token_hex(8), secrets.token_urlsafe(32), now_s + LOGIN_LIFE_S)
+        while len(self._logins) >= MAX_LOGINS:
+            del self._logins[next(iter(self._logins))]
+        self._logins[login.room] = login
+        return login
+
+    def admits(self, room: str, cookie: str) -> bool:
+        login = self._logins.get(room)
+        return login is not None and _same(cookie, login.secret) and self._clock() < login.until_s
+
+
+def _same(given: str, kept: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), kept.encode())
+
+
+# -- who may hold a connection to the port, and for how long ----------------------------
+
+MAX_CONNECTIONS = 64
+"""A browser has up to 6 beside its web sockets."""
+HEAD_S = 10.0
+"""How long a connection may take to its next request's end of head."""
+
+
+class Connections:
+    """Makes the protocol of each connection. Beyond the limit that one is closed which is here
+    longest without having shown a login: strangers push out each other, and no browser."""
+
+    def __init__(self, server: web.Server, head_s: float) -> None:
+        self._server = server
+        self._head_s = head_s
+        self._open: dict[Connection, None] = {}
+
+    def __call__(self) -> "Connection":
+        return Connection(self._server, self, self._head_s)
+
+    def opened(self, connection: "Connection") -> None:
+        self._open[connection] = None
+        if len(self._open) > MAX_CONNECTIONS:
+            stranger = next(each for each in self._open if not each.is_known)
+            self.closed(stranger)
+            stranger.force_close()
+
+    def closed(self, connection: "Connection") -> None:
+        self._open.pop(connection, None)
+
+
+class Connection(web.RequestHandler):
+    def __init__(self, server: web.Server, all_: Connections, head_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, access_log=None, keepalive_timeout=head_s)  # type: ignore[arg-type]
+        self._all = all_
+        self.is_known = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._all.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._all.closed(self)
+        super().connection_lost(exc)
+
+
+def mark_known(request: web.Request) -> None:
+    """Its connection has shown a login."""
+    cast(Connection, request.protocol).is_known = True
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: web.Application, host: str, port: int, head_s: float = HEAD_S
+) -> AsyncIterator[int]:
+    """The port: any that is free for 0. Raises OSError, OverflowError."""
+    runner = web.AppRunner(app, handle_signals=False)
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(Connections(runner.server, head_s), host, port)
+        try:
+            yield listener.sockets[0].getsockname()[1]
+        finally:
+            listener.close()
+    finally:
+        await runner.cleanup()
+
+
+# -- pages and web sockets --------------------------------------------------------------
 
 MAX_SESSIONS = 4
 MAX_MESSAGE_BYTES = 64 << 10
@@ -102,7 +262,7 @@ class Server:
             cookie = request.cookies.get(cookie_name(room), "")
             if not self._doors.admits(room, cookie):
                 return _said(403, NO_ENTRY)
-            connections.mark_known(request)
+            mark_known(request)
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -181,8 +341,8 @@ async def _hear(session: Session, socket: web.WebSocketResponse) -> None:
         if message.type is not WSMsgType.TEXT:
             return
         try:
-            found = packets.heard(message.data)
-        except packets.ProtocolError:
+            found = heard(message.data)
+        except ProtocolError:
             return
         if found.reply:
             await socket.send_str(found.reply)
@@ -210,3 +370,90 @@ def _read(package: str, name: str) -> bytes:
     for part in name.split("/"):
         found = found / part
     return found.read_bytes()
+
+
+# -- from the first line on the terminal to the last ------------------------------------
+
+HOST = "127.0.0.1"
+BACKGROUND_S = 1.0
+"""How often a job in the background looks whether it has its terminal again."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(command: Sequence[str], port: int) -> None:
+    """Serves until Ctrl-C. `port` 0: any that is free.
+
+    The address goes to the terminal only, and no browser is started with it: arguments of
+    processes can be read by everybody on this machine.
+
+    Raises:
+        RefusedError: the port is not free.
+    """
+    asyncio.run(_serve(command, port))
+
+
+async def _serve(command: Sequence[str], port: int) -> None:
+    doors = Doors(time.monotonic)
+    server = Server(command, doors, output.say)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            port = await stack.enter_async_context(listening(server.app(), HOST, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise RefusedError(
+                f"cannot listen on {HOST}:{port}: {reason}", "llumctl top --web --port 0"
+            ) from error
+        _tell_address(doors, port)
+        with _on_enter(partial(_tell_address, doors, port)):
+            await _ended()
+
+
+def _tell_address(doors: Doors, port: int) -> None:
+    output.emit(f"http://{HOST}:{port}/?code={doors.new_code()}")
+    output.say(f"opens once, within {CODE_LIFE_S / 60:.0f} minutes; Enter: another; Ctrl-C: end")
+
+
+async def _ended() -> None:
+    ended = asyncio.Event()
+    for number in ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+@contextlib.contextmanager
+def _on_enter(react: Callable[[], None]) -> Iterator[None]:
+    """Calls back for each line that is typed, where there is a terminal to type on."""
+    stdin, loop = sys.stdin, asyncio.get_running_loop()
+    if stdin is None or not output.is_terminal(stdin):
+        yield
+        return
+    descriptor = stdin.fileno()
+    later: asyncio.TimerHandle | None = None
+
+    def listen() -> None:
+        loop.add_reader(descriptor, typed)
+
+    def typed() -> None:
+        nonlocal later
+        try:
+            # A job in the background that reads its terminal would be stopped, and what it leaves
+            # unread would wake it all the time.
+            if os.tcgetpgrp(descriptor) != os.getpgrp():
+                loop.remove_reader(descriptor)
+                later = loop.call_later(BACKGROUND_S, listen)
+                return
+            line = os.read(descriptor, 1024)
+        except OSError:  # The terminal is gone, and would be said to have news for ever.
+            line = b""
+        if b"\n" in line:
+            react()
+        elif not line:
+            loop.remove_reader(descriptor)
+
+    listen()
+    try:
+        yield
+    finally:
+        if later is not None:
+            later.cancel()
+        loop.remove_reader(descriptor)

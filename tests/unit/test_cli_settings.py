@@ -13,7 +13,7 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
-from llumctl.config import config_file, settings, toml_lines
+from llumctl.config import config_file, settings, toml_text
 
 
 @pytest.fixture(autouse=True)
@@ -413,7 +413,7 @@ def test_cluster_name_from_flag_environment_file() -> None:
     ],
 )
 def test_a_dotted_key_of_too_many_parts(text: str, line: int | None) -> None:
-    assert toml_lines.too_deep(text) == line
+    assert toml_text.too_deep(text) == line
 
 
 @pytest.mark.timeout(20)
@@ -421,7 +421,7 @@ def test_a_dotted_key_of_too_many_parts(text: str, line: int | None) -> None:
 def test_any_text_is_looked_at_in_time_that_grows_as_it_does(piece: str) -> None:
     """With many escaped quotes 100 kB took half a minute, and a file may be ten times as large."""
     text = 'x = "' + piece * (config_file.MAX_BYTES // len(piece)) + "." * 40
-    assert toml_lines.too_deep(text) in (None, 1)
+    assert toml_text.too_deep(text) in (None, 1)
 
 
 TRICKY = '''
@@ -466,7 +466,7 @@ s = -1.5e3
         (("p", 1, "absent"), 16),
     ],
 )
-def test_lines_of_tricky_toml(key: toml_lines.Path, line: int | None) -> None:
-    lines = toml_lines.scan(TRICKY)
+def test_lines_of_tricky_toml(key: toml_text.KeyPath, line: int | None) -> None:
+    lines = toml_text.scan(TRICKY)
     assert lines.duplicate is None
     assert lines.find(key) == line

@@ -14,9 +14,7 @@ import aiohttp
 import psutil
 import pytest
 
-from llumctl.web.connections import listening
-from llumctl.web.doors import Doors
-from llumctl.web.server import Server, cookie_name
+from llumctl.web.server import Doors, Server, cookie_name, listening
 from tests.unit import fake_controller
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController, until

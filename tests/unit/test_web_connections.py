@@ -9,10 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from llumctl.web import connections
-from llumctl.web.connections import listening
-from llumctl.web.doors import CODE_LIFE_S, LOGIN_LIFE_S, Doors
-from llumctl.web.server import Server, cookie_name
+from llumctl.web import server
+from llumctl.web.server import CODE_LIFE_S, LOGIN_LIFE_S, Doors, Server, cookie_name, listening
 
 LIMIT_S = 30
 
@@ -134,7 +132,7 @@ async def test_whoever_sends_no_whole_request_in_time_is_cut() -> None:
 async def test_strangers_push_out_each_other_and_no_browser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
     doors = Doors(Clock())
     async with (
         asyncio.timeout(LIMIT_S),

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from llumctl.web import packets, serving
-from llumctl.web.doors import CODE_LIFE_S, LOGIN_LIFE_S, MAX_LOGINS, Doors, Login, refusal
+from llumctl.web import server, session
+from llumctl.web.server import CODE_LIFE_S, LOGIN_LIFE_S, MAX_LOGINS, Doors, Login, refusal
 from llumctl.web.session import environment
 
 OWN = "127.0.0.1:8700"
@@ -108,12 +108,12 @@ def test_the_oldest_login_is_forgotten_for_another() -> None:
 
 
 def test_what_a_page_may_say() -> None:
-    assert packets.heard('["stdin", "q\\u00e9"]').packet == b"D\x00\x00\x00\x03q\xc3\xa9"
-    resized = packets.heard('["resize", {"width": 100000, "height": 0}]').packet
+    assert session.heard('["stdin", "q\\u00e9"]').packet == b"D\x00\x00\x00\x03q\xc3\xa9"
+    resized = session.heard('["resize", {"width": 100000, "height": 0}]').packet
     assert json.loads(resized[5:]) == {"type": "resize", "width": 1000, "height": 1}
-    assert json.loads(packets.heard('["blur"]').packet[5:]) == {"type": "blur"}
-    assert packets.heard('["ping", "17"]') == packets.Heard(reply='["pong", "17"]')
-    assert packets.heard('["stdin", "\\ud800"]').packet == b"D\x00\x00\x00\x01?"
+    assert json.loads(session.heard('["blur"]').packet[5:]) == {"type": "blur"}
+    assert session.heard('["ping", "17"]') == session.Heard(reply='["pong", "17"]')
+    assert session.heard('["stdin", "\\ud800"]').packet == b"D\x00\x00\x00\x01?"
 
 
 @pytest.mark.parametrize(
@@ -125,19 +125,19 @@ def test_what_a_page_may_say() -> None:
     ],
 )  # fmt: skip
 def test_what_it_may_not(message: str) -> None:
-    with pytest.raises(packets.ProtocolError):
-        packets.heard(message)
+    with pytest.raises(session.ProtocolError):
+        session.heard(message)
 
 
 async def test_what_a_process_may_say() -> None:
     stream = asyncio.StreamReader()
-    stream.feed_data(packets.packet(b"D", b"hello") + b"D\xff\xff\xff\xff")
-    assert await packets.read(stream) == (b"D", b"hello")
-    with pytest.raises(packets.ProtocolError):
-        await packets.read(stream)
+    stream.feed_data(session.packet(b"D", b"hello") + b"D\xff\xff\xff\xff")
+    assert await session.read(stream) == (b"D", b"hello")
+    with pytest.raises(session.ProtocolError):
+        await session.read(stream)
     stream.feed_eof()
     with pytest.raises(asyncio.IncompleteReadError):
-        await packets.read(stream)
+        await session.read(stream)
 
 
 def test_textuals_own_switches_are_left_behind() -> None:
@@ -159,7 +159,7 @@ async def test_a_terminal_that_is_gone_is_listened_to_no_more(
     master, slave = os.openpty()
     with os.fdopen(slave) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with serving._on_enter(lambda: None):
+        with server._on_enter(lambda: None):
             os.close(master)
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -178,11 +178,11 @@ async def test_a_terminal_in_the_foreground_of_others_is_left_alone_until_it_is_
         return foreground[0]
 
     monkeypatch.setattr(os, "tcgetpgrp", foreground_of)
-    monkeypatch.setattr(serving, "BACKGROUND_S", 0.05)
+    monkeypatch.setattr(server, "BACKGROUND_S", 0.05)
     master, slave = os.openpty()
     with os.fdopen(slave) as stdin, os.fdopen(master, "wb", buffering=0) as keys:
         monkeypatch.setattr("sys.stdin", stdin)
-        with serving._on_enter(entered_.set):
+        with server._on_enter(entered_.set):
             keys.write(b"\n")
             begun_s = asyncio.get_running_loop().time()
             while len(asked) < 3:
