@@ -9,20 +9,17 @@ from controller.api.operations.on_cluster import Autoscale, Scale, Setting
 from controller.api.operations.on_instances import Undrain
 from controller.api.operations.order import Danger
 from controller.api.operations.table import ORDERS
-from tui.actions import log
-from tui.actions.asking import AnyOrder, Several, TakeBack, Together
-from tui.actions.choices import CHOICES, Choices, modes
-from tui.actions.lock import why_locked
-from tui.actions.outbox import Call, Phase
-from tui.actions.registry import action_of
-from tui.actions.session_orders import SessionOrders
-from tui.actions.target import Target
+from controller.api.text.quantities import duration
+from tui.actions import Target, action_of
+from tui.asking import CHOICES, AnyOrder, Choices, Several, TakeBack, Together, modes
 from tui.console import Console
 from tui.drawing import Tone
 from tui.live import Caller
+from tui.outbox import TONES, Call, Phase, SessionOrders, told
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.edit import EditScreen
+from tui.state import DashboardState
 
 Push = Callable[[Screen[Any], Callable[[Any], None]], object]
 
@@ -44,8 +41,8 @@ class Acting:
             if self._is_told_by_another(call):
                 continue
             back = f"  ({self._key('undo')} takes it back)" if call.can_undo else ""
-            tone = log.TONES.get(call.phase, Tone.PLAIN)
-            self._console.say(f"{log.told(call)}{back}", tone, stays=True)
+            tone = TONES.get(call.phase, Tone.PLAIN)
+            self._console.say(f"{told(call)}{back}", tone, stays=True)
 
     def locked(self) -> str:
         console = self._console
@@ -138,7 +135,7 @@ class Acting:
     def unsettled(self) -> list[str]:
         """What to tell an operator who leaves before the outcome of an order is known."""
         return [
-            f"{log.told(call)}: {call.command}"
+            f"{told(call)}: {call.command}"
             for call in self.orders.outbox
             if call.phase in (Phase.SENT, Phase.UNKNOWN)
         ]
@@ -185,3 +182,31 @@ class Acting:
 
     def _key(self, action_id: str) -> str:
         return self._console.key_of(action_id)
+
+
+def why_locked(
+    state: DashboardState,
+    now_s: float,
+    status_every_s: float,
+    *,
+    read_only: str = "",
+    frozen: str = "",
+    replays: bool = False,
+) -> str:
+    """Why nothing can be changed now: the one place that decides it. Empty if actions are allowed.
+    `read_only` and `frozen` say why the operator, or who started the dashboard, wants no changes
+    now."""
+    if replays:
+        return "this is a replay: there is no cluster to change"
+    if read_only:
+        return read_only
+    if frozen:
+        return frozen
+    if state.stopped is not None:
+        return "the cluster has stopped"
+    age_s = state.age_s(now_s)
+    if age_s is None:
+        return "nothing is known of the cluster yet"
+    if state.is_stale(now_s, status_every_s):
+        return f"what the screen shows is {duration(age_s)} old"
+    return ""

@@ -22,22 +22,17 @@ from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
 from tui import bottom_text, palette, style, terminal
 from tui.acting import Acting
-from tui.actions import registry
-from tui.actions.action import Action, Place
-from tui.actions.outbox import Call, Phase
-from tui.actions.replaying import Replaying
-from tui.actions.session_orders import Then
-from tui.actions.target import Target
+from tui.actions import Action, Place, Target, bindings, first_of, footer, of_places
 from tui.bottom_text import Message
 from tui.commanding import Commanding
+from tui.console import Options
 from tui.drawing import ASCII, Line, Tone
-from tui.input import own_commands
-from tui.input.completion import Typing
 from tui.live import Caller, Source, Work
-from tui.options import Options
+from tui.outbox import Call, Phase, Then
+from tui.own_commands import own_actions
 from tui.owning import Owning
 from tui.panes.header import Liveness, recording_badge
-from tui.replay import ReplaySource
+from tui.replay import Replaying, ReplaySource
 from tui.screens.base import PaintedScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.dialog import Dialog
@@ -50,6 +45,7 @@ from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
 from tui.state import DashboardState, reduce
 from tui.themes import THEMES
+from tui.typed_commands import Typing
 from tui.widgets import Bottom, TableView
 
 REPLAY_TICK_S = 0.25
@@ -66,7 +62,7 @@ def tick_s(source: Source) -> float:
 
 class Dashboard(App[None]):
     CSS = style.CSS
-    BINDINGS = registry.bindings(Place.ANYWHERE)
+    BINDINGS = bindings(Place.ANYWHERE)
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "f20"  # the palette's own key is in the table of keys
     TITLE = "llumctl top"
@@ -91,12 +87,12 @@ class Dashboard(App[None]):
         self.set_keymap(dict(options.keymap))
         self.replay: Replaying | None = None
         if isinstance(source, ReplaySource):
-            self.replay = Replaying(source, options, self.say, self.pump)
+            self.replay = Replaying(source, options.keymap, options.zone, self.say, self.pump)
         self.acting = Acting(self, caller, self.push_screen)
         source.wake = self._wake
         self.commanding = Commanding(self)
         self.owning = Owning(self, self.push_screen, self._wake, self.run_worker)
-        self._own = own_commands.actions(options.own)
+        self._own = own_actions(options.own)
         for each in self._own:
             if each.keys:
                 self.bind(",".join(each.keys), each.action, show=False)
@@ -247,13 +243,13 @@ class Dashboard(App[None]):
 
     def key_of(self, action_id: str) -> str:
         """The key of an action as people call it, after rebinding."""
-        return registry.first_of(action_id, self.options.keymap)
+        return first_of(action_id, self.options.keymap)
 
     def bottom_line(self, *places: Place) -> Line:
         """A message if there is one, else trouble, else the keys."""
         if self._message.line:
             return self._message.line
-        pairs = registry.footer(
+        pairs = footer(
             self.options.keymap,
             (*places, Place.ANYWHERE),
             replay=self.replay is not None,
@@ -375,7 +371,7 @@ class Dashboard(App[None]):
 
     def _actions(self, places: Collection[Place]) -> list[Action]:
         may_run = self.replay is None and not (self.options.readonly or self.options.in_browser)
-        found = registry.of_places(
+        found = of_places(
             places,
             replay=self.replay is not None,
             changes=not self.options.readonly,

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from controller.api.text.quantities import printable
-from tui.actions import log
-from tui.actions.outbox import Call
 from tui.drawing import Glyphs, Line, Span, Tone, fitted, width_of
+from tui.outbox import Call, under_way
 from tui.state import DashboardState
 from tui.widgets import key_line
 
@@ -59,7 +58,7 @@ def words(
     stopped = state.stopped.reason if state.stopped else ""
     trouble = state.recording_failed or stopped or state.lost
     if not trouble:
-        going = log.under_way(calls, width, glyphs)
+        going = under_way(calls, width, glyphs)
         return (*going, *key_line(keys, width - width_of(going)))
     leave = key_line(keys[-2:], 0)
     room = max(1, width - width_of(leave) - 5)

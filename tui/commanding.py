@@ -17,17 +17,14 @@ from controller.api.operations.order import Kind
 from controller.api.operations.table import ORDERS
 from controller.api.text.quantities import printable, setting_value
 from tui.acting import Acting
-from tui.actions.asking import AnyOrder
-from tui.actions.registry import action_of
-from tui.actions.target import Target
+from tui.actions import Target, action_of
+from tui.asking import AnyOrder
 from tui.console import Console
 from tui.drawing import Tone
-from tui.input import commands
-from tui.input.commands import Command, Known
-from tui.input.completion import Typing
 from tui.screens.base import PaintedScreen
 from tui.state import DashboardState
 from tui.themes import THEMES
+from tui.typed_commands import Command, Known, Typing, parse
 
 NO_MEMBERS = ("controller", "head")
 """What has a log and is no member."""
@@ -129,7 +126,7 @@ class Commanding:
             return
         self._typing.history.keep(text)
         try:
-            command = commands.parse(text, self.known())
+            command = parse(text, self.known())
         except LlumctlError as error:
             self._app.say(printable(error.message), Tone.BAD)
             return

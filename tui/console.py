@@ -1,22 +1,60 @@
-"""What screens and panes need of the application, which imports them."""
+"""What screens need of the application, which imports them, and how it is to look."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import tzinfo
 from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
 from controller.api.operations.on_cluster import Setting
-from tui.actions.action import Place
-from tui.actions.outbox import Call
-from tui.actions.replaying import Replaying
-from tui.actions.session_orders import Then
-from tui.actions.target import Target
-from tui.drawing import Glyphs, Line, Tone
-from tui.input.completion import Typing
+from controller.api.settings.settings import ConsoleTable
+from controller.api.text import hints
+from tui.actions import Place, Target
+from tui.drawing import UNICODE, Glyphs, Line, Tone
 from tui.live import Source, Work
-from tui.options import Options
+from tui.outbox import Call, Then
+from tui.own_commands import OwnCommand
 from tui.panes.header import Liveness
+from tui.replay import Replaying
 from tui.state import DashboardState
+from tui.theme_names import DEFAULT
+from tui.typed_commands import Typing
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the dashboard is to look, by the options of `llumctl top`. `zone` None: the
+    machine's. `keymap`: as `tui.actions.checked_keymap` gives it."""
+
+    glyphs: Glyphs = UNICODE
+    theme: str = DEFAULT
+    zone: tzinfo | None = None
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    limits: ConsoleTable = field(default_factory=ConsoleTable)
+    """When there is an alarm, and whether the session begins read-only."""
+    readonly: bool = False
+    """Nothing can be changed in this session."""
+    in_browser: bool = False
+    """Whoever sits there has no shell on this machine and gets none: nothing here runs a command,
+    writes a file or suspends."""
+    own: tuple[OwnCommand, ...] = ()
+    """Commands of the operator's own, as `tui.own_commands.checked_commands` gives them."""
+    cluster: str = ""
+    """What `--cluster` takes to mean this one: a name, or a URL. A cluster that is elsewhere may
+    have the name of one that is here."""
+    of_cluster: str = ""
+    """What a command needs behind it to act on this cluster, as ` --cluster prod`; empty where it
+    does so anyway."""
+    recording: bool = False
+    when_drawn: Callable[[], None] = lambda: None
+    """Called once, after the first screen."""
+    tick_s: float | None = None
+    """Seconds between two drawings; None: only a call of `pump` draws."""
+
+    def aimed(self, text: str) -> str:
+        """The text, of which each command means this cluster."""
+        return hints.aimed(text, self.of_cluster)
 
 
 class Acts(Protocol):

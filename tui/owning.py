@@ -11,11 +11,10 @@ from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
-from tui.actions.own import OwnCommand, Run, filled, values
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.console import Console
 from tui.drawing import Tone
-from tui.own_program import Program, in_terminal
+from tui.own_commands import OwnCommand, Program, Run, filled, in_terminal, values
 from tui.screens.base import PaintedScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.output import OutputScreen

@@ -6,12 +6,9 @@ from typing import Any
 
 from textual.dom import DOMNode
 
-from tui.actions.action import Action, Place
-from tui.actions.key_names import shown
-from tui.actions.own import OWN
-from tui.actions.registry import keys_of
-from tui.actions.target import Target
+from tui.actions import Action, Place, Target, keys_of, shown_key
 from tui.console import Console
+from tui.own_commands import OWN
 from tui.screens.base import PaintedScreen
 from tui.themes import THEMES
 
@@ -51,7 +48,7 @@ def entries(below: Below, console: Console, actions: Sequence[Action], do: Do) -
 
 
 def _of_action(each: Action, below: Below, console: Console, do: Do) -> Iterator[Entry]:
-    words = [shown(key) for key in keys_of(each, console.options.keymap)[:1]]
+    words = [shown_key(key) for key in keys_of(each, console.options.keymap)[:1]]
     help_text = "   ".join([*words, *([f":{each.typed}"] if each.typed else [])])
     if each.change is None or not each.action.startswith("act("):
         where: DOMNode = below.screen

@@ -1,21 +1,28 @@
-"""A recording as a source: the frames at their old distances, and the recording's own clock.
+"""A recording in the place of a live controller, and what an operator does with it.
 
-So the screen is a function of the frames that are due, as it was when they came, and time can be
-set to any moment of the recording.
+`ReplaySource` gives the frames at their old distances, by the recording's own clock. So the screen
+is a function of the frames that are due, as it was when they came, and time can be set to any
+moment of the recording. Every key of a replay ends in `Replaying`.
 """
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from datetime import time as clock_time
 
-from controller.api.errors import LlumctlError
+from controller.api.errors import LlumctlError, UsageError
 from controller.api.recorded_requests import explained, of_instance
 from controller.api.recording import Mark, RecordingReader
 from controller.api.settings.settings import ConsoleTable
+from controller.api.text import events as event_words
 from controller.api.text.events import Weight, weight_of
+from controller.api.text.quantities import duration, printable, seconds_of, time_of_day
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, GapFrame
+from tui.actions import first_of
+from tui.drawing import Tone
 from tui.moments import Moments
 from tui.state import (
     Arrived,
@@ -27,9 +34,12 @@ from tui.state import (
     RequestsArrived,
 )
 
+Say = Callable[[str, Tone], None]
+
 QUIET = ("ping", "requests")
 """Frames that change nothing on the main screen; steps leave them out."""
 MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
+MOMENT_EXAMPLES = ("2m30s", "+30s", "12:04:31")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +238,121 @@ class ReplaySource:
         del self._marks[place:], self._positions_s[place:]
         self._positions_s.append(self.length_s)
         self._failed = reason
+
+
+class Replaying:
+    """`show` draws what is known at the moment that the replay went to."""
+
+    def __init__(
+        self,
+        source: ReplaySource,
+        keymap: Mapping[str, str],
+        zone: tzinfo | None,
+        say: Say,
+        show: Callable[[], None],
+    ) -> None:
+        self.source = source
+        self._keymap = keymap
+        self._zone = zone
+        self._say = say
+        self._show = show
+
+    def toggle_pause(self) -> None:
+        self.source.toggle_pause()
+        self._show()
+
+    def change_speed(self, steps: int) -> None:
+        self.source.change_speed(steps)
+        self._show()
+
+    def seek(self, seconds: float) -> None:
+        self.source.seek(self.source.position_s() + seconds)
+        self._show()
+
+    def seek_to(self, text: str) -> None:
+        """To a moment as it was typed."""
+        source = self.source
+        try:
+            where_s = typed_moment_s(
+                text,
+                source.position_s(),
+                source.length_s,
+                source.origin_s,
+                self._zone,
+            )
+        except LlumctlError as error:
+            self._say(printable(error.message), Tone.BAD)
+            return
+        source.seek(where_s)
+        self._show()
+
+    def to_edge(self, direction: int) -> None:
+        self.source.seek(self.source.length_s if direction > 0 else 0.0)
+        self._show()
+
+    def step(self, frames: int) -> None:
+        self.source.step(frames)
+        self._show()
+
+    def to_event(self, weight: str, direction: int) -> None:
+        """To the next event that weighs so much or more, or the last, and says which it is."""
+        found = self.source.seek_event(Weight(weight), direction)
+        if found is None:
+            way = "after" if direction > 0 else "before"
+            here = duration(self.source.position_s())
+            what = "trouble" if weight == Weight.TROUBLE else "notable event"
+            self._say(f"no {what} {way} {here}", Tone.WARN)
+            return
+        tone = Tone.WARN
+        if isinstance(found, GapFrame):
+            words = event_words.gap(found.missed, found.reason)
+        else:
+            event = found.event
+            words = f"{event.kind.replace('_', ' ')} {event_words.subject(event)}"
+            words = "  ".join(filter(None, (words, event_words.why(event))))
+            if event_words.weight(event) is not Weight.TROUBLE:
+                tone = Tone.STRONG
+        self._say(f"{time_of_day(found.time_s, self._zone)} {printable(words)}", tone)
+        self._show()
+
+    def progress(self) -> Progress:
+        source = self.source
+        hint = ""
+        if source.ended:
+            state = "ended, last line cut" if source.truncated else "ended"
+            keys = (("replay_start", "start"), ("replay_back", "10 s back"), ("quit", "leave"))
+            hint = "  ".join(f"{first_of(each, self._keymap)} {word}" for each, word in keys)
+        else:
+            state = "paused" if source.paused else f"x{source.speed:g}"
+        return Progress(source.position_s(), source.length_s, state, hint, source.troubles_s)
+
+
+def typed_moment_s(
+    text: str, now_s: float, length_s: float, origin_s: float, zone: tzinfo | None
+) -> float:
+    """The moment that somebody typed (`2m30s`, `+30s`, `-1m`, `12:04:31`), in seconds since the
+    recording began, which was at `origin_s`; `now_s` is the present position.
+
+    Raises UsageError: it is no moment, or a time of day that the recording does not have.
+    """
+    text = text.strip()
+    if text[:1] in ("+", "-") and (by_s := seconds_of(text[1:])) is not None:
+        return now_s + (by_s if text[0] == "+" else -by_s)
+    if (found_s := seconds_of(text)) is not None:
+        return found_s
+    try:
+        clock = clock_time.fromisoformat(text if ":" in text else "")
+    except ValueError:
+        words = ", ".join(MOMENT_EXAMPLES)
+        raise UsageError(f"{text[:40]!r} is no moment: they are as in {words}") from None
+    begin = datetime.fromtimestamp(origin_s, zone)
+    first = datetime.combine(begin.date(), clock, begin.tzinfo)
+    for each in (first, first + timedelta(days=1)):
+        found_s = each.timestamp() - origin_s
+        if -1 < found_s <= length_s:
+            return max(0.0, found_s)
+    shown = [time_of_day(each, zone) for each in (origin_s, origin_s + length_s)]
+    raise UsageError(f"the recording has no {text[:40]}: it is from {' to '.join(shown)}")
 
 
 def _weighs(mark: Mark, wanted: Weight) -> bool:

@@ -22,11 +22,9 @@ from textual.widgets import Input
 
 from controller.api.text.quantities import printable
 from tui import drawing
-from tui.actions.action import Place
-from tui.actions.registry import bindings
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Place, Target, bindings
 from tui.drawing import UNICODE, Column, Glyphs, Line, Placed, Span, Tone, encodable, num_cells
-from tui.input.completion import Typing
+from tui.typed_commands import Typing
 
 _COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
     "tone--cursor",

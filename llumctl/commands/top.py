@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
     from controller.api.settings.settings import ConsoleTable
     from llumctl.config.config_file import Origins
-    from tui.actions.own import OwnCommand
     from tui.app import Dashboard
     from tui.live import Caller, Source
+    from tui.own_commands import OwnCommand
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
 BROWSER_DRIVER = "textual.drivers.web_driver:WebDriver"
@@ -202,18 +202,18 @@ def _keys_and_commands() -> "tuple[dict[str, str], tuple[OwnCommand, ...]]":
     """The tables `[keys]` and `[commands]`. Raises UsageError that tells where something wrong
     stands."""
     from llumctl.config import settings
-    from tui.actions.own import OWN
-    from tui.input import keymap, own_commands
+    from tui import actions, own_commands
+    from tui.own_commands import OWN
 
     wanted, origins = settings.load_keys()
     tables, own_origins = settings.load_commands()
     try:
-        own = own_commands.checked(tables)
-        return keymap.checked(wanted, own_commands.actions(own)), own
+        own = own_commands.checked_commands(tables)
+        return actions.checked_keymap(wanted, own_commands.own_actions(own)), own
     except own_commands.OwnCommandError as error:
         path: tuple[str, ...] = ("commands", error.name, *filter(None, (error.field,)))
         raise _placed(own_origins, path, error) from error
-    except keymap.KeymapError as error:
+    except actions.KeymapError as error:
         if error.action_id.startswith(OWN):
             path = ("commands", error.action_id.removeprefix(OWN), "key")
             raise _placed(own_origins, path, error) from error
@@ -254,8 +254,8 @@ def _dashboard(
     readonly: bool,
 ) -> "Dashboard":
     from tui.app import Dashboard, tick_s
+    from tui.console import Options
     from tui.drawing import ASCII, UNICODE
-    from tui.options import Options
 
     options = Options(
         glyphs=UNICODE if not look.ascii_only and (look.in_browser or _has_glyphs()) else ASCII,

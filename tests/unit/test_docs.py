@@ -31,8 +31,7 @@ from controller.api.wire.status import (
     SavedStatus,
 )
 from llumctl.app import app
-from tui.actions.key_names import shown
-from tui.actions.registry import ACTIONS
+from tui.actions import ACTIONS, shown_key
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -179,5 +178,5 @@ def test_every_key_of_the_dashboard_stands_in_a_table() -> None:
     for action in ACTIONS:
         if action.keys:
             pressed = [word.rstrip(",") or word for word in known[action.action_id].split()]
-            keys = {shown(key) for key in action.keys}
+            keys = {shown_key(key) for key in action.keys}
             assert keys <= {*pressed} | LEAVING, action.action_id

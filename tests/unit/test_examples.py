@@ -16,7 +16,7 @@ from controller.api.settings.settings import OPEN_TABLES, PriorityTable, Setting
 from controller.api.settings.table import kinds
 from controller.core.admission.policies import POLICIES
 from llumctl.config import settings as llumctl_settings
-from tui.input import keymap
+from tui import actions
 
 pytestmark = pytest.mark.process
 
@@ -65,7 +65,7 @@ def test_the_configuration_with_every_key_uncommented_is_valid() -> None:
     assert settings.cluster.ray_address
     assert settings.endpoint.api_key_file
     assert settings.engine
-    assert keymap.checked(settings.keys).keys() == settings.keys.keys()
+    assert actions.checked_keymap(settings.keys).keys() == settings.keys.keys()
 
 
 def test_the_configuration_names_every_policy_and_level() -> None:

@@ -9,7 +9,7 @@ from controller.api.text import events as event_words
 from controller.api.text.events import Severity
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.requests import Event
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Target
 from tui.drawing import Column, Line, Span, Tone
 from tui.panes.names import Names
 from tui.state import DashboardState, Entry

@@ -12,7 +12,7 @@ from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import in_need, is_reserved
 from controller.api.wire.status import InstanceState, InstanceStatus
 from tui import drawing
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import GAP, Column, Glyphs, Line, Span, Tone
 from tui.panes.levels import LEVEL_DROP, level_column, level_names
 from tui.panes.names import SHORT, Names

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from controller.api.state.log_tail import harmless
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Target
 from tui.drawing import Column, Span, Tone
 from tui.state import DashboardState
 

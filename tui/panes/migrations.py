@@ -16,7 +16,7 @@ from controller.api.wire.status import (
     ReplayStatus,
 )
 from tui import drawing
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Column, Span, Tone
 from tui.panes.names import SHORT, Names
 from tui.state import DashboardState

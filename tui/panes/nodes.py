@@ -13,7 +13,7 @@ from controller.api.text.quantities import printable
 from controller.api.text.status_words import state_word
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from tui import drawing
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Target
 from tui.drawing import Span, Tone
 from tui.panes import instances
 from tui.panes.instances import InstanceRow

@@ -9,7 +9,7 @@ from controller.api.text.quantities import duration, printable
 from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.status import ClusterStatus, InstanceStatus, QueueHeadStatus
 from tui import drawing
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Column, Span, Tone
 from tui.panes.names import SHORT, Names
 from tui.state import DashboardState

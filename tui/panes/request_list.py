@@ -7,7 +7,7 @@ from typing import Any
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.requests import RequestList, RequestState, RequestStatus
 from tui import drawing
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Column, Span, Tone
 from tui.panes.names import SHORT, Names
 

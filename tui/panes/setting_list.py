@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from controller.api.operations.on_cluster import Setting
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire.base import SettingValue
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Column, Line, Span, Tone
 
 FACT_LINES = 4

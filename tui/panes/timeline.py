@@ -25,7 +25,7 @@ from controller.api.wire.requests import (
     Step,
 )
 from tui import drawing
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Column, Glyphs, Line, Span, Tone, apportion
 from tui.panes.facts import LABEL_WIDTH, Fact, columns
 

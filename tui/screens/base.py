@@ -6,8 +6,7 @@ from typing import Any
 from textual.screen import Screen
 
 from controller.api.text.alarms import Alarm
-from tui.actions.action import Place
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Place, Target
 from tui.console import Console, console_of
 from tui.drawing import Line
 from tui.panes import alarm_line, header, replay_bar

@@ -9,11 +9,8 @@ from textual.containers import Vertical
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
-from tui.actions.action import Place
-from tui.actions.asking import AnyOrder, Together
-from tui.actions.choices import Choice, Choices, Estimate
-from tui.actions.registry import bindings
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Place, Target, bindings
+from tui.asking import AnyOrder, Choice, Choices, Estimate, Together
 from tui.drawing import Column, Line, Span, Tone
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw

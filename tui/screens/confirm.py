@@ -10,11 +10,10 @@ from textual.widgets import Button, Input
 from controller.api.errors import LlumctlError
 from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable
-from tui.actions.action import Place
-from tui.actions.asking import AnyOrder, Asked, Together
-from tui.actions.own import Run
-from tui.actions.registry import bindings
+from tui.actions import Place, bindings
+from tui.asking import AnyOrder, Asked, Together
 from tui.drawing import Line, Span, Tone, wrapped
+from tui.own_commands import Run
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw
 from tui.widgets import Lines

@@ -8,9 +8,7 @@ from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
 from controller.api.text.alarms import Alarm
-from tui.actions.action import Place
-from tui.actions.registry import bindings
-from tui.actions.target import Target
+from tui.actions import Place, Target, bindings
 from tui.console import Console
 from tui.drawing import Line, Span, Tone
 from tui.panes import (

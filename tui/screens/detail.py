@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from textual.events import DescendantFocus, Resize
 
-from tui.actions.action import Place
-from tui.actions.registry import bindings
+from tui.actions import Place, bindings
 from tui.drawing import Line, Span, Tone
 from tui.panes.instances import matches
 from tui.screens.base import PaintedScreen

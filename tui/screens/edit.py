@@ -11,9 +11,8 @@ from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SetSettings, Setting
 from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable, setting_value
-from tui.actions.action import Place
-from tui.actions.asking import AnyOrder
-from tui.actions.registry import bindings
+from tui.actions import Place, bindings
+from tui.asking import AnyOrder
 from tui.drawing import Line, Span, Tone
 from tui.panes import setting_list
 from tui.screens.dialog import Dialog

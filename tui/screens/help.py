@@ -6,14 +6,9 @@ from dataclasses import dataclass
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from tui.actions import registry
-from tui.actions.action import Action, Place
-from tui.actions.key_names import shown
-from tui.actions.registry import bindings
-from tui.actions.target import NOTHING, Target
-from tui.console import console_of
+from tui.actions import NOTHING, Action, Place, Target, bindings, keys_of, shown_key
+from tui.console import Options, console_of
 from tui.drawing import Column, Span, Tone
-from tui.options import Options
 from tui.widgets import TableView
 
 LEGEND: tuple[tuple[str, str], ...] = (
@@ -74,7 +69,7 @@ def rows(actions: Sequence[Action], options: Options) -> list[HelpRow]:
     found = [
         HelpRow(
             each.action_id,
-            ", ".join(shown(name) for name in registry.keys_of(each, options.keymap)),
+            ", ".join(shown_key(name) for name in keys_of(each, options.keymap)),
             options.aimed(_text(each)),
         )
         for each in actions

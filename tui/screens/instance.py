@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable, time_of_day
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Target
 from tui.drawing import Column, Line, Span, Tone
 from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts

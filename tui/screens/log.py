@@ -4,11 +4,9 @@ stands whole below."""
 from textual.app import ComposeResult
 from textual.events import Resize
 
-from tui.actions import log
-from tui.actions.action import Place
-from tui.actions.log import LogRow
-from tui.actions.registry import bindings
+from tui.actions import Place, bindings
 from tui.drawing import Span, Tone
+from tui.outbox import LOG_COLUMNS, LogRow, log_rows, whole
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
 from tui.widgets import Bottom, Lines, TableView
@@ -21,7 +19,7 @@ class LogScreen(PaintedScreen):
     def compose(self) -> ComposeResult:
         yield Lines(id="header")
         yield TableView[LogRow](
-            log.COLUMNS, self.console.glyphs, id="log", empty="nothing was done here yet"
+            LOG_COLUMNS, self.console.glyphs, id="log", empty="nothing was done here yet"
         )
         yield Bottom()
 
@@ -41,13 +39,13 @@ class LogScreen(PaintedScreen):
         if not can_draw(self):
             return
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
-        found = log.rows(self.console.calls, self.console.options.zone)
+        found = log_rows(self.console.calls, self.console.options.zone)
         hint = f"  {self.console.key_of('copy_id')} copies the command"
         title = (Span(f"Done here ({len(found)})", Tone.STRONG), Span(hint, Tone.DIM))
         table = self.query_one("#log", TableView)
         shown = table.cursor_id if table.held else None
         row = next((each for each in found if shown in (None, each.id)), None)
-        caption = log.whole(row.call, self.size.width) if row else ()
+        caption = whole(row.call, self.size.width) if row else ()
         table.show(found, title, caption=caption)
 
     def on_table_view_moved(self, _: TableView.Moved) -> None:

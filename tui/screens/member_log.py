@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Line, Span, Tone
 from tui.panes import log_lines
 from tui.panes.log_lines import LogRow

@@ -6,12 +6,9 @@ from textual.app import ComposeResult
 from textual.events import Resize
 
 from controller.api.text.quantities import printable
-from tui.actions.action import Place
-from tui.actions.own import Run
-from tui.actions.registry import bindings
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Place, Target, bindings
 from tui.drawing import Column, Span, Tone
-from tui.own_program import Program
+from tui.own_commands import Program, Run
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
 from tui.widgets import Bottom, Lines, TableView

@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
 from controller.api.wire.requests import ENDED_STATES, Explanation
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import Line, Span, Tone
 from tui.panes import timeline
 from tui.panes.timeline import TimelineRow

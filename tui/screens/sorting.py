@@ -8,9 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 
-from tui.actions.action import Place
-from tui.actions.registry import bindings
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Place, Target, bindings
 from tui.drawing import Column, Span, Tone
 from tui.screens.dialog import Dialog
 from tui.screens.ready import can_draw

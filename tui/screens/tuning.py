@@ -8,9 +8,7 @@ from textual.app import ComposeResult
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Setting, SettingList
 from controller.api.text.quantities import printable
-from tui.actions.action import Place
-from tui.actions.registry import bindings
-from tui.actions.target import NOTHING, Target
+from tui.actions import NOTHING, Place, Target, bindings
 from tui.drawing import Span, Tone
 from tui.panes import setting_list
 from tui.panes.setting_list import FACT_LINES, SettingRow

@@ -15,12 +15,9 @@ from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
-from tui import owning
-from tui.actions.registry import ACTIONS
-from tui.input import completion
-from tui.input.commands import Command, Known, parse
-from tui.input.completion import History, Tabbing, complete
-from tui.own_program import Program
+from tui import owning, typed_commands
+from tui.actions import ACTIONS
+from tui.own_commands import Program
 from tui.panes.layout import Pane
 from tui.screens.choose import ChooseScreen
 from tui.screens.dashboard import DashboardScreen
@@ -31,6 +28,7 @@ from tui.screens.output import OutputScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
+from tui.typed_commands import Command, Known, Tabbing, TypedHistory, complete, parse
 
 KNOWN = Known(
     columns=("freeness", "wait"),
@@ -146,18 +144,18 @@ def test_tab_after_tab() -> None:
     ],
 )
 def test_hints(text: str, width: int, shown: str) -> None:
-    assert completion.hint(complete(text, KNOWN), width).startswith(shown)
-    assert len(completion.hint(complete(text, KNOWN), width)) <= width
+    assert typed_commands.completion_hint(complete(text, KNOWN), width).startswith(shown)
+    assert len(typed_commands.completion_hint(complete(text, KNOWN), width)) <= width
 
 
 def test_a_hint_looks_at_no_more_words_than_there_is_room_for() -> None:
     known = Known(requests=[f"{number:032x}" for number in range(200_000)])
-    shown = completion.hint(complete("explain ", known), 60)
+    shown = typed_commands.completion_hint(complete("explain ", known), 60)
     assert shown == f"REQUEST: {0:032x} +199999"
 
 
 def test_history() -> None:
-    history = History()
+    history = TypedHistory()
     for text in ("drain i-1", "", "undo", "drain i-1"):
         history.keep(text)
     assert history.go(1, "half ty") == "drain i-1"

@@ -4,24 +4,21 @@ import pytest
 
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
-from tui.actions import key_names
-from tui.actions.action import Place
-from tui.actions.registry import ACTIONS
-from tui.input import keymap
-from tui.input.keymap import KeymapError
+from tui import actions
+from tui.actions import ACTIONS, KeymapError, Place
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 
 
 def refusal(wanted: dict[str, str]) -> KeymapError:
     with pytest.raises(KeymapError) as caught:
-        keymap.checked(wanted)
+        actions.checked_keymap(wanted)
     return caught.value
 
 
 def test_the_usual_keys_can_be_written_out() -> None:
     usual = {key.action_id: ",".join(key.keys) for key in ACTIONS if key.keys}
-    assert keymap.checked(usual) == usual
+    assert actions.checked_keymap(usual) == usual
 
 
 @pytest.mark.parametrize(
@@ -51,12 +48,12 @@ def test_names_of_keys(text: str, taken: str | None) -> None:
         assert error.action_id == "sort"
         assert "is no key: they are as in" in str(error)
     else:
-        assert keymap.checked({"sort": text}) == {"sort": taken}
+        assert actions.checked_keymap({"sort": text}) == {"sort": taken}
 
 
 def test_every_usual_key_is_known_by_name() -> None:
     for key in ACTIONS:
-        assert all(map(keymap._exists, key.keys)), key.action_id
+        assert all(map(actions._is_key, key.keys)), key.action_id
 
 
 @pytest.mark.parametrize(
@@ -87,16 +84,19 @@ def test_what_is_refused(wanted: dict[str, str], blamed: str, words: str) -> Non
 
 
 def test_the_keys_of_every_place_are_checked_beside_those_in_force_there() -> None:
-    assert {place for together in keymap.TOGETHER for place in together} == set(Place)
+    assert {place for together in actions.TOGETHER for place in together} == set(Place)
 
 
 def test_two_actions_can_change_places() -> None:
-    assert keymap.checked({"sort": "z", "pane_zoom": "s"}) == {"sort": "z", "pane_zoom": "s"}
+    assert actions.checked_keymap({"sort": "z", "pane_zoom": "s"}) == {
+        "sort": "z",
+        "pane_zoom": "s",
+    }
 
 
 @pytest.mark.parametrize("text", ["Q", "Q,ctrl+c", "ctrl+q, Q"])
 def test_ctrl_c_and_ctrl_q_always_leave(text: str) -> None:
-    assert keymap.checked({"quit": text}) == {"quit": "Q,ctrl+c,ctrl+q"}
+    assert actions.checked_keymap({"quit": text}) == {"quit": "Q,ctrl+c,ctrl+q"}
 
 
 def main(app: object) -> DashboardScreen:
@@ -107,7 +107,7 @@ def main(app: object) -> DashboardScreen:
 
 async def test_rebound_keys_work_and_the_old_ones_do_not() -> None:
     source = FakeSource()
-    wanted = keymap.checked({"sort": "z", "pane_zoom": "s", "row_down": "n", "quit": "Q"})
+    wanted = actions.checked_keymap({"sort": "z", "pane_zoom": "s", "row_down": "n", "quit": "Q"})
     async with dashboard(source, keymap=wanted) as (app, pilot):
         source.feed(synthetic.frames(10))
         await settle(app, pilot)
@@ -134,7 +134,7 @@ async def test_rebound_keys_work_and_the_old_ones_do_not() -> None:
 
 async def test_the_screens_name_the_keys_in_force() -> None:
     source = FakeSource()
-    wanted = keymap.checked(
+    wanted = actions.checked_keymap(
         {
             "sort": "o",
             "events_expand": "b",
@@ -178,4 +178,4 @@ async def test_the_screens_name_the_keys_in_force() -> None:
     ],
 )
 def test_keys_as_people_call_them(key: str, shown: str) -> None:
-    assert key_names.shown(key) == shown
+    assert actions.shown_key(key) == shown

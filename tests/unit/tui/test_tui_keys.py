@@ -29,12 +29,9 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
-from tui.actions.action import Place
-from tui.actions.registry import ACTIONS
-from tui.actions.target import Target
+from tui.actions import ACTIONS, TOGETHER, Place, Target
 from tui.app import Dashboard
 from tui.drawing import ASCII
-from tui.input.keymap import TOGETHER
 from tui.panes.instances import ORDERS
 from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen

@@ -18,7 +18,7 @@ from controller.api.errors import (
     UnreachableError,
 )
 from controller.api.operations.order import Outcome
-from tui.actions.outbox import OVER, SEND_WITHIN_S, Call, Missing, Outbox, Phase
+from tui.outbox import OVER, SEND_WITHIN_S, Call, Missing, Outbox, Phase
 
 LOST = AnswerLostError("did not answer within 5 s")
 

@@ -23,12 +23,10 @@ from llumctl.commands import top
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, replaying, settle
-from tui.actions.own import FIELDS, OwnCommand, filled, values
-from tui.actions.target import Target
+from tui import own_commands
+from tui.actions import Target
 from tui.app import Dashboard
-from tui.input import own_commands
-from tui.input.own_commands import OwnCommandError
-from tui.own_program import Program
+from tui.own_commands import FIELDS, OwnCommand, OwnCommandError, Program, filled, values
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.output import OutputScreen
@@ -112,7 +110,7 @@ def test_the_values_of_rows() -> None:
 )
 def test_bad_commands(name: str, run: list[str], field: str, words: str) -> None:
     with pytest.raises(OwnCommandError) as caught:
-        own_commands.checked({name: OwnCommandTable(run=run, at="request")})
+        own_commands.checked_commands({name: OwnCommandTable(run=run, at="request")})
     assert (caught.value.name, caught.value.field) == (name, field)
     assert words in str(caught.value)
 
@@ -381,7 +379,7 @@ def test_it_ends_when_its_time_is_over() -> None:
 # A test run by nohup ignores SIGHUP, and what it starts would too.
 RUNS_ONE = """
 import signal, sys, time
-from tui.own_program import Program
+from tui.own_commands import Program
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 program = Program(["sh", "-c", "sleep 600 & echo $!; wait"], {}, 600.0)
 program.start()

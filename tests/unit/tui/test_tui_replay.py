@@ -15,13 +15,12 @@ from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, recorded, replaying, settle
 from tui import moments
-from tui.actions import moment
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import ASCII, UNICODE, Glyphs
 from tui.panes import replay_bar
 from tui.panes.header import Liveness
-from tui.replay import Progress, ReplaySource
+from tui.replay import Progress, ReplaySource, typed_moment_s
 from tui.screens.dashboard import DashboardScreen
 from tui.state import Arrived, DashboardState, Replayed, reduce
 from tui.widgets import Bottom, Lines
@@ -301,18 +300,18 @@ def test_a_replay_reads_ahead_of_what_it_shows(
     [("90", 90), ("2m30s", 150), ("+30s", 70), ("-1m", -20), ("12:01:05", 65), ("12:02", 120)],
 )
 def test_moments_as_people_type_them(text: str, expected: float) -> None:
-    assert moment.position_s(text, 40.0, 299.0, synthetic.START_S, UTC) == expected
+    assert typed_moment_s(text, 40.0, 299.0, synthetic.START_S, UTC) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1:2", "+", "12:07", "11:59:00", "99:00"])
 def test_what_is_no_moment(text: str) -> None:
     with pytest.raises(UsageError, match=r"no moment|12:00:00 to 12:04:59"):
-        moment.position_s(text, 40.0, 299.0, synthetic.START_S, UTC)
+        typed_moment_s(text, 40.0, 299.0, synthetic.START_S, UTC)
 
 
 def test_a_time_of_day_after_midnight() -> None:
     before_midnight = synthetic.START_S + 12 * 3600 - 60
-    assert moment.position_s("00:01", 0.0, 300.0, before_midnight, UTC) == 120
+    assert typed_moment_s("00:01", 0.0, 300.0, before_midnight, UTC) == 120
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])

@@ -15,7 +15,7 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen

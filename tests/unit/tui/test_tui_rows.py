@@ -10,10 +10,8 @@ from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState, QueueHeadStatus, ReplaysStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
-from tui import drawing
-from tui.actions import registry
-from tui.actions.action import Place
-from tui.actions.target import Target
+from tui import actions, drawing
+from tui.actions import Place, Target
 from tui.drawing import ASCII, UNICODE, Line, Span, Tone, width_of
 from tui.panes import (
     alarm_line,
@@ -812,7 +810,7 @@ def test_layouts_of_the_two_sizes() -> None:
 
 
 def test_the_footer_keeps_help_and_quit() -> None:
-    pairs = registry.footer({}, (Place.TABLE, Place.MAIN, Place.ANYWHERE), replay=False)
+    pairs = actions.footer({}, (Place.TABLE, Place.MAIN, Place.ANYWHERE), replay=False)
     assert ("Enter", "detail") in pairs
     for width in (120, 80, 40, 10):
         line = key_line(pairs, width)
@@ -822,9 +820,9 @@ def test_the_footer_keeps_help_and_quit() -> None:
 
 def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
     places = (Place.MAIN, Place.ROWS, Place.ANYWHERE)
-    assert ("x", "quit") in registry.footer({"quit": "x"}, places, replay=False)
-    replayed = registry.footer({}, places, replay=True)
+    assert ("x", "quit") in actions.footer({"quit": "x"}, places, replay=False)
+    replayed = actions.footer({}, places, replay=True)
     assert ("[", "slower") in replayed
     assert ("Space", "pause") in replayed
     assert "tune" not in [word for _, word in replayed], "a recording has no settings"
-    assert "tune" in [word for _, word in registry.footer({}, places, replay=False)]
+    assert "tune" in [word for _, word in actions.footer({}, places, replay=False)]

@@ -8,7 +8,7 @@ from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, drawn, settle
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.drawing import ASCII, GAP, Span, Tone
 from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen

@@ -18,7 +18,7 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import ASCII
 from tui.theme_names import MONOCHROME

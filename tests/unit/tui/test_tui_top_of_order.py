@@ -6,7 +6,7 @@ from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
-from tui.actions.target import Target
+from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import UNICODE
 from tui.panes import instances

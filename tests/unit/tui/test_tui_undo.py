@@ -15,7 +15,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import drawn, presses, settle
-from tui.actions.asking import TakeBack
+from tui.asking import TakeBack
 from tui.screens.confirm import ConfirmScreen
 
 WHY = "undo of op-0"

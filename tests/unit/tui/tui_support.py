@@ -20,12 +20,11 @@ from controller.api.recording import RecordingHeader, RecordingReader, Recording
 from controller.api.wire.requests import Explanation, RequestList
 from controller.api.wire.stream import Frame, MemberLog
 from tests.unit.tui import tui_synthetic as synthetic
-from tui.actions.action import Place
-from tui.actions.registry import action_of
+from tui.actions import Place, action_of
 from tui.app import Dashboard
+from tui.console import Options
 from tui.drawing import UNICODE, Glyphs
 from tui.live import Caller, Reply, Source, Work
-from tui.options import Options
 from tui.replay import ReplaySource
 from tui.state import Arrived, ExplanationArrived, Heard, LogArrived, Lost, RequestsArrived
 from tui.theme_names import DEFAULT

@@ -1,19 +1,26 @@
-"""The orders of a session on their way to the controller: a machine without a clock or a network.
+"""The orders of a session: sent once, asked for by their keys, and listed with their outcomes.
 
-An order is sent within SEND_WITHIN_S of the key that gave it, or never: one that waits longer, or
-whose screen goes stale before, is cancelled. It is sent once. One without an answer may have been
-carried out: the controller is asked what it answered to the order's key, which changes nothing,
-until it tells, or cannot tell.
+`Outbox` is a machine without a clock or a network. An order is sent within SEND_WITHIN_S of the key
+that gave it, or never: one that waits longer, or whose screen goes stale before, is cancelled. It
+is sent once. One without an answer may have been carried out: the controller is asked what it
+answered to the order's key, which changes nothing, until it tells, or cannot tell. `SessionOrders`
+carries that out by a caller. The session's log is the calls of the outbox, as rows and in words.
 """
 
-from collections.abc import Iterator
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import tzinfo
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
 
 from controller.api.errors import (
     AnswerLostError,
     LlumctlError,
+    NoSuchCallError,
     NotRunningError,
     TimedOutError,
     UnderWayError,
@@ -21,10 +28,18 @@ from controller.api.errors import (
 )
 from controller.api.operations.order import Awaited, End, progress
 from controller.api.text import hints
-from controller.api.text.quantities import duration
+from controller.api.text.quantities import duration, printable, time_of_day
 from controller.api.wire.status import ClusterStatus
-from tui.actions.asking import AnyOrder
+from tui.actions import Target
+from tui.asking import AnyOrder
+from tui.drawing import Column, Glyphs, Line, Span, Tone, fitted, wrapped
+from tui.live import Caller, Reply, Work
 
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
+
+
+Then = Callable[[Any, Exception | None], None]
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
 NETWORK_S = 15.0
@@ -43,6 +58,14 @@ class Phase(StrEnum):
 
 OVER = (Phase.UNDER_WAY, Phase.DONE, Phase.FAILED, Phase.CANCELLED)
 """Nothing is sent or asked any more; what is under way goes on without this dashboard."""
+
+
+TONES = {
+    Phase.DONE: Tone.GOOD,
+    Phase.FAILED: Tone.BAD,
+    Phase.CANCELLED: Tone.BAD,
+    Phase.UNKNOWN: Tone.BAD,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,5 +254,160 @@ class Outbox:
         self._calls[call.call_id] = replace(call, phase=phase, text=text, ask_at_s=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """Of which call a reply tells; `asked`: it answers a question about the call."""
+
+    call_id: int
+    asked: bool
+
+
+class SessionOrders:
+    """`caller` None: a replay, where nothing can be asked or ordered. `of_cluster`: as `Outbox`
+    takes it."""
+
+    def __init__(self, caller: Caller | None, of_cluster: str = "") -> None:
+        self.outbox = Outbox(of_cluster)
+        self._caller = caller
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, _About | Then] = {}
+
+    def order(self, order: AnyOrder, now_s: float, time_s: float) -> Call:
+        return self.outbox.put(order, secrets.token_hex(8), now_s, time_s)
+
+    def ask(self, question: Work, then: Then) -> None:
+        """Calls `then` with the answer or the error, in a later `pump`."""
+        self._call(question, then)
+
+    def pump(self, now_s: float, locked: str, status: ClusterStatus | None) -> list[Call]:
+        """Hears what came, sends what is due, and returns the calls whose phase has changed.
+        `status`: the last one of the cluster."""
+        before = {call.call_id: call.phase for call in self.outbox}
+        if status is not None:
+            self.outbox.hear_status(status)
+        self._hear(now_s)
+        for call in self.outbox.due(now_s, locked):
+            self._call(_posted(call), _About(call.call_id, asked=False))
+        for call in self.outbox.to_ask(now_s):
+            self._call(_told(call), _About(call.call_id, asked=True))
+        self._hear(now_s)
+        return [call for call in self.outbox if call.phase is not before.get(call.call_id)]
+
+    def _call(self, work: Work, waits: _About | Then) -> None:
+        if self._caller is not None:
+            ticket = next(self._tickets)
+            self._waiting[ticket] = waits
+            self._caller.call(ticket, work)
+
+    def _hear(self, now_s: float) -> None:
+        for reply in self._caller.take() if self._caller is not None else ():
+            waits = self._waiting.pop(reply.ticket)
+            if isinstance(waits, _About):
+                self._settle(waits, reply, now_s)
+            else:
+                waits(reply.answer, reply.error)
+
+    def _settle(self, about: _About, reply: Reply, now_s: float) -> None:
+        if isinstance(reply.answer, Missing):
+            self.outbox.hear_missing(about.call_id, reply.answer, now_s)
+        elif reply.error is None:
+            self.outbox.hear_report(about.call_id, reply.answer)
+        else:
+            self.outbox.hear_error(about.call_id, reply.error, now_s, asked=about.asked)
+
+
 def _unexpected(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {error}"
+
+
+def _posted(call: Call) -> Work:
+    return lambda client: client.send(call.order, key=call.key)
+
+
+def _told(call: Call) -> Work:
+    def ask(client: "ControlClient") -> Any:
+        try:
+            return client.answer(call.order.report, call.key)
+        except NoSuchCallError:
+            status = client.status()
+            return Missing(status.uptime_s, status.revision)
+
+    return ask
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    call: Call
+    zone: tzinfo | None
+
+    @property
+    def id(self) -> str:
+        return str(self.call.call_id)
+
+    @property
+    def target(self) -> Target:
+        return Target(other=self.call.command)
+
+    @property
+    def text(self) -> str:
+        return f"{self.call.order.title} {self.call.phase} {self.call.text}"
+
+
+def log_rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
+    """Newest first."""
+    return [LogRow(call, zone) for call in calls][::-1]
+
+
+def told(call: Call) -> str:
+    """One line for the bottom of the screen; a request's id is long, and is there once."""
+    text = call.text.replace(f"request {call.order.lane} ", "it ")
+    return printable(f"{call.order.title}: {text or call.phase}")
+
+
+def whole(call: Call, width: int) -> list[Line]:
+    """All that there is to read of an order, in as many lines as that takes."""
+    outcome = f"{call.order.title}: {call.phase}{', ' * bool(call.text)}{call.text}"
+    texts = ((outcome, TONES.get(call.phase, Tone.WARN)), (call.command, Tone.DIM))
+    return [
+        (Span(f" {line}", tone),)
+        for text, tone in texts
+        for line in wrapped(printable(text), max(1, width - 2))
+    ]
+
+
+def under_way(calls: Iterable[Call], width: int, glyphs: Glyphs) -> Line:
+    """The last order that goes on, for the bottom line; in half its width at most."""
+    found = [call for call in calls if call.phase is Phase.UNDER_WAY]
+    if not found:
+        return ()
+    more = f" (+{len(found) - 1})" if len(found) > 1 else ""
+    words = f"> {told(found[-1])}{more}"
+    return (Span(f" {fitted(words, min(cell_len(words), width // 2), glyphs)} ", Tone.WARN),)
+
+
+def _time(row: LogRow, _: int) -> Span:
+    return Span(time_of_day(row.call.time_s, row.zone), Tone.DIM)
+
+
+def _phase(row: LogRow, _: int) -> Span:
+    return Span(str(row.call.phase), TONES.get(row.call.phase, Tone.WARN))
+
+
+def _words(text: Callable[[Call], str], tone: Tone = Tone.PLAIN) -> Callable[[LogRow, int], Span]:
+    return lambda row, _: Span(printable(text(row.call)), tone)
+
+
+LOG_COLUMNS: tuple[Column[LogRow], ...] = (
+    Column("time", "TIME", 8, _time),
+    Column("action", "ACTION", 20, _words(lambda call: call.order.title)),
+    Column("phase", "STATE", 9, _phase),
+    Column("outcome", "OUTCOME", 30, _words(lambda call: call.text), max_width=80),
+    Column(
+        "command",
+        "COMMAND",
+        24,
+        _words(lambda call: call.command, Tone.DIM),
+        drop=1,
+        max_width=200,
+    ),
+)

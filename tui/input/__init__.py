@@ -1,1 +1,0 @@
-"""Rebound keys and typed commands."""
