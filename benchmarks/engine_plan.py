@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from controller.main.start import up
+from controller.main import up
 from llumctl.config import settings as llumctl_settings
 
 # Its own, so that two runs, or a user's cluster, do not end one another.

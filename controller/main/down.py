@@ -1,4 +1,8 @@
-"""Stops a cluster and leaves no process, socket or file of it, whatever state it is in."""
+"""Stops a cluster and leaves no process, socket or file of it, whatever state it is in.
+
+`python -P -m controller.main.down ADDRESS NAMESPACE` ends a cluster's actors on a Ray that is not
+ours: Ray's client library ends the process where it gives up.
+"""
 
 import contextlib
 import os
@@ -19,10 +23,11 @@ from controller.api.state import run_state
 from controller.api.state.audit import DOWN, AuditLog
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import StopRequest
-from controller.main.machine import ray_logs, temp_folder
+from controller.main.machine import log_folders, temp_folder
 from controller.main.machine.processes import Session, end, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE, own_environment
 from controller.main.plan import FILE as PLAN_FILE
+from controller.main.plan import state_from_plan
 
 POLL_S = 0.1
 # Beyond the grace time the controller needs so long to end what still runs.
@@ -57,8 +62,6 @@ def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
     try:
         return run_state.load(cluster)
     except run_state.CorruptError as error:
-        from controller.main.start.recovery import state_from_plan
-
         kept = run_state.set_aside(cluster)
         progress(f"{error.message}; it is now {kept}")
         state = state_from_plan(run_state.state_path(cluster))
@@ -125,7 +128,7 @@ def tear_down(
     folder = run_state.state_path(state.cluster)
     sweep(state.nonce, session_of(state))
     if keep_ray_logs:
-        ray_logs.keep(state.temp_dir, folder / "logs")
+        log_folders.copy_ray_logs(state.temp_dir, folder / "logs")
     if left := temp_folder.remove(state.temp_dir, state.nonce):
         progress(f"{state.temp_dir} is left as it is: {left}")
     ours = (PLAN_FILE, TOKEN_FILE, run_state.VIEW_TOKEN_FILE, SPEC_FILE, INCARNATION_FILE)
@@ -186,9 +189,9 @@ def _end_noted(state: RunState) -> None:
 
 
 def _kill_actors(state: RunState) -> None:
-    """Raises LlumctlError."""
+    """In a process of its own, which joins that Ray. Raises LlumctlError."""
     log_file = Path(state.log_dir) / "down.log"
-    command = [sys.executable, "-P", "-m", "controller.main.machine.kill_actors"]
+    command = [sys.executable, "-P", "-m", "controller.main.down"]
     environment = {k: v for k, v in own_environment().items() if k != NONCE_VARIABLE}
     with log_file.open("ab") as log:
         try:
@@ -210,3 +213,16 @@ def _kill_actors(state: RunState) -> None:
             f"see {log_file}; if this machine's raylet is gone: ray start"
             f" --address={state.ray_address}, then: llumctl down",
         )
+
+
+def main(address: str, namespace: str) -> None:
+    import ray
+
+    from controller.adapters.ray.ray_launcher import kill_actors
+
+    ray.init(address=address, namespace=namespace, log_to_driver=False)
+    kill_actors(namespace)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,5 +1,9 @@
-"""The plan of a cluster: its settings with every open choice made. `up` makes it and keeps it in a
-file of mode 0600; the head process reads it and gives it to every actor as JSON."""
+"""The plan of a cluster: its settings with every open choice made.
+
+`up` makes it and keeps it in a file of mode 0600; the head process reads it and gives it to every
+actor as JSON. The run state, by which commands find the cluster, is made from the plan too: when
+the cluster starts, and again when the run state was lost.
+"""
 
 import time
 from pathlib import Path
@@ -7,11 +11,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.api.hosts import url_host
 from controller.api.settings.settings import Settings
+from controller.api.state import user_files
+from controller.api.state.run_state import RunState
+from controller.main.machine.ray_environment import ray_authentication
 from controller.model.profile import LatencyProfile
 
 FILE = "plan.json"
 """In the cluster's state folder."""
+MAX_PLAN_BYTES = 16 << 20
 
 
 class ClusterPlan(BaseModel):
@@ -64,3 +73,49 @@ class ClusterPlan(BaseModel):
     @property
     def model_name(self) -> str:
         return self.settings.model_names[0]
+
+
+def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: str = "") -> RunState:
+    """The run state before anything runs. With its nonce `down` finds the processes of a start that
+    was cut short."""
+    table = plan.settings
+    address = table.cluster.ray_address or ""
+    return RunState(
+        cluster=table.cluster.name,
+        nonce=plan.nonce,
+        control_url=f"http://{url_host(table.control.host)}:{table.control.port}",
+        control_token=plan.control_token,
+        endpoint_url=endpoint_url(plan),
+        ray_address=address,
+        owns_ray=not address,
+        ray_head_pid=None,
+        ray_head_started_s=None,
+        namespace=plan.namespace,
+        started_at_s=plan.started_at_s,
+        log_dir=plan.log_dir,
+        temp_dir=plan.temp_dir,
+        grace_s=table.scheduler.grace_s,
+        ray_environment=ray_environment,
+        endpoint_certificate=table.endpoint.ssl_certfile or "",
+        config_file=config_file,
+    )
+
+
+def state_from_plan(folder: Path) -> RunState | None:
+    """The run state of the cluster with this state folder; None if its plan cannot be read. It does
+    not name the head process, which is found by the nonce like all others."""
+    try:
+        plan = ClusterPlan.model_validate_json(user_files.read(folder / FILE, MAX_PLAN_BYTES))
+    except (OSError, ValueError):
+        return None
+    if plan.settings.cluster.name != folder.name:
+        return None
+    address = plan.settings.cluster.ray_address or ""
+    return state_of(plan, ray_authentication(plan.state_dir, address))
+
+
+def endpoint_url(plan: ClusterPlan) -> str:
+    table = plan.settings.endpoint
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(table.host, table.host)
+    scheme = "https" if table.ssl_certfile else "http"
+    return f"{scheme}://{url_host(host)}:{table.port}"

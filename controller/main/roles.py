@@ -19,14 +19,13 @@ from controller.adapters.ray.head_watch import HeadWatch
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
-from controller.api.hosts import url_host
 from controller.api.settings.endpoint_options import frontend_options
 from controller.api.settings.live_settings import changed
 from controller.api.state.audit import AuditLog
 from controller.core.instance_ref import InstanceRef
 from controller.core.operations.cluster_spec import ClusterSpec, EngineChange
 from controller.main.machine.controller_ports import control_socket, inbox_socket
-from controller.main.plan import ClusterPlan
+from controller.main.plan import ClusterPlan, endpoint_url
 from controller.ports.engine import Engine, EngineFactory
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.controller_link import ControllerLink
@@ -50,7 +49,7 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.prometheus import cluster_metrics as metrics
     from controller.adapters.ray.ray_launcher import ActorPlan, RayLauncher
     from controller.api.settings.key_file import own_limits
-    from controller.main.machine.memory import available_bytes
+    from controller.main.machine.capacity import available_bytes
     from controller.runtime.controller.cluster import ControllerProcess
     from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 
@@ -132,7 +131,7 @@ def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     """Bytes that a further instance takes, 0 if only the GPU's memory counts; and why its weights
     are not in them. `changed`: engine arguments that are not those of the plan any more."""
     if plan.profile is not None:
-        from controller.main.start import emulation
+        from controller.main import emulation
 
         return emulation.INSTANCE_BYTES, ""
     if plan.num_gpus_per_instance:
@@ -189,7 +188,7 @@ def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> No
 def _engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
     if plan.profile is not None:
         from controller.adapters.emulated.emulated_engine import EmulatedEngine
-        from controller.main.start.emulation import model_config, with_changes
+        from controller.main.emulation import model_config, with_changes
 
         profile, table = with_changes(plan.profile, plan.settings.emulated, change.args)
         return partial(EmulatedEngine, profile, model_config(profile, table), table.speed)
@@ -261,13 +260,6 @@ async def _stay_failed(
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = ControllerLink(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
     await member.stay_failed(why)
-
-
-def endpoint_url(plan: ClusterPlan) -> str:
-    table = plan.settings.endpoint
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(table.host, table.host)
-    scheme = "https" if table.ssl_certfile else "http"
-    return f"{scheme}://{url_host(host)}:{table.port}"
 
 
 def bind_host(plan: ClusterPlan) -> str:

@@ -113,7 +113,7 @@ def start(
         config, flags, engine_args, assigned=assigned
     )
     meant.cluster_is(settings.cluster.name)
-    from controller.main.start import up as up_main
+    from controller.main import up as up_main
 
     with Progress(settings) as progress, settings_module.located(origins):
         status = up_main.run(

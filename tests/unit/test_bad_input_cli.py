@@ -38,7 +38,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("it was not refused")
 
-    for module in ("start.up", "down", "doctor.doctor"):
+    for module in ("up", "down", "doctor.doctor"):
         monkeypatch.setattr(f"controller.main.{module}.run", refuse)
 
 

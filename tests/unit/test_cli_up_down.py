@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         progress("stopping")
         return seen["result"]
 
-    monkeypatch.setattr("controller.main.start.up.run", start)
+    monkeypatch.setattr("controller.main.up.run", start)
     monkeypatch.setattr("controller.main.down.run", stop)
     return seen
 

@@ -16,7 +16,7 @@ from controller.api.wire.status import Check, CheckResult
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
 from controller.main.doctor import resources as doctor_resources
-from controller.main.machine import memory, temp_folder
+from controller.main.machine import capacity, temp_folder
 from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, remember
 
@@ -172,15 +172,15 @@ def test_it_judges_the_instances_that_up_would_start(
 
 def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
-    monkeypatch.setattr(memory, "CGROUPS", ((str(tmp_path), *names),))
-    free = memory.available_bytes()
+    monkeypatch.setattr(capacity, "CGROUPS", ((str(tmp_path), *names),))
+    free = capacity.available_bytes()
     assert free > 1000
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    assert memory.available_bytes() == 400
+    assert capacity.available_bytes() == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_bytes() > 1000
+    assert capacity.available_bytes() > 1000
 
 
 def test_ports() -> None:

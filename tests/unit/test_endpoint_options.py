@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise found.pop()
         found.append(settings)
 
-    monkeypatch.setattr("controller.main.start.up.run", start)
+    monkeypatch.setattr("controller.main.up.run", start)
     return found
 
 
@@ -235,7 +235,7 @@ def test_what_is_refused_later_is_told_with_where_it_was_written(
 
 
 def test_the_url_is_https_where_there_is_a_certificate() -> None:
-    from controller.main.roles import endpoint_url
+    from controller.main.plan import endpoint_url
 
     for table, url in (
         ({}, "http://127.0.0.1:8000"),
@@ -246,7 +246,7 @@ def test_the_url_is_https_where_there_is_a_certificate() -> None:
 
 
 def test_bench_is_told_of_the_certificate(tmp_path: Path) -> None:
-    from controller.main.start.recovery import state_of
+    from controller.main.plan import state_of
 
     table = Settings.model_validate({"endpoint": {"ssl_certfile": "/c/a.pem"}})
     plan: Any = SimpleNamespace(

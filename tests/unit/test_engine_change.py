@@ -14,10 +14,10 @@ from controller.api.settings.engine_options import (
     why_refused,
 )
 from controller.api.settings.settings import EmulatedTable, Settings
+from controller.main import emulation
 from controller.main.checks.engine_change_checks import check_engine_change
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.plan import ClusterPlan
-from controller.main.start import emulation
 
 KV_BYTES = 64 << 20
 

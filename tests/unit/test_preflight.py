@@ -16,11 +16,11 @@ import pytest
 from controller.adapters.embedded_model.architecture import config
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
+from controller.main import emulation, up
 from controller.main.checks import preflight
 from controller.main.checks.model_weights import Weights, weights_of
-from controller.main.machine import memory as memory_module
-from controller.main.start import emulation, up
-from controller.main.start.start_errors import explain_failure, head_failure
+from controller.main.machine import capacity
+from controller.main.start_report import explain_failure, head_failure
 
 GIB = 1 << 30
 
@@ -293,7 +293,7 @@ def test_a_container_has_its_limit_and_not_the_machine_s(
     for file, text in {"max": "100000", "current": "90000", "stat": "inactive_file 0"}.items():
         (tmp_path / f"memory.{file}").write_text(text)
     group = (str(tmp_path), "memory.max", "memory.current", "inactive_file")
-    monkeypatch.setattr(memory_module, "CGROUPS", (group,))
+    monkeypatch.setattr(capacity, "CGROUPS", (group,))
     with pytest.raises(LlumctlError, match=r"0\.0 GiB are available"):
         preflight.check_memory({"model": model_folder(tmp_path)}, 1)
     with pytest.raises(LlumctlError, match=r"0\.0 GiB are available"):
@@ -613,7 +613,7 @@ def test_a_cache_folder_that_cannot_be_written(
 @pytest.mark.process
 def test_preflight_needs_neither_torch_nor_ray_nor_vllm() -> None:
     probe = (
-        "import controller.main.checks.preflight, controller.main.start.up, sys;"
+        "import controller.main.checks.preflight, controller.main.up, sys;"
         "sys.exit(len({'torch', 'ray', 'vllm'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)

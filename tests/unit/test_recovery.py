@@ -14,8 +14,7 @@ from controller.main import down
 from controller.main.machine import temp_folder
 from controller.main.machine.processes import processes_of
 from controller.main.machine.ray_environment import NONCE_VARIABLE
-from controller.main.plan import FILE, ClusterPlan
-from controller.main.start.recovery import state_of
+from controller.main.plan import FILE, ClusterPlan, state_of
 from llumctl.app import run
 from tests.unit.test_security import plan
 

@@ -27,13 +27,11 @@ from controller.api.settings.endpoint_options import EndpointOptions
 from controller.api.settings.engine_options import REFUSED
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
-from controller.main import down
+from controller.main import down, up
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.machine.ray_environment import make_token, ray_authentication
-from controller.main.plan import ClusterPlan
-from controller.main.start import up
-from controller.main.start.recovery import state_of
+from controller.main.plan import ClusterPlan, state_of
 from llumctl.app import app
 
 ROOT = Path(__file__).parents[2]

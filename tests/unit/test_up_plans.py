@@ -13,11 +13,10 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog
+from controller.main import emulation, up
 from controller.main.checks import preflight, vllm_version
 from controller.main.machine import temp_folder
-from controller.main.plan import ClusterPlan
-from controller.main.start import emulation, up
-from controller.main.start.recovery import state_of
+from controller.main.plan import ClusterPlan, state_of
 from tests.e2e.cluster import free_ports
 from tests.unit.cli_support import cluster
 
@@ -108,7 +107,7 @@ def test_a_start_that_fails_at_one_of_its_first_files_leaves_nothing(
     def fail(*_: Any, **__: Any) -> None:
         raise LlumctlError("the disk is full", "llumctl doctor")
 
-    monkeypatch.setattr(f"controller.main.start.up.{part}", fail)
+    monkeypatch.setattr(f"controller.main.up.{part}", fail)
     endpoint, control = free_ports(2)  # a cluster of somebody's may have the usual ones
     ports = {"endpoint": {"port": endpoint}, "control": {"port": control}}
     settings = EMULATED.model_copy(update=tables_of(ports))

@@ -13,8 +13,8 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
-from controller.main.machine import interrupts
-from controller.main.start import up
+from controller.main import up
+from controller.main.machine import processes
 
 pytestmark = pytest.mark.process
 
@@ -85,7 +85,7 @@ def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Sign
     told: list[object] = []
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head,
-        interrupts.stops_interrupt(),
+        processes.stops_interrupt(),
     ):
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
         up._stay(head, state, told.append)
@@ -98,7 +98,7 @@ def test_a_hang_up_that_is_ignored_stays_so() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interrupts.stops_interrupt():
+        with processes.stops_interrupt():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

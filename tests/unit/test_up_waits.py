@@ -13,11 +13,11 @@ from controller.adapters.ray.ray_starts import Starts
 from controller.api.errors import LlumctlError, TimedOutError
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import ClusterStatus, InstanceState
-from controller.main.machine import ray_logs
+from controller.main import up
+from controller.main.machine import log_folders
 from controller.main.machine.temp_folder import RAY
-from controller.main.start import up
-from controller.main.start.recovery import state_of
-from controller.main.start.waiting import Patience, awaited
+from controller.main.plan import state_of
+from controller.main.start_report import Patience, awaited
 from tests.unit.cli_support import cluster, instance
 from tests.unit.test_security import plan
 
@@ -43,7 +43,7 @@ def test_what_is_waited_for(tmp_path: Path) -> None:
         return awaited(status, tmp_path, "n", str(tmp_path))
 
     assert what() == "Ray"
-    logs = ray_logs.session_logs(str(tmp_path))
+    logs = log_folders.session_logs(str(tmp_path))
     logs.mkdir(parents=True)
     (logs / "gcs_server.out").write_text("")
     assert what() == "Ray, whose head comes up"
@@ -98,7 +98,7 @@ def test_a_controller_that_is_given_up_ends_up_at_once(watch: Watch, tmp_path: P
 def test_a_time_out_names_what_was_waited_for(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.main.start.waiting.FIRST_WORD_S", 0.1)
+    monkeypatch.setattr("controller.main.start_report.FIRST_WORD_S", 0.1)
     note(tmp_path, 3)
     note(tmp_path, 3, run="another")
     told: list[object] = []
@@ -113,7 +113,7 @@ def test_a_time_out_names_what_was_waited_for(
 def test_ray_s_logs_are_kept_bounded_and_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_logs, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(log_folders, "MAX_FILE_BYTES", 10)
     session = tmp_path / "t" / RAY / "session_2026"
     (session / "logs").mkdir(parents=True)
     (session.parent / "session_latest").symlink_to(session)
@@ -122,10 +122,10 @@ def test_ray_s_logs_are_kept_bounded_and_private(
     (session / "logs" / "empty.out").write_text("")
     (session / "logs" / "link.out").symlink_to("/etc/hostname")
     logs = tmp_path / "logs"
-    ray_logs.keep(str(tmp_path / "t"), logs)
-    ray_logs.keep(str(tmp_path / "t"), logs)
+    log_folders.copy_ray_logs(str(tmp_path / "t"), logs)
+    log_folders.copy_ray_logs(str(tmp_path / "t"), logs)
     kept = {path.name: path.read_text() for path in (logs / "ray").iterdir()}
     assert kept == {"gcs_server.out": "...\n56789 died", "raylet.out": "short"}
     assert {path.stat().st_mode & 0o777 for path in (logs / "ray").iterdir()} == {0o600}
-    ray_logs.keep(str(tmp_path / "none"), logs)
+    log_folders.copy_ray_logs(str(tmp_path / "none"), logs)
     assert (logs / "ray" / "raylet.out").exists(), "no new ones: the old ones stay"

@@ -21,13 +21,13 @@ from controller.api.settings.engine_options import (
 )
 from controller.api.settings.setting_values import complaint
 from controller.api.settings.settings import EmulatedTable
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.model_weights import cached_config
 from controller.main.checks.vllm_arguments import ARGUMENTS
-from controller.main.machine.memory import available_bytes
+from controller.main.machine.capacity import available_bytes
 from controller.main.plan import ClusterPlan
-from controller.main.start import emulation
 
 COMMAND = "llumctl restart --rolling --engine-arg"
 KEYS_AT_START = "llumctl down      then      llumctl up --engine-arg {}=..."

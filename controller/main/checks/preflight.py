@@ -28,10 +28,10 @@ from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
 from controller.core.admission.policies import find_policy
 from controller.core.load.snapshot import blocks_for
+from controller.main import emulation
 from controller.main.checks.model_weights import weights_of
+from controller.main.machine.capacity import available_bytes
 from controller.main.machine.controller_ports import bound
-from controller.main.machine.memory import available_bytes
-from controller.main.start import emulation
 
 GIB = 1 << 30
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).

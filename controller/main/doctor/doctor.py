@@ -19,13 +19,13 @@ from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.api.version import engines_command
 from controller.api.wire.status import Check, CheckResult
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version, installed
 from controller.main.doctor.resources import memory_check, port_checks, shm_check
 from controller.main.machine import temp_folder
-from controller.main.start import emulation
 
 PYTHON_OLDEST = (3, 11)
 RAY_OLDEST = (2, 54)

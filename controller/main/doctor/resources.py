@@ -9,11 +9,15 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import Check, CheckResult
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.preflight import InstanceMemory, Planned
-from controller.main.machine.memory import available_bytes
-from controller.main.start import emulation
-from controller.main.start.frontends import FRONTEND_BYTES, default_frontends, num_cores
+from controller.main.machine.capacity import (
+    FRONTEND_BYTES,
+    available_bytes,
+    default_frontends,
+    num_cores,
+)
 
 GIB = 1 << 30
 

@@ -1,16 +1,23 @@
-"""The cluster's processes on this machine, found by the nonce in their environment, or by their
-session: a process that sets its title, as Ray's agents do, overwrites its environment."""
+"""The cluster's processes on this machine, how they are ended, and the signals that stop us.
+
+Processes are found by the nonce in their environment, or by their session: a process that sets its
+title, as Ray's agents do, overwrites its environment. While something runs that must be undone,
+signals to stop become interrupts, and are ignored once it is being undone.
+"""
 
 import contextlib
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from controller.main.machine.ray_environment import NONCE_VARIABLE
+
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Session(NamedTuple):
@@ -87,3 +94,34 @@ def sweep(nonce: str, session: Session | None = None, deadline_s: float = 10.0) 
 def _quietly(action: Callable[[], None]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         action()
+
+
+@contextlib.contextmanager
+def stops_interrupt() -> Iterator[None]:
+    """Lets SIGTERM, the terminal's hang-up and SIGQUIT raise KeyboardInterrupt, as Ctrl-C does.
+    What is ignored stays so, as a hang-up under nohup."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextlib.contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Ignores interrupts, so that an impatient third Ctrl-C leaves nothing half undone."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, *STOPS)}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(before: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -23,19 +23,18 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.api.version import own_version
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
-from controller.main.machine.interrupts import no_interrupts, stops_interrupt
-from controller.main.machine.processes import Session, sweep
+from controller.main.machine.capacity import default_frontends, num_cores
+from controller.main.machine.processes import Session, no_interrupts, stops_interrupt, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile import profile_file
 from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
 from controller.main.profile.fit import DegenerateError, StepConstants, fit
 from controller.main.profile.points import FitError, Measured
-from controller.main.start import emulation
-from controller.main.start.frontends import default_frontends, num_cores
-from controller.main.start.start_errors import explain_cause
+from controller.main.start_report import explain_cause
 from controller.model.profile import LatencyProfile
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.profile.engine_process")

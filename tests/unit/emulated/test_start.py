@@ -14,13 +14,12 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import CheckResult
 from controller.core.operations.cluster_spec import AS_STARTED
-from controller.main import roles
+from controller.main import emulation, roles, up
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
 from controller.main.doctor import resources as doctor_resources
 from controller.main.machine import temp_folder
 from controller.main.plan import ClusterPlan
-from controller.main.start import emulation, up
 from controller.model.profile import load_profile
 from llumctl.config import settings
 

@@ -10,6 +10,7 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
 from controller.api.wire.status import Check
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.preflight import Planned
 from controller.main.doctor.nodes import gather, probe
@@ -17,7 +18,6 @@ from controller.main.doctor.nodes.checks import Wanted, node_checks
 from controller.main.doctor.nodes.facts import Questions, RayFacts, Versions
 from controller.main.doctor.resources import instance_memory
 from controller.main.machine.ray_environment import own_environment
-from controller.main.start import emulation
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.nodes.gather")
 TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S

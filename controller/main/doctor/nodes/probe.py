@@ -168,10 +168,10 @@ def shm_free_bytes() -> int:
 def available_bytes() -> int:
     """The machine's, or what the process's control group may still take, if llumctl is there."""
     try:
-        from controller.main.machine import memory
+        from controller.main.machine import capacity
     except ImportError:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return memory.available_bytes()
+    return capacity.available_bytes()
 
 
 def max_open_files() -> int:

@@ -1,17 +1,36 @@
-"""Keeps Ray's own logs of a start that failed, before their temporary folder is removed."""
+"""The folders of logs that outlive a run.
+
+A new run puts the logs of the last run aside, and deletes those of the run before. Ray's own logs
+of a start that failed are copied before their temporary folder is removed.
+"""
 
 import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
 from controller.main.machine.temp_folder import RAY
 
-FOLDER = "ray"
+PREVIOUS = "previous"
+RAY_LOGS = "ray"
+"""Both are folders among the cluster's logs."""
 MAX_FILES = 60
-"""The newest files are kept; Ray writes two for each process, and a few of its own."""
+"""The newest files are copied; Ray writes two for each process, and a few of its own."""
 MAX_FILE_BYTES = 256 << 10
-"""The end of each file is kept; the copy of a longer file begins with an ellipsis."""
+"""The end of each file is copied; the copy of a longer file begins with an ellipsis."""
+
+
+def put_aside(log_dir: Path) -> None:
+    """Does nothing if no run has left logs. Raises OSError."""
+    left = [path for path in log_dir.glob("*.log*") if path.is_file()]
+    if not left:
+        return
+    previous = log_dir / PREVIOUS
+    shutil.rmtree(previous, ignore_errors=True)
+    previous.mkdir(mode=0o700)
+    for path in left:
+        path.replace(previous / path.name)
 
 
 def session_logs(temp_dir: str) -> Path:
@@ -19,10 +38,10 @@ def session_logs(temp_dir: str) -> Path:
     return Path(temp_dir) / RAY / "session_latest" / "logs"
 
 
-def keep(temp_dir: str, log_dir: Path) -> None:
-    """Copies the files to a folder among the cluster's logs, in the place of those kept before.
+def copy_ray_logs(temp_dir: str, log_dir: Path) -> None:
+    """Copies the files to a folder among the cluster's logs, in the place of those copied before.
     Files that cannot be read or written are left out."""
-    target = log_dir / FOLDER
+    target = log_dir / RAY_LOGS
     with contextlib.suppress(OSError):
         files = _regular_files(session_logs(temp_dir))
         if not files:

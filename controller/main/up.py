@@ -26,29 +26,33 @@ from controller.api.state import run_state, user_files
 from controller.api.state.audit import DOWN, AuditLog, last_stop_words
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import ClusterState, ClusterStatus
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version
 from controller.main.down import note, present_grace_s, session_of, tear_down
-from controller.main.machine import previous_logs, temp_folder
-from controller.main.machine.interrupts import no_interrupts, stops_interrupt
-from controller.main.machine.memory import available_bytes
-from controller.main.machine.processes import processes_of, same_process
+from controller.main.machine import log_folders, temp_folder
+from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
+from controller.main.machine.processes import (
+    no_interrupts,
+    processes_of,
+    same_process,
+    stops_interrupt,
+)
 from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
 from controller.main.plan import FILE as PLAN_FILE
-from controller.main.plan import ClusterPlan
-from controller.main.start import emulation
-from controller.main.start.arguments_taken import are_taken
-from controller.main.start.frontends import default_frontends, num_cores
-from controller.main.start.recovery import state_of
-from controller.main.start.start_errors import (
+from controller.main.plan import ClusterPlan, state_of
+from controller.main.start_report import (
+    Patience,
+    are_taken,
+    awaited,
     explain_failure,
     head_failure,
+    load,
     refuse_given_up,
     retry_command,
 )
-from controller.main.start.waiting import Patience, awaited, load
 
 Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
@@ -120,7 +124,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     preflight.check_threads(choices["num_instances"], choices["num_frontends"])
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
-    previous_logs.put_aside(log_dir)
+    log_folders.put_aside(log_dir)
     nonce = secrets.token_hex(8)
     return ClusterPlan(
         settings=settings,

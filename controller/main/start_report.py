@@ -1,6 +1,8 @@
-"""Explains to the operator why a cluster did not start."""
+"""How far a start is, in the operator's words: what `up` waits for and for how long, whether vLLM
+has accepted the arguments, and why a start failed."""
 
 import math
+import os
 import re
 from pathlib import Path
 
@@ -8,8 +10,18 @@ from controller.adapters.ray.ray_starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.core.start_backoff import MAX_FAILED_STARTS
+from controller.main.machine.capacity import num_cores
+from controller.main.machine.log_folders import session_logs
 from controller.main.plan import ClusterPlan
+from controller.runtime.messages.members import IMPORTING, LAUNCHING
 
+FIRST_WORD_S = 5.0
+# Each further word comes when 1.5 times the time so far has passed.
+FACTOR = 1.5
+BUSY = 2.0
+"""Processes that want to run, for each core. A start by itself has about one."""
+BEFORE_ARGS = (LAUNCHING, IMPORTING)
+"""What a member does before vLLM has its arguments."""
 # Parts of vLLM's own messages, and the command that helps.
 KNOWN_CAUSES = (
     (
@@ -24,6 +36,62 @@ TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 LONG_START_S = 1200
 # pydantic adds the value in Python's words and a link to vLLM's sentence.
 PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
+
+
+class Patience:
+    """Says now and then what `up` waits for, less often the longer it takes."""
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s = began_s
+        self._next_s = FIRST_WORD_S
+
+    def word(self, now_s: float, what: str) -> str:
+        """The next message; empty if it is too early for one."""
+        waited_s = now_s - self._began_s
+        if waited_s < self._next_s:
+            return ""
+        self._next_s = waited_s * FACTOR
+        return f"waiting for {what}, {waited_s:.0f} s"
+
+
+def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str) -> str:
+    """The members that do not serve yet; without a status the controller, or Ray before it."""
+    if status is not None:
+        members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
+        absent = [m for m in members if m.state != InstanceState.ACTIVE]
+        return ", ".join(f"{m.id} ({m.detail})" if m.detail else m.id for m in absent) or "a report"
+    reason, _ = failure_of(log_dir, "controller", run)
+    if reason:
+        return f"the controller (its last start failed: {reason})"
+    if (log_dir / "controller.log").exists():
+        return "the controller"
+    logs = session_logs(temp_dir)
+    if (logs / "raylet.out").exists():
+        return "Ray, whose node joins its head and starts the controller's process"
+    if (logs / "gcs_server.out").exists():
+        return "Ray, whose head comes up"
+    return "Ray"
+
+
+def load() -> str:
+    """How busy the machine is, if that explains a slow start; else empty."""
+    running, cores = os.getloadavg()[0], num_cores()
+    return f"a load of {running:.0f} on {cores} cores" if running > BUSY * cores else ""
+
+
+def are_taken(status: ClusterStatus) -> bool:
+    """Whether vLLM has accepted the arguments, so that `up --detach` may return.
+
+    vLLM finds many faults of arguments only once it is imported and has built its configuration
+    (docs/decisions/0018). All members have the same arguments, so one instance and one frontend
+    that have built theirs are enough. `llumctl status` tells of later failures, such as of loading
+    weights."""
+    return any(map(_has_taken, status.instances)) and any(map(_has_taken, status.frontends))
+
+
+def _has_taken(member: InstanceStatus | FrontendStatus) -> bool:
+    starts = member.state is InstanceState.STARTING
+    return member.state is InstanceState.ACTIVE or (starts and member.detail not in BEFORE_ARGS)
 
 
 def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:

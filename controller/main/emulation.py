@@ -9,8 +9,7 @@ from typing import Any
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EmulatedTable, Settings
-from controller.main.machine.memory import available_bytes
-from controller.main.start.frontends import FRONTEND_BYTES
+from controller.main.machine.capacity import FRONTEND_BYTES, available_bytes
 from controller.model.profile import LatencyProfile, ModelConfig, load_profile
 
 GIB = 1 << 30

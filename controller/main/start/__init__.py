@@ -1,1 +1,0 @@
-"""`llumctl up`: starts a cluster and waits until it serves."""
