@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths vllm-arguments wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths sizes vllm-arguments wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -26,6 +26,7 @@ help:
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
+	@echo "make sizes           files and lines of code by room, beside the aims (ARGS=--list names the files)"
 	@echo "make vllm-arguments  write anew what the installed vLLM declares of its engine arguments and parsers"
 	@echo "make wire-schema     write anew what the control API reads and answers, for the test that compares it"
 	@echo "make fuzz            the control API by its description (5 minutes), then changed input against a real"
@@ -206,6 +207,9 @@ bench-rehearsal: $(STAMP)
 
 paths: $(STAMP)
 	$(BIN)/python -m benchmarks.paths $(ARGS)
+
+sizes: $(STAMP)
+	$(BIN)/python -m tools.sizes $(ARGS)
 
 vllm-arguments: $(STAMP)
 	$(BIN)/python -m tools.vllm_arguments
