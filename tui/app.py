@@ -4,33 +4,49 @@ Nothing here waits for the controller: `Source.take` hands over what has come, a
 threads are daemons, so that leaving does not wait for them either.
 """
 
+import asyncio
 import os
 import re
+import select
+import shutil
+import signal
+import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from textual.app import App, SystemCommand
+from textual.dom import DOMNode
 from textual.events import Event, Key, Resize
 from textual.filter import ANSIToTruecolor, LineFilter
+from textual.geometry import Size
 from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
-from tui import bottom_text, palette, style, terminal
-from tui.acting import Acting
-from tui.actions import Action, Place, Target, bindings, first_of, footer, of_places
-from tui.bottom_text import Message
-from tui.commanding import Commanding
-from tui.console import Options
-from tui.drawing import ASCII, Line, Tone
+from tui import widgets
+from tui.acting import Acting, Commanding, Owning
+from tui.actions import (
+    Action,
+    Place,
+    Target,
+    bindings,
+    first_of,
+    footer,
+    keys_of,
+    of_places,
+    shown_key,
+)
+from tui.console import Console, Options
+from tui.drawing import ASCII, Glyphs, Line, Span, Tone, fitted, width_of
 from tui.live import Caller, Source, Work
-from tui.outbox import Call, Phase, Then
-from tui.own_commands import own_actions
-from tui.owning import Owning
+from tui.outbox import Call, Phase, Then, under_way
+from tui.own_commands import OWN, own_actions
 from tui.panes.header import Liveness, recording_badge
 from tui.replay import Replaying, ReplaySource
 from tui.screens.base import PaintedScreen
@@ -46,22 +62,42 @@ from tui.screens.tuning import TuningScreen
 from tui.state import DashboardState, reduce
 from tui.themes import THEMES
 from tui.typed_commands import Typing
-from tui.widgets import Bottom, TableView
+from tui.widgets import Bottom, TableView, key_line
+
+if TYPE_CHECKING:
+    from textual.timer import Timer
 
 REPLAY_TICK_S = 0.25
 MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
+MESSAGE_S = 6.0
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+NOT_IN_PALETTE = ("row_", "palette", "command", "replay_")
+"""Actions, by how their ids begin, that nobody looks for in a list."""
 
-
-def tick_s(source: Source) -> float:
-    """How often the age on the screen is drawn, seldom on slow links; a status is drawn when it
-    comes."""
-    if isinstance(source, ReplaySource):
-        return REPLAY_TICK_S
-    return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
+Do = Callable[[str, DOMNode], Awaitable[Any]]
+PLACING = """
+Screen { background: $background; color: $foreground; }
+Screen { overflow: hidden; }
+Lines, TableView { width: 1fr; }
+#requests { height: 2fr; }
+#history, #timeline, #log { height: 1fr; }
+#bottom { height: 1; dock: bottom; }
+#prompt, #hints { width: 1fr; } #prompt { background: $background; }
+Dialog { align: center middle; background: transparent; }
+#dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
+.-ascii #dialog { border: ascii $warning; }
+ChooseScreen #words { height: 2; }
+SortScreen #words { height: 1; }
+#buttons { height: 1; align: right middle; }
+#buttons Button { margin: 0 0 0 2; }
+#name, #value { background: $background; margin: 0 0 1 0; }
+.-stale TableView, .-stale #facts { text-opacity: 60%; }
+"""
+"""Where Textual places the widgets, and how it draws them beside the tones of the text."""
 
 
 class Dashboard(App[None]):
-    CSS = style.CSS
+    CSS = widgets.CSS + PLACING
     BINDINGS = bindings(Place.ANYWHERE)
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "f20"  # the palette's own key is in the table of keys
@@ -79,7 +115,7 @@ class Dashboard(App[None]):
         self._woken = False
         """Whether `pump` is going to be called."""
         self._message = Message(self.set_timer, self.redraw)
-        self._below: palette.Below | None = None
+        self._below: Below | None = None
         self.animation_level = "none"
         for theme in THEMES.values():
             self.register_theme(theme)
@@ -112,7 +148,7 @@ class Dashboard(App[None]):
         self.push_screen(DashboardScreen())
         self.source.start()
         if not self.is_web and not self.is_headless:
-            terminal.on_ending(self._leave)
+            on_ending(self._leave)
         if self.options.tick_s is not None:
             self.set_interval(self.options.tick_s, self._tick)
 
@@ -133,9 +169,9 @@ class Dashboard(App[None]):
         self.redraw(only_age=self.state is before)
 
     def _end_with_terminal(self) -> None:
-        if terminal.is_gone():
+        if is_terminal_gone():
             self.owning.stop()
-            terminal.end_with_it()
+            end_with_terminal()
 
     def _leave(self, number: int) -> None:
         """Gives the terminal back, unless that is gone too; the exit code names the signal."""
@@ -148,7 +184,7 @@ class Dashboard(App[None]):
         screens = self.screen_stack
         if self.is_web or self.is_headless or not screens:
             return
-        size = terminal.size()
+        size = Size(*shutil.get_terminal_size())  # as Textual's driver asks for it
         if size != screens[-1].size:
             self.post_message(Resize(size, size))
 
@@ -255,7 +291,7 @@ class Dashboard(App[None]):
             replay=self.replay is not None,
             changes=not self.acting.is_read_only,
         )
-        return bottom_text.words(self.state, self.calls, pairs, self.size.width, self.glyphs)
+        return bottom_words(self.state, self.calls, pairs, self.size.width, self.glyphs)
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
         """Shows a message on the bottom line for a while."""
@@ -398,14 +434,14 @@ class Dashboard(App[None]):
         if self.glyphs is ASCII:
             self.say(f"the palette needs a UTF-8 terminal: type {self.key_of('command')} instead")
         elif isinstance(self.screen, PaintedScreen):
-            self._below = palette.Below(self.screen, *self.screen.targets())
+            self._below = Below(self.screen, *self.screen.targets())
             super().action_command_palette()
 
     def get_system_commands(self, _: Screen[object]) -> Iterable[SystemCommand]:
         """The palette's entries; it asks for them with each letter."""
         if self._below is not None:
             actions = self._actions(self._below.screen.PLACES)
-            for each in palette.entries(self._below, self, actions, self.run_action):
+            for each in palette_entries(self._below, self, actions, self.run_action):
                 yield SystemCommand(each.title, each.help, each.run)
 
     async def on_event(self, event: Event) -> None:
@@ -438,3 +474,139 @@ def _save_picture(svg: str, folder: Path, cluster: str, time_s: float, zone: tzi
             file.write(svg)
         return path
     raise AssertionError("numbers never end")
+
+
+def tick_s(source: Source) -> float:
+    """How often the age on the screen is drawn, seldom on slow links; a status is drawn when it
+    comes."""
+    if isinstance(source, ReplaySource):
+        return REPLAY_TICK_S
+    return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
+
+
+class Message:
+    """What was said last, for MESSAGE_S. `set_timer` calls back after so many seconds; `redraw` is
+    called when the line changes."""
+
+    def __init__(
+        self,
+        set_timer: "Callable[[float, Callable[[], None]], Timer]",
+        redraw: Callable[[], None],
+    ) -> None:
+        self._set_timer = set_timer
+        self._redraw = redraw
+        self._timer: Timer | None = None
+        self.line: Line = ()
+        self.goes_with_a_key = False
+        """What answered the last key goes away with the next."""
+
+    def show(self, text: str, tone: Tone, *, stays: bool) -> None:
+        self.line = (Span(f" {text}", tone),)
+        self.goes_with_a_key = tone is Tone.BAD and not stays
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self._set_timer(MESSAGE_S, self.clear)
+        self._redraw()
+
+    def clear(self) -> None:
+        self.line, self.goes_with_a_key = (), False
+        self._redraw()
+
+
+def bottom_words(
+    state: DashboardState,
+    calls: Iterable[Call],
+    keys: Sequence[tuple[str, str]],
+    width: int,
+    glyphs: Glyphs,
+) -> Line:
+    """Trouble with the stream if there is any, else the orders under way and the keys. `keys`:
+    (key, word) pairs, of which the last two leave."""
+    stopped = state.stopped.reason if state.stopped else ""
+    trouble = state.recording_failed or stopped or state.lost
+    if not trouble:
+        going = under_way(calls, width, glyphs)
+        return (*going, *key_line(keys, width - width_of(going)))
+    leave = key_line(keys[-2:], 0)
+    room = max(1, width - width_of(leave) - 5)
+    told = fitted(printable(trouble), min(room, cell_len(printable(trouble))), glyphs)
+    return (Span(f" ! {told}  ", Tone.BAD), *leave)
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The screen from which the palette was opened, with what its keys would have acted on then:
+    rows move while one looks for a word."""
+
+    screen: PaintedScreen
+    targets: Sequence[Target]
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PaletteEntry:
+    title: str
+    help: str
+    run: Callable[[], object]
+
+
+def palette_entries(
+    below: Below, console: Console, actions: Sequence[Action], do: Do
+) -> Iterator[PaletteEntry]:
+    """`actions`: those of the screen. `do(action, where)` runs a screen's or a table's own."""
+    for name in THEMES:
+        yield _typed(console, f"theme {name}", "colours")
+    for name in below.screen.orders:
+        yield _typed(console, f"sort {name}", "order of this table")
+    for each in actions:
+        is_own = each.action_id.startswith(OWN)
+        if (each.keys or is_own) and not each.action_id.startswith(NOT_IN_PALETTE):
+            yield from _of_action(each, below, console, do)
+
+
+def _of_action(each: Action, below: Below, console: Console, do: Do) -> Iterator[PaletteEntry]:
+    words = [shown_key(key) for key in keys_of(each, console.options.keymap)[:1]]
+    help_text = "   ".join([*words, *([f":{each.typed}"] if each.typed else [])])
+    if each.change is None or not each.action.startswith("act("):
+        where: DOMNode = below.screen
+        if each.place is Place.TABLE and below.screen.focused is not None:
+            where = below.screen.focused
+        yield PaletteEntry(each.text, help_text, lambda: do(each.action, where))
+        return
+    ids = [found for target in below.targets if (found := target.of(each.change.target))]
+    if ids:
+        title = ids[0] if len(ids) == 1 else f"{len(ids)} marked {each.change.target}s"
+        yield PaletteEntry(
+            f"{each.action_id} {title}",
+            help_text,
+            lambda: console.acting.act(each.action_id, *below.targets, marked=below.marked),
+        )
+
+
+def _typed(console: Console, text: str, help_text: str) -> PaletteEntry:
+    return PaletteEntry(text, help_text, lambda: console.run_command(text))
+
+
+def is_terminal_gone() -> bool:
+    """Whether the terminal hung up without ending this process, as a lost session's can."""
+    stdin = sys.__stdin__
+    if stdin is None:
+        return False
+    poll = select.poll()
+    poll.register(stdin.fileno(), 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def end_with_terminal() -> None:
+    """Ends the process as an unignored hang-up does: an exit would wait for its drawing."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGHUP)
+
+
+def on_ending(leave: Callable[[int], None]) -> None:
+    """Calls back on the event loop for each signal that ends a program, unless it is ignored. A
+    handler of Python's own would run between any two lines of what draws."""
+    loop = asyncio.get_running_loop()
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, leave, number)

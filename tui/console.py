@@ -17,8 +17,8 @@ from tui.outbox import Call, Then
 from tui.own_commands import OwnCommand
 from tui.panes.header import Liveness
 from tui.replay import Replaying
+from tui.startup import DEFAULT_THEME
 from tui.state import DashboardState
-from tui.theme_names import DEFAULT
 from tui.typed_commands import Typing
 
 
@@ -28,7 +28,7 @@ class Options:
     machine's. `keymap`: as `tui.actions.checked_keymap` gives it."""
 
     glyphs: Glyphs = UNICODE
-    theme: str = DEFAULT
+    theme: str = DEFAULT_THEME
     zone: tzinfo | None = None
     keymap: Mapping[str, str] = field(default_factory=dict)
     limits: ConsoleTable = field(default_factory=ConsoleTable)

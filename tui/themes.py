@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from textual.theme import Theme
 
-from tui.theme_names import DEFAULT, DEUTERANOPIA, LIGHT, MONOCHROME
+from tui.startup import DEFAULT_THEME, DEUTERANOPIA, LIGHT, MONOCHROME
 
 _COMMON = {
     "block-cursor-text-style": "none",
@@ -17,7 +17,7 @@ THEMES: Mapping[str, Theme] = {
     theme.name: theme
     for theme in (
         Theme(
-            name=DEFAULT,
+            name=DEFAULT_THEME,
             primary="#5fafd7",
             success="#5faf5f",
             warning="#d7af5f",

@@ -16,9 +16,8 @@ from llumctl import choosing, connect, durations, meant
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
 from llumctl.text import output
-from tui import collector, first_frame
-from tui.theme_names import DEFAULT, MONOCHROME
-from tui.theme_names import NAMES as THEMES
+from tui import startup
+from tui.startup import DEFAULT_THEME, MONOCHROME, THEME_NAMES
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
@@ -108,9 +107,9 @@ def top(
     in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
     if not web and not in_browser:
         _check_terminal()
-    chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
-    if chosen not in THEMES:
-        raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
+    chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT_THEME)
+    if chosen not in THEME_NAMES:
+        raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEME_NAMES)}")
     shown = None if replay is None else Replay(replay, speed or 1.0, at_s)
     if web:
         look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
@@ -121,7 +120,7 @@ def top(
         writer = None
         title = f"{name}  + connecting" if shown is None else f"REPLAY  {shown.path.name}"
         frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
-        with frame, collector.paused():
+        with frame, startup.collector_paused():
             look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
             if shown is not None:
                 source = stack.enter_context(_recorded(shown, look.limits))
@@ -180,7 +179,7 @@ def _first_frame(
     if in_browser:
         return contextlib.nullcontext()
     rule = "─" if _has_glyphs() and not ascii_only else "-"
-    return first_frame.shown(sys.stderr, title, rule=rule)
+    return startup.first_frame(sys.stderr, title, rule=rule)
 
 
 def _look(theme: str, *, ascii_only: bool, in_browser: bool) -> Look:
@@ -268,7 +267,7 @@ def _dashboard(
         recording=recording,
         readonly=readonly,
         in_browser=look.in_browser,
-        when_drawn=collector.settle,
+        when_drawn=startup.settle_collector,
         tick_s=tick_s(source),
     )
     return Dashboard(source, options, caller)

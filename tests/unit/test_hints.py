@@ -175,7 +175,7 @@ def test_nothing_is_written_past_the_place_that_aims() -> None:
     that the test before has seen. What writes by itself is listed here, with what it writes."""
     may = {
         "controller/main/doctor/nodes/gather.py",  # JSON, read by doctor
-        "tui/owning.py",  # how a program of the operator's own ended
+        "tui/acting.py",  # how a program of the operator's own ended
     }
     writes = {"print", "echo", "secho"}
     found = set()

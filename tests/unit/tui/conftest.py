@@ -5,8 +5,6 @@ import inspect
 import pytest
 from textual import _wait
 
-from tui import bottom_text
-
 HERE = "tests/unit/tui/"
 
 
@@ -27,4 +25,4 @@ def _quick_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a message may be over before a test has read it."""
-    monkeypatch.setattr(bottom_text, "MESSAGE_S", 3600.0)
+    monkeypatch.setattr("tui.app.MESSAGE_S", 3600.0)

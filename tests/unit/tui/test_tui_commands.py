@@ -8,6 +8,7 @@ from textual.command import CommandPalette
 from textual.events import Key
 from textual.widgets import Input
 
+import tui
 from controller.api.errors import LlumctlError, NotFoundError, UsageError
 from controller.api.operations.on_cluster import RollingRequest, RollingStopRequest
 from controller.api.operations.on_instances import DrainRequest, EvacuateRequest, RestartRequest
@@ -15,7 +16,7 @@ from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
-from tui import owning, typed_commands
+from tui import typed_commands
 from tui.actions import ACTIONS
 from tui.own_commands import Program
 from tui.panes.layout import Pane
@@ -378,7 +379,7 @@ def test_no_handler_calls_that_of_a_class_below() -> None:
     """It would run twice, and stays a quiet cost: only the source tells."""
     found = [
         f"{file.name}: {call}"
-        for file in Path(owning.__file__).parent.rglob("*.py")
+        for file in Path(tui.__file__).parent.rglob("*.py")
         for call in re.findall(r"super\(\)\._?on_(?!event\b)\w+", file.read_text())
     ]
     assert found == []
@@ -394,7 +395,7 @@ class FakeProgram(Program):
 async def test_doctor_and_wait_are_those_of_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owning, "Program", FakeProgram)
+    monkeypatch.setattr("tui.acting.Program", FakeProgram)
     async with acting(cluster="prod") as bed:
         await bed.type("colon", "wait drained=i-1")
         assert "wait --for=drained=i-1 --cluster prod" in await drawn(bed.pilot)

@@ -4,14 +4,14 @@ import io
 
 import pytest
 
-from tui import first_frame
+from tui.startup import first_frame
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
 def test_it_names_the_cluster_and_stays_for_the_dashboard() -> None:
     stream = io.StringIO()
-    with first_frame.shown(stream, "prod-a\x1b[2J", rule="-"):
+    with first_frame(stream, "prod-a\x1b[2J", rule="-"):
         assert " prod-a[2J" in stream.getvalue()
     assert stream.getvalue().startswith(ENTER)
     assert "- Instances -" in stream.getvalue()
@@ -20,6 +20,6 @@ def test_it_names_the_cluster_and_stays_for_the_dashboard() -> None:
 
 def test_an_error_is_told_on_the_screen_from_before() -> None:
     stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), first_frame.shown(stream, "prod-a", rule="-"):
+    with pytest.raises(KeyboardInterrupt), first_frame(stream, "prod-a", rule="-"):
         raise KeyboardInterrupt
     assert stream.getvalue().endswith(LEAVE)

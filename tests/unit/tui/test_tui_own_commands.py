@@ -269,7 +269,7 @@ async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> Non
         ran.append((tuple(arguments), environment["ROW_ID"]))
         return ""
 
-    monkeypatch.setattr("tui.owning.in_terminal", run)
+    monkeypatch.setattr("tui.acting.in_terminal", run)
     async with acting(own=(OwnCommand("mine", ("p", "{id}"), terminal=True),)) as bed:
         wanted = bed.cursor
         with pytest.raises(SuspendNotSupported), bed.app.suspend():

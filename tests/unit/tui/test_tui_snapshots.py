@@ -21,7 +21,7 @@ from tests.unit.tui.tui_support import (
 from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import ASCII
-from tui.theme_names import MONOCHROME
+from tui.startup import MONOCHROME
 
 REASON = "the controller at http://10.0.0.5:8700 said nothing for 5 s"
 both_sizes = pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80x24", "120x36"])

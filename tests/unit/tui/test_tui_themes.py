@@ -9,7 +9,7 @@ from rich.color import ColorTriplet
 from llumctl.commands import top
 from tests.unit.tui.tui_support import FakeSource, dashboard
 from tui.drawing import Tone
-from tui.theme_names import DEUTERANOPIA, MONOCHROME
+from tui.startup import DEUTERANOPIA, MONOCHROME
 from tui.themes import THEMES
 from tui.widgets import Lines
 

@@ -26,8 +26,8 @@ from tui.console import Options
 from tui.drawing import UNICODE, Glyphs
 from tui.live import Caller, Reply, Source, Work
 from tui.replay import ReplaySource
+from tui.startup import DEFAULT_THEME
 from tui.state import Arrived, ExplanationArrived, Heard, LogArrived, Lost, RequestsArrived
-from tui.theme_names import DEFAULT
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
 DRAWN_S = 20.0
@@ -147,7 +147,7 @@ async def dashboard(
     *,
     caller: Caller | None = None,
     glyphs: Glyphs = UNICODE,
-    theme: str = DEFAULT,
+    theme: str = DEFAULT_THEME,
     **options: Any,
 ) -> AsyncIterator[tuple[Dashboard, Pilot[None]]]:
     app = Dashboard(source, Options(glyphs=glyphs, theme=theme, zone=UTC, **options), caller)
