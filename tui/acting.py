@@ -480,13 +480,17 @@ class Commanding:
             if found is not None:
                 begin(command, [Target(request_id=each) for each in found])
                 return
-            words = error.message if isinstance(error, LlumctlError) else repr(error)
-            self._app.say(printable(words), Tone.BAD)
+            self._say_why(error)
 
         self._app.ask(
             lambda client: [client.whole_id(each, any_choice=any_choice) for each in references],
             told,
         )
+
+    def _say_why(self, error: Exception | None) -> None:
+        """Why the controller's answer to a question is not there."""
+        why = error.message if isinstance(error, LlumctlError) else repr(error)
+        self._app.say(printable(why), Tone.BAD)
 
     def _screen(self) -> PaintedScreen:
         screen = self._app.screen
@@ -516,8 +520,7 @@ class Commanding:
 
         def told(found: SettingList | None, error: Exception | None) -> None:
             if found is None:
-                words = error.message if isinstance(error, LlumctlError) else repr(error)
-                self._app.say(printable(words), Tone.BAD)
+                self._say_why(error)
                 return
             values = {each.key: each.value for each in found.settings}
             self._app.say(printable(f"{key} = {setting_value(values.get(key))}"), Tone.STRONG)

@@ -177,12 +177,12 @@ _FIRST: tuple[Action, ...] = (
         live=True,
     ),
 )
+"""What changes the cluster and what shows or allows that, in the order in which the help has it. An
+order that is not named here follows by itself."""
 _FIRST_IDS = {each.action_id for each in _FIRST}
 _CHANGES = _FIRST + tuple(
     _gives(row) for row in ORDERS.values() if row.meaning and row.kind not in _FIRST_IDS
 )
-
-
 _OF_REPLAYS: tuple[Action, ...] = (
     Action(
         "replay_slower", ("[",), "speed(-1)", "half the speed", Place.ROWS, "slower", replay=True

@@ -1,7 +1,8 @@
 """The dashboard as an application: it hears, reduces and draws on one timer.
 
 Nothing here waits for the controller: `Source.take` hands over what has come, and the source's
-threads are daemons, so that leaving does not wait for them either.
+threads are daemons, so that leaving does not wait for them either. Below the application stand its
+parts that are of no one screen: the bottom line's words, the palette, the end of the terminal.
 """
 
 import asyncio
@@ -553,7 +554,10 @@ class PaletteEntry:
 def palette_entries(
     below: Below, console: Console, actions: Sequence[Action], do: Do
 ) -> Iterator[PaletteEntry]:
-    """`actions`: those of the screen. `do(action, where)` runs a screen's or a table's own."""
+    """What the palette lists: the actions of the screen below it, with their keys.
+
+    `do(action, where)` runs an action of a screen or a table.
+    """
     for name in THEMES:
         yield _typed(console, f"theme {name}", "colours")
     for name in below.screen.orders:

@@ -29,7 +29,6 @@ from tui.actions import Target
 
 AnyOrder = Order[Any, Any]
 
-
 MAX_ESTIMATES = 20
 """Marked requests of which the controller is asked what moving them would take."""
 _MODES = {
