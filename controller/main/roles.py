@@ -192,7 +192,7 @@ def _engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
 
         profile, table = with_changes(plan.profile, plan.settings.emulated, change.args)
         return partial(EmulatedEngine, profile, model_config(profile, table), table.speed)
-    from controller.adapters.vllm.engine.engine import VllmEngine
+    from controller.adapters.vllm.engine import VllmEngine
 
     return partial(VllmEngine, plan.engine_args | dict(change.args))
 

@@ -19,15 +19,15 @@ import pytest
 import torch
 
 from controller.adapters.embedded_model import ensure
-from controller.adapters.vllm import environment
-from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.engine.process_groups import listeners
+from controller.adapters.vllm import process_setup
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.process_setup import listeners
 from tests.contract import touch_points
 
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
     os.environ["VLLM_BATCH_INVARIANT"] = "1"
-environment.prepare()
+process_setup.prepare()
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 24

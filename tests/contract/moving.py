@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.adapters.embedded_model.architecture import EOS_ID
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.ports.engine import Frames, ReservedBlocks, SuspendedRequest

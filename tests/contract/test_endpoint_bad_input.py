@@ -23,7 +23,7 @@ from vllm.exceptions import GracefulHTTPError
 from controller.adapters.listener import listening_socket
 from controller.adapters.vllm.endpoint.error_bodies import error_type, is_anthropic
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Queue, TrialLimits, limits_of
 from controller.core.record.request_record import RequestState
 from tests.contract.test_vllm_frontend import Bed, serving
@@ -604,7 +604,7 @@ async def one_id_for_many_requests(bed: Bed) -> None:
 
 async def a_grammar_that_gets_slow(bed: Bed) -> None:
     """Ambiguous, and no regular expression: only the engine can find that out."""
-    from controller.adapters.vllm.engine import grammar_guard
+    from controller.adapters.vllm import grammar_guard
 
     limit_s, grammar_guard.MAX_CALL_S = grammar_guard.MAX_CALL_S, 0.02
     try:
@@ -631,7 +631,7 @@ async def a_grammar_that_gets_slow(bed: Bed) -> None:
 
 async def a_grammar_that_a_busy_machine_has_no_time_for(bed: Bed) -> None:
     """Whether its trial or its instance has none: the request is not at fault."""
-    from controller.adapters.vllm.engine import grammar_guard
+    from controller.adapters.vllm import grammar_guard
 
     wanted = {"structured_outputs": {"regex": "[a-f]{3,7}"}}
     body = {"model": "embedded", "prompt": "one", "max_tokens": 4} | wanted

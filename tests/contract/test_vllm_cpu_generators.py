@@ -1,8 +1,8 @@
-"""Generators that a step turns back (cpu_generators.py)."""
+"""Generators that a step turns back (worker_side.py)."""
 
 import torch
 
-from controller.adapters.vllm.engine.cpu_generators import RewindableGenerators
+from controller.adapters.vllm.worker_side import RewindableGenerators
 
 
 def test_a_new_generator_is_not_taken_for_one_that_was_thrown_away() -> None:

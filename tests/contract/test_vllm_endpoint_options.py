@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from controller.adapters.vllm import environment
+from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.endpoint.flag_words import ENGINE_FLAGS
 from controller.api.settings.endpoint_options import (
     ENGINE_TOO,
@@ -51,8 +51,8 @@ def test_choices_are_vllm_s(actions: dict[str, Any]) -> None:
     assert compared == {"tool_strict_level", "chat_template_content_format", "fingerprint_mode"}
 
 
-# Variables of the environment that may change vLLM's server as the user says (environment.py): they
-# bound what requests may ask for, say how media are fetched and logs written, or suit a model.
+# Variables of the environment that may change vLLM's server as the user says (process_setup.py):
+# they bound what requests may ask for, say how media are fetched and logs written, or suit a model.
 KEPT_VARIABLES = """
 VLLM_AUDIO_FETCH_TIMEOUT VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_CONFIGURE_LOGGING
 VLLM_DISABLE_LOG_LOGO VLLM_ENFORCE_STRICT_TOOL_CALLING
@@ -88,10 +88,10 @@ def test_each_variable_that_the_server_reads_is_decided_on() -> None:
     for file in ("logger.py", "v1/engine/input_processor.py", "v1/engine/async_llm.py"):
         read |= set(re.findall(r"\benvs\.(VLLM_\w+)", (root / file).read_text()))
     kept = set(KEPT_VARIABLES.split())
-    decided = kept | NOT_READ_HERE | environment.SET.keys() | environment.REMOVED.keys()
+    decided = kept | NOT_READ_HERE | process_setup.SET.keys() | process_setup.REMOVED.keys()
     assert read - decided == set()
     assert kept - read == set()
-    assert not kept & environment.REMOVED.keys()
+    assert not kept & process_setup.REMOVED.keys()
 
 
 def test_the_defaults_are_no_arguments() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
 
@@ -58,7 +58,7 @@ def add(engine: VllmEngine) -> Add:
 
 @pytest.mark.usefixtures("engine")
 def test_it_leaves_no_port_open(opened_ports: set[tuple[int, int]]) -> None:
-    """Process groups of one listen for nobody (process_groups.py)."""
+    """Process groups of one listen for nobody (process_setup.py)."""
     assert opened_ports == set()
 
 
@@ -438,7 +438,7 @@ def test_greedy_tokens_do_not_depend_on_company(engine: VllmEngine, add: Add) ->
 def test_neither_a_cut_prefill_nor_an_eviction_changes_the_tokens(
     engine: VllmEngine, add: Add, sampling: dict[str, Any]
 ) -> None:
-    """A seed is where the CPU needs our help (cpu_generators.py)."""
+    """A seed is where the CPU needs our help (worker_side.py)."""
     assert STEP_TOKENS < 150
     add("r", 150, max_tokens=110, **sampling)
     cut = finish(engine)["r"]

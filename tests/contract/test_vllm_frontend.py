@@ -21,7 +21,7 @@ import pytest
 
 from controller.adapters.connections import KeepAlive
 from controller.adapters.vllm.endpoint.error_bodies import error_body
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS, ON_GPU
 
-from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.engine.fingerprint import fingerprint
-from controller.adapters.vllm.engine.parts import parts_of
-from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
-from controller.adapters.vllm.moves.kv_blocks import HostBlocks
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.scheduler_side import parts_of
+from controller.adapters.vllm.worker_side import CudaBlocks, HostBlocks, fingerprint
 
 B, H, N, C = 7, 3, 4, 6
 

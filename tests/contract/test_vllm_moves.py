@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, DTYPE, ON_GPU, STEP_TOKENS
 
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks
 from tests.contract.moving import Readers, Told

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.engine.batch_slots import BatchSlots
-from controller.adapters.vllm.engine.parts import EngineParts
-from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
-from controller.adapters.vllm.moves.request_state import decode
-from controller.adapters.vllm.moves.vllm_destination import DestinationMoves
-from controller.adapters.vllm.moves.vllm_source import SourceMoves
+from controller.adapters.vllm.moves import DestinationMoves, SourceMoves, decode_state
+from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts
+from controller.adapters.vllm.worker_side import CudaBlocks
 from controller.ports.engine import ReservedBlocks
 
 BLOCK_SIZE = 16
@@ -215,7 +212,9 @@ def test_a_step_under_way_comes_in_before_the_cut(engine: AsyncEngine) -> None:
     assert engine.land() == ["r"]
     suspended = engine.moves.suspend("r")
     assert suspended is not None
-    assert decode(suspended.state).output_token_ids == engine.tokens["r"] == [1000, 1001, 1002]
+    assert (
+        decode_state(suspended.state).output_token_ids == engine.tokens["r"] == [1000, 1001, 1002]
+    )
     assert request.num_computed_tokens == suspended.num_tokens - 1 == 32
     assert len(suspended.block_ids) == 2
     engine.land()

@@ -1,5 +1,5 @@
 """What a real engine tells of its requests for a choice among them: every touch point of
-candidates.py."""
+`VllmMoves.candidates`."""
 
 import random
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.emptying.relief import Candidate
 from tests.contract.moving import Readers
 

@@ -1,5 +1,5 @@
 """The destination's half of a move against vLLM's own state: every touch point of
-destination_moves.py, batch_slots.py and worker_state.py."""
+moves.py, scheduler_side.py and worker_side.py."""
 
 import inspect
 from pathlib import Path
@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS
 
-from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.moves import request_state
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.moves import decode_state, encode_state
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks, SuspendedRequest
 from tests.contract.moving import Readers, message, tokenizer
@@ -288,14 +288,14 @@ def test_blocks_are_offered_to_the_prefix_cache_at_the_commit_only(
 def test_a_state_that_does_not_fit_changes_nothing(engine: VllmEngine, readers: Readers) -> None:
     cut = suspended(readers, temperature=1.0, seed=4)
     alone = readers.told["r"].tokens[:]
-    good = request_state.decode(cut.state)
+    good = decode_state(cut.state)
     prepared = engine.prepare(readers.messages["r"], 0)
     reserved = engine.moves.reserve(prepared, good.output_token_ids[:3], 2)
     assert isinstance(reserved, ReservedBlocks)
     before = engine.snapshot("i-0", 1)
 
     def changed(**fields: Any) -> Any:
-        return request_state.encode(msgspec.structs.replace(good, **fields))
+        return encode_state(msgspec.structs.replace(good, **fields))
 
     bad = [
         [],
@@ -329,11 +329,11 @@ def test_a_state_that_does_not_fit_changes_nothing(engine: VllmEngine, readers: 
 
 def test_a_generator_belongs_to_a_seeded_request(engine: VllmEngine, readers: Readers) -> None:
     cut = suspended(readers)
-    good = request_state.decode(cut.state)
+    good = decode_state(cut.state)
     assert good.generator is None
     prepared = engine.prepare(readers.messages["r"], 0)
     assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
-    state = request_state.encode(msgspec.structs.replace(good, generator=bytes(5056)))
+    state = encode_state(msgspec.structs.replace(good, generator=bytes(5056)))
     with pytest.raises(ValueError, match="seeded"):
         engine.moves.commit("r", state)
     engine.moves.cancel("r")

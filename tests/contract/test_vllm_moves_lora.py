@@ -16,7 +16,7 @@ from controller.adapters.embedded_model.architecture import (
     NUM_KV_HEADS,
     NUM_LAYERS,
 )
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks
 from tests.contract.moving import Readers

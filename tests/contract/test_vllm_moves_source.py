@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import REASONS, MoveRefusal, refusal_of
 from controller.ports.engine import SuspendedRequest
 from tests.contract.moving import Readers
@@ -354,16 +354,16 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
 
 
 def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from controller.adapters.vllm.engine import parts as engine_parts
-    from controller.adapters.vllm.moves.vllm_moves import VllmMoves
+    from controller.adapters.vllm import scheduler_side
+    from controller.adapters.vllm.moves import VllmMoves
 
     core = engine._core
-    assert engine_parts.parts_of(core).refusal is None
+    assert scheduler_side.parts_of(core).refusal is None
     managers = core.scheduler.kv_cache_manager.coordinator
     two_groups = managers.single_type_managers * 2
 
     def refusal() -> MoveRefusal | None:
-        return engine_parts.parts_of(core).refusal
+        return scheduler_side.parts_of(core).refusal
 
     with monkeypatch.context() as patch:
         patch.setattr(type(core.vllm_config), "use_v2_model_runner", True)

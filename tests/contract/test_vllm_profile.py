@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.engine.trial_requests import MAX_TOKEN_ID, TrialRequests
+from controller.adapters.vllm.engine import MAX_TRIAL_TOKEN_ID, TrialRequests, VllmEngine
 from controller.main.profile.driver import DrivenEngine
 from controller.main.profile.engine_process import sizes_of
 from controller.main.profile.fit import fit
@@ -40,7 +39,7 @@ def test_a_trial_request_runs_to_its_length(engine: VllmEngine) -> None:
     engine.add(engine.prepare(make("r-1", 40, 30), 0))
     (request,) = engine._scheduler.requests.values()
     assert request.num_prompt_tokens == 40
-    assert all(0 < token < MAX_TOKEN_ID for token in request.prompt_token_ids)
+    assert all(0 < token < MAX_TRIAL_TOKEN_ID for token in request.prompt_token_ids)
     reasons: list[Any] = []
     num_tokens = 0
     while engine.has_work():

@@ -10,9 +10,8 @@ import pytest
 from conftest import STEP_TOKENS
 from test_vllm_moves import KINDS, evict, unmoved
 
-from controller.adapters.vllm.engine import grammar_guard
-from controller.adapters.vllm.engine.engine import VllmEngine
-from controller.adapters.vllm.moves import worker_state
+from controller.adapters.vllm import grammar_guard, worker_side
+from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal, why
 from tests.contract.moving import Readers, Told, message
 
@@ -67,7 +66,7 @@ def test_a_generator_drawn_forward_is_that_of_an_undisturbed_request(
 ) -> None:
     readers.add("r", **sampling)
     readers.run("r", num_tokens)
-    undisturbed = worker_state.generator_state(engine.moves._parts.runner, "r")
+    undisturbed = worker_side.generator_state(engine.moves._parts.runner, "r")
     prepared = engine.prepare(message("other", readers.model_path, **sampling), 0)
     drawn = engine.moves.drawn_generator(prepared, num_tokens)
     assert drawn is not None

@@ -1,12 +1,12 @@
 """What vLLM's sampler draws of a seeded request's generator for a token. For a replay as much is
-drawn beforehand (worker_state.py `drawn_generator`, decision 0033)."""
+drawn beforehand (worker_side.py `drawn_generator`, decision 0033)."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from controller.adapters.vllm.moves import worker_state
+from controller.adapters.vllm import worker_side
 
 VOCAB_SIZE = 515
 """Of no width that a kernel likes."""
@@ -31,7 +31,7 @@ def test_as_much_as_is_drawn_forward(num_tokens: int, noise: str, sampling: str)
         sampler=SimpleNamespace(topk_topp_sampler=sampler),
         input_batch=SimpleNamespace(vocab_size=VOCAB_SIZE),
     )
-    drawn = worker_state.drawn_generator(runner, request, 0)
+    drawn = worker_side.drawn_generator(runner, request, 0)
     assert drawn is not None
     k = p = None
     if sampling != "plain":
@@ -42,6 +42,6 @@ def test_as_much_as_is_drawn_forward(num_tokens: int, noise: str, sampling: str)
         others.manual_seed(n)
         logits = torch.randn((3, VOCAB_SIZE), device=DEVICE, generator=others)
         sampler(logits, {1: drawn, 2: others}, k, p)
-    forward = worker_state.drawn_generator(runner, request, num_tokens)
+    forward = worker_side.drawn_generator(runner, request, num_tokens)
     assert forward is not None
     assert torch.equal(forward.get_state(), drawn.get_state())

@@ -9,7 +9,7 @@ from tests.contract import touch_points
 from tests.contract.touch_points import OURS, TouchPoint, behind, by_touch_point
 
 USERS = by_touch_point()
-SOURCE = OURS / "adapters/vllm/moves/vllm_source.py"
+SOURCE = OURS / "adapters/vllm/moves.py"
 HOLDING = TouchPoint("v1/core/sched/scheduler.py", "kv_holding_waiting")
 
 
@@ -20,9 +20,9 @@ def test_vllm_has(point: TouchPoint) -> None:
 
 
 def test_what_is_stated_and_what_is_imported_is_found() -> None:
-    assert "controller/adapters/vllm/moves/vllm_source.py" in USERS[HOLDING]
+    assert "controller/adapters/vllm/moves.py" in USERS[HOLDING]
     status = TouchPoint("v1/request.py", "RequestStatus")
-    assert "controller/adapters/vllm/engine/batch_slots.py" in USERS[status]
+    assert "controller/adapters/vllm/scheduler_side.py" in USERS[status]
 
 
 def test_what_vllm_does_not_have_is_named() -> None:
@@ -35,7 +35,7 @@ def test_what_vllm_does_not_have_is_named() -> None:
 def test_a_failure_names_what_its_statement_touched() -> None:
     here = Path(__file__)
     statement = "for request in scheduler.kv_holding_waiting:"
-    outer = (OURS / "adapters/vllm/engine/engine.py", "self.moves.suspend(request_id)")
+    outer = (OURS / "adapters/vllm/engine.py", "self.moves.suspend(request_id)")
     assert behind([(here, "engine.step()"), outer, (SOURCE, statement)], here) == [HOLDING]
     assert len(behind([outer, (SOURCE, "raise ValueError")], here)) > 10
 

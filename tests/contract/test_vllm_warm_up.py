@@ -12,7 +12,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from controller.adapters.vllm.engine.engine import VllmEngine, warm_up
+from controller.adapters.vllm.engine import VllmEngine, warm_up
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 KINDS: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ def test_the_first_request_of_each_kind_stalls_nobody(engine: VllmEngine) -> Non
     torch._dynamo.reset()
     manager = engine._core.structured_output_manager
     manager.backend = None
-    warm_up.warm_up(engine._core, engine._core.vllm_config)
+    warm_up(engine._core, engine._core.vllm_config)
     for kind, sampling in KINDS.items():
         first_s = slowest_s(engine, f"first {kind}", sampling)
         second_s = slowest_s(engine, f"second {kind}", sampling)
@@ -98,7 +98,7 @@ def test_warming_up_leaves_no_trace(
     core.structured_output_manager.backend = None
     engine.take_events()  # of other tests
     before = engine.snapshot("i-0", 1), torch.get_rng_state().tolist(), random.getstate()
-    warm_up.warm_up(core, core.vllm_config)
+    warm_up(core, core.vllm_config)
     after = engine.snapshot("i-0", 1), torch.get_rng_state().tolist(), random.getstate()
     assert after == before
     assert shapes == [(2, core.vllm_config.model_config.get_vocab_size())]

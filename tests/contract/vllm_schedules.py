@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.adapters.embedded_model import ensure
-from controller.adapters.vllm import environment
+from controller.adapters.vllm import process_setup
 from controller.model.profile import ModelConfig
 from tests.schedules import (
     RECORDED,
@@ -161,6 +161,6 @@ def _compact(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    environment.prepare()
+    process_setup.prepare()
     with tempfile.TemporaryDirectory() as folder:
         record(ensure(Path(folder)))

@@ -43,7 +43,7 @@ def engine_factory(kind: str, model: str) -> EngineFactory:
         from controller.adapters.emulated.emulated_engine import EmulatedEngine
 
         return partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
-    from controller.adapters.vllm.engine.engine import VllmEngine
+    from controller.adapters.vllm.engine import VllmEngine
 
     return partial(VllmEngine, vllm_args(model))
 

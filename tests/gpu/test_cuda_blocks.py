@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
-from controller.adapters.vllm.moves.kv_blocks import HostBlocks
+from controller.adapters.vllm.worker_side import CudaBlocks, HostBlocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -20,7 +20,7 @@ import pytest
 import typer.main
 from pydantic import ValidationError
 
-from controller.adapters.vllm import environment
+from controller.adapters.vllm import process_setup
 from controller.api.errors import UsageError
 from controller.api.hosts import is_loopback
 from controller.api.settings.endpoint_options import EndpointOptions
@@ -368,7 +368,7 @@ def test_no_pickle_on_any_socket() -> None:
 def test_vllm_may_not_pickle_either(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     monkeypatch.setattr(os, "environ", environ)
-    environment.prepare()
+    process_setup.prepare()
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environ
     assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
@@ -387,7 +387,7 @@ def test_variables_that_would_make_frontends_differ_or_leak_do_not_reach_them(
     }
     environ = given | {"VLLM_IMAGE_FETCH_TIMEOUT": "9"}
     monkeypatch.setattr(os, "environ", environ)
-    environment.prepare()
+    process_setup.prepare()
     assert not given.keys() & environ.keys()
     assert environ["VLLM_IMAGE_FETCH_TIMEOUT"] == "9"
     assert all(name in caplog.text for name in given), "the log says what does not count"

@@ -99,7 +99,7 @@ _OTHERS = "the frontends may go by it, and are not started anew"
 
 # While a rolling restart goes on, requests move from engines with the old arguments to engines with
 # the new ones, and the frontends keep those that they were started with. So an argument may change
-# only if the KV blocks of both engines are alike (controller/adapters/vllm/engine/fingerprint.py)
+# only if the KV blocks of both engines are alike (controller/adapters/vllm/worker_side.py)
 # and no frontend goes by it.
 CHANGEABLE = frozenset(
     {

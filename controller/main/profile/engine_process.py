@@ -22,7 +22,7 @@ from controller.main.profile.measure import measure
 from controller.main.profile.points import EngineSizes, Measured
 
 if TYPE_CHECKING:
-    from controller.adapters.vllm.engine.engine import VllmEngine
+    from controller.adapters.vllm.engine import VllmEngine
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -65,8 +65,7 @@ def main(descriptor: int) -> None:
 
     doing = "the engine could not start"
     try:
-        from controller.adapters.vllm.engine.engine import VllmEngine
-        from controller.adapters.vllm.engine.trial_requests import TrialRequests
+        from controller.adapters.vllm.engine import TrialRequests, VllmEngine
 
         engine = VllmEngine(task.engine_args, lambda text: send(Said(text)))
         gc.freeze()  # as an instance does

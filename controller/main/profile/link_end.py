@@ -74,7 +74,7 @@ class LinkEnd:
 def receive_all(pipe: Connection, block_bytes: int, num_blocks: int) -> None:
     """The process at the destination: it takes each stage that the source announces, until the
     source is gone."""
-    from controller.adapters.vllm.moves.spare_blocks import spare_blocks
+    from controller.adapters.vllm.worker_side import spare_blocks
 
     asyncio.run(_receive_all(pipe, spare_blocks(block_bytes, num_blocks)))
 

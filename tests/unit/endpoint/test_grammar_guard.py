@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.engine import grammar_guard
-from controller.adapters.vllm.engine.grammar_guard import GrammarGuard, WatchedGrammar
+from controller.adapters.vllm import grammar_guard
+from controller.adapters.vllm.grammar_guard import GrammarGuard, WatchedGrammar
 
 
 class PlayedGrammar:

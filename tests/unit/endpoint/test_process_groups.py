@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from controller.adapters.vllm.engine.process_groups import closed_afterwards, listeners
+from controller.adapters.vllm.process_setup import closed_afterwards, listeners
 
 
 def accepts(port: int) -> bool:

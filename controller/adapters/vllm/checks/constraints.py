@@ -1,7 +1,7 @@
 """Bounds on structured outputs that an engine would need too much time or memory to follow.
 
 These bounds are quick to check and to explain. A constraint within them is tried before an engine
-gets it (grammars/trials.py), and watched at each step (engine/grammar_guard.py).
+gets it (grammars/trials.py), and watched at each step (grammar_guard.py).
 
 regex_ambiguity.py judges each regular expression, also in JSON schemas. Here their number is
 bounded, and the sums of their lengths and of their squared sizes once every repeat is written out:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
-from controller.adapters.vllm import environment
+from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.checks.body import max_token_ids
 from controller.adapters.vllm.endpoint.error_bodies import error_body
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
@@ -117,7 +117,7 @@ class OpenAIFrontend:
         return await self._serve(args, config, info)
 
     def _configure(self) -> tuple[Any, Any, Tries]:
-        environment.prepare()
+        process_setup.prepare()
         from controller.adapters.vllm.endpoint import openai_app
         from controller.adapters.vllm.grammars import app_checks as grammar_checks
 

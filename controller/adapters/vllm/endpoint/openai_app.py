@@ -37,8 +37,8 @@ from controller.adapters.vllm.endpoint.outermost import around, within, without_
 from controller.adapters.vllm.endpoint.own_routes import add_model_route, add_ready_route
 from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
 from controller.adapters.vllm.endpoint.refusal_log import shorten_refusals
-from controller.adapters.vllm.engine.arguments import typed
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
+from controller.adapters.vllm.process_setup import typed_arguments
 from controller.runtime.messages.members import EngineInfo
 
 # Routes of vLLM's own process management, in whose place there is `llumctl scale`.
@@ -59,7 +59,7 @@ def parse_args(
     """vLLM's server arguments: its defaults, overridden by the cluster's engine arguments and the
     endpoint's options. Imports the parsers' plugins."""
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    for key, value in (typed(engine_args) | dict(options)).items():
+    for key, value in (typed_arguments(engine_args) | dict(options)).items():
         setattr(args, key, value)
     args.served_model_name = engine_args.get("served_model_name") or [args.model]
     if isinstance(args.served_model_name, str):

@@ -28,7 +28,7 @@ from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY
 from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
 from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
-from controller.adapters.vllm.engine.grammar_guard import NOT_COMPILED
+from controller.adapters.vllm.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
 from controller.adapters.vllm.grammars.trials import Grammar, GrammarRefusedError, GrammarTrials
@@ -280,7 +280,7 @@ def _gauges(stats: SchedulerStats) -> SchedulerStats:
 
 def _not_replayable(request: EngineCoreRequest) -> ReplayRefusal | None:
     """Why no engine can go on with the request from its outputs, as `cannot_move` of
-    moves/source.py has it. A pooling request has no outputs, and begins anew."""
+    moves.py has it. A pooling request has no outputs, and begins anew."""
     if request.mm_features:
         return ReplayRefusal.MULTIMODAL
     if request.prompt_embeds is not None or request.prompt_token_ids is None:

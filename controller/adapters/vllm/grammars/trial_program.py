@@ -19,7 +19,7 @@ side down, and takes the verdict back as JSON.
 
 What compiles in no time may take a minute at a token: `((.{1,300}[^a])?)+` compiles in 0.01 s, and
 its 24th token takes 2.7 s. So a grammar is also followed along a text that it allows, drawn with a
-fixed seed. A text that somebody thought of may be slower; engine/grammar_guard.py ends that one.
+fixed seed. A text that somebody thought of may be slower; grammar_guard.py ends that one.
 
 Touch points (xgrammar 0.2.8): `TokenizerInfo.deserialize_json`, `GrammarCompiler` and
 `GrammarMatcher` as vLLM 0.32 calls them (v1/structured_output/backend_xgrammar.py

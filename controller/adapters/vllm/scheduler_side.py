@@ -1,10 +1,22 @@
-"""The parts of an `EngineCore` that moves work on.
+"""What moves see and change of vLLM's scheduler: the parts of an `EngineCore`, and places in the
+batch that are reserved for requests that will enter it.
 
-Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`,
-`model_executor`; v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py
-`block_pool`, `coordinator`, `get_block_ids`; v1/core/kv_cache_coordinator.py
-`single_type_managers`; v1/core/sched/scheduler.py `running`, `kv_holding_waiting`;
-v1/core/sched/request_queue.py `_heap`; v1/request.py `is_prefill_chunk`.
+vLLM admits a request while fewer than `max_num_active_reqs` run. That limit is lowered by one for
+each reserved place, so that the place is free when its request enters: one that arrives, or that is
+suspended and may resume.
+
+A request enters as one that runs but had no turn in the last step. vLLM knows such requests, as a
+step whose token budget is used up leaves some out: the request goes first in the next step, even
+beside a long prefill, computes one token and is not counted as evicted. A request with an adapter
+enters otherwise: vLLM checks on admission only how many adapters a step may have, so this request
+goes through vLLM's queue of waiting requests that hold blocks, ahead of the others there.
+
+Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
+v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py `block_pool`,
+`coordinator`, `get_block_ids`; v1/core/kv_cache_coordinator.py `single_type_managers`;
+v1/core/sched/scheduler.py `running`, `kv_holding_waiting`, `max_num_active_reqs`,
+`num_waiting_for_streaming_input`, `schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py
+`is_prefill_chunk`.
 """
 
 from dataclasses import dataclass
@@ -78,3 +90,34 @@ def in_any_order(request_queue: Any) -> Any:
     """The queue's requests, unsorted: iterating a PriorityRequestQueue pops a copy of its heap,
     which takes n log n."""
     return getattr(request_queue, "_heap", request_queue)
+
+
+class BatchSlots:
+    def __init__(self, scheduler: Any) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self._scheduler = scheduler
+        self._running, self._evicted = RequestStatus.RUNNING, RequestStatus.PREEMPTED
+
+    def any_free(self) -> bool:
+        scheduler = self._scheduler
+        num_taken = len(scheduler.running) + len(scheduler.kv_holding_waiting)
+        num_taken += scheduler.num_waiting_for_streaming_input
+        return bool(num_taken < scheduler.max_num_active_reqs)
+
+    def keep(self) -> None:
+        self._scheduler.max_num_active_reqs -= 1
+
+    def give_back(self) -> None:
+        self._scheduler.max_num_active_reqs += 1
+
+    def enter(self, request: Any) -> None:
+        """Lets the request into the place that was kept for it. If it has an adapter, its row in
+        the worker's batch must be gone."""
+        self.give_back()
+        if request.lora_request is None:
+            request.status = self._running
+            self._scheduler.running.insert(0, request)
+        else:
+            request.status = self._evicted
+            self._scheduler.kv_holding_waiting.add_request(request)

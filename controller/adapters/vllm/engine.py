@@ -1,16 +1,21 @@
-"""vLLM's `EngineCore` in this process, as an Engine port: stock, without a patch.
+"""vLLM's `EngineCore` in this process, as an Engine port: made, warmed up, watched and stepped. It
+is stock vLLM, without a patch. And the requests with which `llumctl profile` measures it.
 
-Touch points of vLLM: v1/engine/core.py `EngineCore` (with `executor_fail_callback`),
+Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 `preprocess_add_request`, `step_fn`, `post_step`, `abort_requests`; v1/engine/__init__.py
 `EngineCoreOutputs`; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`,
-`MsgpackDecoder`; v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`,
-`requests`, `schedule`, `update_from_output`, `_preempt_request`; v1/core/sched/output.py
-`scheduled_new_reqs`, `scheduled_cached_reqs`; v1/core/kv_cache_manager.py `block_pool`,
-`get_block_ids`, `watermark_blocks`;
-config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`;
-config/model.py `get_vocab_size`; v1/executor/abstract.py `collective_rpc`.
+`MsgpackDecoder`; v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`,
+`schedule`, `update_from_output`, `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`,
+`scheduled_cached_reqs`; v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`,
+`watermark_blocks`; config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`,
+`long_prefill_token_threshold`; config/model.py `get_vocab_size`; v1/executor/abstract.py
+`collective_rpc`; v1/structured_output/__init__.py `grammar_init`, `backend`; config/vllm.py
+`structured_outputs_config`; config/structured_outputs.py `backend`.
 """
 
+import logging
+import os
+import random
 import threading
 import time
 from collections import Counter
@@ -19,14 +24,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from controller.adapters.vllm import environment
-from controller.adapters.vllm.engine import process_groups, warm_up
-from controller.adapters.vllm.engine.arguments import typed
-from controller.adapters.vllm.engine.grammar_guard import GrammarGuard
-from controller.adapters.vllm.engine.parts import in_any_order
+from controller.adapters.vllm import process_setup
+from controller.adapters.vllm.grammar_guard import GrammarGuard
+from controller.adapters.vllm.scheduler_side import in_any_order
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
+
+log = logging.getLogger(__name__)
+
+# vLLM's choice where a request and the configuration make none.
+USUAL_BACKEND = "xgrammar"
+MAX_TRIAL_TOKEN_ID = 2048
+"""Large vocabularies have their special tokens at the end; an image's token would need an image."""
 
 
 class VllmEngine:
@@ -36,9 +46,9 @@ class VllmEngine:
 
     def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
         report(IMPORTING)
-        environment.prepare()
+        process_setup.prepare()
         if engine_args.get("enforce_eager") is True:
-            warm_up.compile_nothing_on_cpu()
+            compile_nothing_on_cpu()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -47,15 +57,15 @@ class VllmEngine:
         from vllm.v1.metrics.stats import SchedulerStats
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-        from controller.adapters.vllm.moves.vllm_moves import VllmMoves
+        from controller.adapters.vllm.moves import VllmMoves
 
         self._lost_worker = threading.Event()
         """Set by a thread of the executor, which has ended the other worker processes by then."""
-        args = EngineArgs(**typed(engine_args))
+        args = EngineArgs(**process_setup.typed_arguments(engine_args))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
         alone = config.parallel_config.world_size == 1
-        with process_groups.closed_afterwards(only_if=alone):
+        with process_setup.closed_afterwards(only_if=alone):
             self._core = EngineCore(
                 config,
                 Executor.get_class(config),
@@ -63,7 +73,7 @@ class VllmEngine:
                 executor_fail_callback=self._lost_worker.set,
             )
             if alone and config.device_config.device_type == "cpu":
-                process_groups.destroy_groups_of_one()
+                process_setup.destroy_groups_of_one()
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool
@@ -75,7 +85,7 @@ class VllmEngine:
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self._grammars = GrammarGuard(self._core.structured_output_manager)
         report("warming up")
-        warm_up.warm_up(self._core, config)
+        warm_up(self._core, config)
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
@@ -201,9 +211,9 @@ class VllmEngine:
 
     def _make_generators_rewindable(self) -> None:
         """In the process of each rank, which may be this one."""
-        from controller.adapters.vllm.engine.cpu_generators import install
+        from controller.adapters.vllm.worker_side import make_generators_rewindable
 
-        self._core.model_executor.collective_rpc(install)
+        self._core.model_executor.collective_rpc(make_generators_rewindable)
 
     def _watch_admissions(self) -> None:
         """vLLM reports an admission only with the request's next token."""
@@ -254,3 +264,94 @@ class VllmEngine:
         self._events.append(
             EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
         )
+
+
+# -- warming up ------------------------------------------------------------------------------------
+# Makes vLLM compile and load before the engine serves what it would at the first use.
+#
+# A first request with log probabilities compiled a kernel in the middle of a step, and its
+# neighbours waited: for 2.4 s with a warm compiler's cache, for 26 s with a cold one. vLLM's own
+# warm-up leaves that kernel out. The first structured output makes the backend: 15 ms for the
+# embedded model's 4,096 tokens, longer with a larger vocabulary. All other first uses (sampling,
+# penalties, biases, seeds, long prompts) were measured and took a step's time.
+#
+# No request runs: nothing is left in the scheduler, the caches, the statistics or the generators.
+
+
+def compile_nothing_on_cpu() -> None:
+    """Call it before vLLM's engine is imported, if the user wants eager mode. vLLM compiles a few
+    functions even then; on a CPU that gains nothing and needs a C++ compiler."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+
+def warm_up(core: Any, config: Any) -> None:
+    from controller.adapters.vllm.worker_side import compile_logprobs
+
+    if config.model_config.runner_type != "generate":
+        return
+    core.model_executor.collective_rpc(
+        compile_logprobs, args=(config.model_config.get_vocab_size(),)
+    )
+    if (
+        core.structured_output_manager.backend is None
+        and not config.model_config.skip_tokenizer_init
+    ):
+        _make_grammar_backend(core, config.structured_outputs_config.backend)
+
+
+def _make_grammar_backend(core: Any, backend: str) -> None:
+    """Makes the backend by preparing a request that is never added."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    wanted = StructuredOutputsParams(regex="a")
+    wanted._backend = USUAL_BACKEND if backend == "auto" else backend
+    params = SamplingParams(max_tokens=1, structured_outputs=wanted)
+    request = _request("warm-up", [0], params, arrival_time_s=0.0)
+    try:
+        core.preprocess_add_request(request)
+    except Exception as error:  # the backend cannot use this tokenizer: requests will be told
+        log.warning("no structured outputs were warmed up: %s", error)
+
+
+# -- trial requests --------------------------------------------------------------------------------
+
+
+class TrialRequests:
+    """Requests that nobody asked for, to measure an engine with: greedy, with random prompts, never
+    ended by a token. Call it with an id, a number of prompt tokens, and the largest number of
+    outputs."""
+
+    def __init__(self, vocab_size: int) -> None:
+        from vllm.v1.serial_utils import MsgpackEncoder
+
+        self._token_ids = range(1, max(2, min(vocab_size, MAX_TRIAL_TOKEN_ID)))
+        self._encoder = MsgpackEncoder()
+        self._dice = random.Random(0)
+
+    def __call__(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> Frames:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        prompt = self._dice.choices(self._token_ids, k=num_prompt_tokens)
+        frames: Frames = self._encoder.encode(_request(request_id, prompt, params, time.time()))
+        return frames
+
+
+def _request(request_id: str, prompt: list[int], params: Any, arrival_time_s: float) -> Any:
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=arrival_time_s,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )

@@ -1,1 +1,0 @@
-"""vLLM's engine core in an instance: made, warmed up, watched and stepped."""

@@ -1,0 +1,645 @@
+"""Live moves of a vLLM engine's requests (EngineMoves): stock vLLM, without a patch.
+
+`SourceMoves` is the source's half: it pins a request's blocks, suspends it, and releases or resumes
+it. `DestinationMoves` is the destination's: blocks and a place in the batch, then the request
+itself. `VllmMoves` is both, and describes the requests from which some are chosen to move.
+
+Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting`,
+`kv_holding_waiting`, `deferred_waiting`, `_enqueue_waiting_request`, `_holds_kv_blocks`,
+`finish_requests`, `add_request`, `finished_req_ids`, `prev_step_scheduled_req_ids`,
+`max_model_len`, `lora_config`; v1/request.py `status`, `num_computed_tokens`,
+`num_in_flight_tokens`, `is_prefill_chunk`, `output_token_ids`, `priority`, `arrival_time`,
+`num_preemptions`, `append_output_token_ids`, `prefill_stats`, `structured_output_request`,
+`num_tokens`, `num_output_tokens`, `max_tokens`; v1/core/block_pool.py `touch`, `free_blocks`;
+v1/core/kv_cache_manager.py `get_blocks`, `get_computed_blocks`, `truncate_computed_blocks`,
+`allocate_slots`, `cache_blocks`, `free`, `take_new_block_ids`, `record_blocks_for_zeroing`;
+v1/structured_output/__init__.py `accept_tokens`; v1/structured_output/request.py `grammar`,
+`_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py `ref_cnt`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from controller.adapters.vllm import worker_side
+from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts, in_any_order, parts_of
+from controller.adapters.vllm.worker_side import CudaBlocks, HostBlocks, fingerprint
+from controller.core.emptying.relief import Candidate
+from controller.core.load.snapshot import blocks_for
+from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, why
+from controller.ports.engine import Frames, PinnedBlocks, ReservedBlocks, SuspendedRequest
+
+# -- the state that travels ------------------------------------------------------------------------
+# The state of a request that travels beside its original message: msgpack, never pickle.
+#
+# All other state is in the request as its frontend sent it (prompt, sampling parameters, adapter,
+# cache salt, routing), follows from its outputs (penalties, guided decoding, minimum of tokens, bad
+# words), or lives in the frontend (text, stop strings, logprobs).
+
+
+class MovedState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    output_token_ids: list[int]
+    queued: bool
+    """True if the request waits or was evicted, False if it decodes."""
+    priority: int
+    arrival_time: float
+    num_preemptions: int
+    generator: bytes | None
+    """The state of a seeded request's generator; None if the request is not seeded or never ran."""
+
+
+_state_decoder = msgspec.msgpack.Decoder(MovedState)
+
+
+def encode_state(state: MovedState) -> Frames:
+    return [msgspec.msgpack.encode(state)]
+
+
+def decode_state(frames: Frames) -> MovedState:
+    """Raises ValueError for frames that are no such state."""
+    if len(frames) != 1:
+        raise ValueError(f"a request's state in {len(frames)} frames")
+    return _state_decoder.decode(frames[0])
+
+
+# -- the source ------------------------------------------------------------------------------------
+# The source's half of a move: it pins a request's blocks, suspends it, and releases or resumes it.
+#
+# A pinned block counts one more reference, as if another request shared it: it keeps its content
+# when its request goes on (full blocks are only read from then on), is evicted or aborted.
+#
+# A suspended request is in vLLM's books (`requests`) but in neither its batch nor its queue. So
+# vLLM does not schedule it, cannot evict it, is not kept awake by it, and still frees it on an
+# abort. Its place in the batch is kept.
+#
+# With asynchronous scheduling (vLLM's default on a GPU) a step that includes the request may be
+# under way. The request leaves the batch at once, and the tokens computed for it come in with the
+# next steps: until then it is leaving, not suspended, and it may finish. UNTESTED beyond a
+# scheduler without a GPU: on CPU vLLM schedules synchronously.
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspended:
+    request: Any
+    queued: bool
+    """Whether the request waited, and so had no place in the batch."""
+
+
+class SourceMoves:
+    def __init__(
+        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
+    ) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self._parts = parts
+        self._slots = slots
+        self._order_after_steps = order_after_steps
+        self._scheduler = parts.scheduler
+        self._running = RequestStatus.RUNNING
+        self._aborted = RequestStatus.FINISHED_ABORTED
+        self._queued = (
+            RequestStatus.WAITING,
+            RequestStatus.PREEMPTED,
+            RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        )
+        self._pins: dict[str, list[Any]] = {}
+        self._suspended: dict[str, _Suspended] = {}
+        """Suspended and leaving requests."""
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def facts(self, request_id: str) -> MoveFacts | None:
+        request = self._scheduler.requests.get(request_id)
+        if request is None:
+            return None
+        return MoveFacts(
+            in_prefill=not (self._waits(request) or self._decodes(request)),
+            leaving=request_id in self._suspended or request_id in self._pins,
+            never=self._parts.refusal or cannot_move(request),
+        )
+
+    def is_queued(self, request_id: str) -> bool:
+        return self._waits(self._scheduler.requests[request_id])
+
+    def outputs(self, request_id: str) -> Sequence[int]:
+        return tuple(self._scheduler.requests[request_id].output_token_ids)
+
+    def suspended(self, *, queued: bool) -> list[Any]:
+        """Suspended and leaving requests; those that were queued still count as queued here."""
+        return [s.request for s in self._suspended.values() if s.queued == queued]
+
+    def num_pinned(self, request_id: str) -> int:
+        return len(self._pins.get(request_id, ()))
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        request = self._scheduler.requests.get(request_id)
+        if request is None:
+            return
+        queue = None
+        if request.status != self._running and request_id not in self._suspended:
+            holding, waiting = self._scheduler.kv_holding_waiting, self._scheduler.waiting
+            queue = holding if self._scheduler._holds_kv_blocks(request) else waiting
+            queue.remove_request(request)
+        request.priority = -rank
+        if queue is not None:
+            queue.add_request(request)
+
+    # -- pinning ---------------------------------------------------------------------------
+
+    def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
+        request = self._scheduler.requests.get(request_id)
+        if request is None or request_id in self._suspended or not self._decodes(request):
+            return None
+        num_final = request.num_computed_tokens - request.num_in_flight_tokens
+        blocks = self._parts.kv.get_blocks(request_id).blocks[0]
+        blocks = blocks[first_block : num_final // self._parts.block_size]
+        self._parts.pool.touch(blocks)
+        self._pins.setdefault(request_id, []).extend(blocks)
+        self._order_after_steps()
+        return PinnedBlocks(tuple(block.block_id for block in blocks), request.num_tokens)
+
+    def unpin(self, request_id: str) -> None:
+        pinned = self._pins.pop(request_id, ())
+        self._parts.pool.free_blocks(reversed(pinned))
+
+    # -- the cut ---------------------------------------------------------------------------
+
+    def suspend(self, request_id: str) -> SuspendedRequest | None:
+        request = self._scheduler.requests.get(request_id)
+        if request is None:
+            self.forget([request_id])
+            raise KeyError(request_id)
+        if request_id not in self._suspended and not self._take_out(request):
+            return None
+        if request.num_in_flight_tokens > 0:
+            return None
+        self._order_after_steps()
+        num_blocks = blocks_for(request.num_computed_tokens, self._parts.block_size)
+        return SuspendedRequest(
+            block_ids=self._parts.block_ids(request_id)[:num_blocks],
+            state=encode_state(self._state(request)),
+            num_tokens=request.num_tokens,
+        )
+
+    def resume(self, request_id: str) -> None:
+        suspended = self._suspended.pop(request_id, None)
+        if suspended is None:
+            return  # aborted meanwhile
+        request = suspended.request
+        if suspended.queued:
+            self._scheduler._enqueue_waiting_request(request)
+            return
+        if request.lora_request is not None:
+            worker_side.remove_from_batch(self._parts.runner, request_id)
+        self._slots.enter(request)
+
+    def release(self, request_id: str) -> None:
+        """Does nothing if the request is not suspended: it was aborted, or came back meanwhile."""
+        if request_id in self._suspended:
+            self.forget([request_id])
+            self._scheduler.finish_requests(request_id, self._aborted)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """The requests are gone from vLLM's books, or about to be. Their pinned blocks stay
+        pinned."""
+        for request_id in request_ids:
+            suspended = self._suspended.pop(request_id, None)
+            if suspended is not None and not suspended.queued:
+                self._slots.give_back()
+
+    def forget_finished(self) -> None:
+        """Called after a step, which may have finished a leaving request."""
+        known = self._scheduler.requests
+        self.forget([request_id for request_id in self._suspended if request_id not in known])
+
+    # -- details ---------------------------------------------------------------------------
+
+    def _take_out(self, request: Any) -> bool:
+        queued = self._waits(request)
+        if queued:
+            self._scheduler.waiting.remove_request(request)
+            self._scheduler.deferred_waiting.discard(request)
+        elif self._decodes(request):
+            self._scheduler.running.remove(request)
+            self._slots.keep()
+        else:
+            return False
+        self._suspended[request.request_id] = _Suspended(request, queued)
+        return True
+
+    def _state(self, request: Any) -> MovedState:
+        generator = worker_side.generator_state(self._parts.runner, request.request_id)
+        return MovedState(
+            output_token_ids=list(request.output_token_ids),
+            queued=request.status != self._running,
+            priority=request.priority,
+            arrival_time=request.arrival_time,
+            num_preemptions=request.num_preemptions,
+            generator=generator,
+        )
+
+    def _decodes(self, request: Any) -> bool:
+        return (
+            request.status == self._running
+            and not request.is_prefill_chunk
+            and request.num_output_tokens > 0
+        )
+
+    def _waits(self, request: Any) -> bool:
+        return request.status in self._queued and request.num_computed_tokens == 0
+
+
+def cannot_move(request: Any) -> MoveRefusal | None:
+    """Why the request can never move, on either side; None if it can."""
+    if request.pooling_params is not None:
+        return MoveRefusal.POOLING
+    if request.mm_features:
+        return MoveRefusal.MULTIMODAL
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return MoveRefusal.PROMPT_EMBEDS
+    if request.resumable:
+        return MoveRefusal.STREAMED_PROMPT
+    return None
+
+
+# -- guided decoding -------------------------------------------------------------------------------
+# Guided decoding of a request that arrives with outputs: its grammar accepts them again.
+#
+# The grammar compiles in vLLM's own threads from `Engine.prepare` on, and the source does not
+# suspend the request before that is done, so the engine's thread never waits for a compile. Known
+# outputs are fed before the request is suspended, so that at COMMIT a few tokens are left (a
+# compiled grammar takes 3 to 9 us for each of the embedded model's). They are fed one by one, as
+# after a step, so that the end of reasoning is found where the source found it.
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """The request as it was after the tokens that the grammar has accepted."""
+
+    request_id: str
+    structured_output_request: Any
+    prompt_token_ids: list[int]
+    all_token_ids: list[int]
+    use_structured_output: bool = True
+
+
+class GrammarReplay:
+    def __init__(self, manager: Any, request: Any) -> None:
+        self._manager = manager
+        self._decoded = _Decoded(
+            request.request_id,
+            request.structured_output_request,
+            request.prompt_token_ids,
+            list(request.prompt_token_ids),
+        )
+        self._num_fed = 0
+
+    def feed(self, output_token_ids: Sequence[int]) -> None:
+        """Takes all outputs so far, and feeds those that are new to a grammar that is compiled.
+
+        Raises ValueError if the grammar does not compile or does not accept them.
+        """
+        structured = self._decoded.structured_output_request
+        grammar = structured.grammar
+        if grammar is None:
+            return
+        if isinstance(grammar, Exception):
+            # The error's text may quote the grammar, and this goes to a log.
+            raise ValueError(f"its grammar does not compile here: {type(grammar).__name__}")
+        for token in output_token_ids[self._num_fed :]:
+            self._decoded.all_token_ids.append(token)
+            if not self._manager.accept_tokens(self._decoded, [token]):
+                raise ValueError("its grammar does not accept its outputs")
+            self._num_fed += 1
+
+    def finish(self, output_token_ids: Sequence[int]) -> None:
+        """Feeds all outputs, and raises ValueError also for a grammar that is not compiled yet."""
+        if not self._decoded.structured_output_request.is_grammar_ready:
+            raise ValueError("its grammar is not compiled here yet")
+        self.feed(output_token_ids)
+
+
+# -- the destination -------------------------------------------------------------------------------
+# The destination's half of a move: blocks and a place in the batch, then the request itself.
+#
+# vLLM's scheduler does not know an arriving request until its commit; only the KV cache manager
+# does, by the blocks that it gave. The blocks enter the prefix cache at the commit, when their
+# content is there.
+#
+# vLLM's watermark is kept when a request arrives, as on an admission, and not when it grows. What
+# running prefills still take is left free in both cases: vLLM gives them blocks chunk by chunk, and
+# would evict where an arriving request has taken them.
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    request: Any
+    queued: bool
+    num_cached: int
+    grammar: GrammarReplay | None
+
+
+class DestinationMoves:
+    def __init__(
+        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
+    ) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self._parts = parts
+        self._slots = slots
+        self._order_after_steps = order_after_steps
+        self._scheduler = parts.scheduler
+        self._waiting, self._evicted = RequestStatus.WAITING, RequestStatus.PREEMPTED
+        self._aborted = RequestStatus.FINISHED_ABORTED
+        self._arrivals: dict[str, _Arrival] = {}
+
+    def arriving(self) -> Sequence[Any]:
+        """Arriving requests with a place in the batch."""
+        return tuple(a.request for a in self._arrivals.values() if not a.queued)
+
+    # -- before the cut --------------------------------------------------------------------
+
+    def compiling(self, prepared: Any) -> Future[Any] | None:
+        structured = prepared.structured_output_request
+        grammar = None if structured is None else structured._grammar
+        return grammar if isinstance(grammar, Future) else None
+
+    def reserve(
+        self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int
+    ) -> ReservedBlocks | MoveRefusal:
+        request, queued = prepared, num_blocks == 0
+        refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
+        if refusal is None and not queued and not self._slots.any_free():
+            refusal = MoveRefusal.NO_SLOT
+        if refusal is not None:
+            return refusal
+        # The request may have been refused before, with fewer outputs.
+        request.append_output_token_ids(list(output_token_ids[request.num_output_tokens :]))
+        num_cached = 0 if queued else self._allocate_first(request, num_blocks)
+        if num_cached is None:
+            return MoveRefusal.NO_BLOCKS
+        if not queued:
+            self._slots.keep()
+        grammar = None
+        if request.use_structured_output:
+            grammar = GrammarReplay(self._parts.core.structured_output_manager, request)
+        arrival = _Arrival(request, queued, num_cached, grammar)
+        self._arrivals[request.request_id] = arrival
+        try:
+            self._feed_grammar(arrival)
+        except ValueError:
+            self.cancel(request.request_id)
+            return MoveRefusal.NOT_TAKEN
+        return self._reserved(arrival)
+
+    def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
+        arrival = self._arrivals[request_id]
+        with suppress(ValueError):  # the commit will raise it again
+            self._feed_grammar(arrival)
+        if num_blocks > len(self._parts.block_ids(request_id)) and (
+            arrival.queued or not self._allocate(arrival.request, num_blocks, keep_watermark=False)
+        ):
+            return None
+        return self._reserved(arrival)
+
+    def cancel(self, request_id: str) -> None:
+        arrival = self._arrivals.pop(request_id, None)
+        if arrival is not None and not arrival.queued:
+            self._parts.kv.free(arrival.request)
+            self._slots.give_back()
+
+    # -- the cut ---------------------------------------------------------------------------
+
+    def commit(self, request_id: str, state: Frames) -> None:
+        arrival = self._arrivals[request_id]
+        request = arrival.request
+        found = decode_state(state)
+        generator = self._check(arrival, found)
+        if arrival.grammar is not None and found.output_token_ids:
+            arrival.grammar.finish(found.output_token_ids)
+
+        # From here on nothing fails.
+        del self._arrivals[request_id]
+        request.append_output_token_ids(found.output_token_ids[request.num_output_tokens :])
+        request.priority, request.arrival_time = found.priority, found.arrival_time
+        request.num_preemptions = found.num_preemptions
+        if not found.output_token_ids:
+            self._start_anew(request)
+            return
+        if arrival.queued:
+            self._enqueue(request, generator)
+        else:
+            self._fill_blocks(request)
+            self._register(request, generator)
+            self._slots.enter(request)
+
+    def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: Any) -> None:
+        request = prepared
+        refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
+        if refusal is not None:
+            raise ValueError(why(refusal))
+        if request.num_prompt_tokens + len(output_token_ids) >= self._scheduler.max_model_len:
+            raise ValueError("it is as long as the model's context already")
+        if request.use_structured_output:
+            manager = self._parts.core.structured_output_manager
+            GrammarReplay(manager, request).finish(output_token_ids)
+        request.append_output_token_ids(list(output_token_ids))
+        request.num_preemptions = 1
+        self._enqueue(request, generator)
+
+    def drawn_generator(self, prepared: Any, num_output_tokens: int) -> torch.Generator | None:
+        if self._parts.runner is None:
+            return None  # `reenter` refuses the request
+        return worker_side.drawn_generator(self._parts.runner, prepared, num_output_tokens)
+
+    def drop(self, request_id: str) -> None:
+        self._scheduler.finish_requests(request_id, self._aborted)
+
+    # -- details ---------------------------------------------------------------------------
+
+    def _enqueue(self, request: Any, generator: torch.Generator | None) -> None:
+        request.status = self._evicted
+        self._register(request, generator)
+        self._scheduler._enqueue_waiting_request(request)
+
+    def _register(self, request: Any, generator: torch.Generator | None) -> None:
+        request.prefill_stats = None  # an instance before has told them
+        request_id = request.request_id
+        worker_side.register_request(
+            self._parts.runner, request, self._parts.block_ids(request_id), generator
+        )
+        # If the request was here before, the worker must not be told to forget it, nor take it for
+        # one of its last batch.
+        self._scheduler.finished_req_ids.discard(request_id)
+        self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
+        self._scheduler.requests[request_id] = request
+
+    def _not_taken(self, request: Any) -> MoveRefusal | None:
+        request_id = request.request_id
+        if request_id in self._scheduler.requests or request_id in self._arrivals:
+            return MoveRefusal.NOT_TAKEN
+        if request.num_tokens >= self._scheduler.max_model_len:
+            return MoveRefusal.NOT_TAKEN
+        adapter = request.lora_request
+        if adapter is not None and (
+            self._scheduler.lora_config is None
+            or adapter.lora_int_id not in self._parts.core.list_loras()
+        ):
+            return MoveRefusal.NO_ADAPTER
+        return None
+
+    def _allocate_first(self, request: Any, num_blocks: int) -> int | None:
+        """How many of the request's blocks the prefix cache had; None: not enough are free.
+        `allocate_slots` gives no request more blocks than the model's longest needs."""
+        kv, block_size = self._parts.kv, self._parts.block_size
+        cached, num_cached_tokens, _ = kv.get_computed_blocks(request)
+        num_cached = min(num_cached_tokens // block_size, num_blocks)
+        cached = kv.truncate_computed_blocks(cached, num_cached * block_size)
+        keep_watermark = bool(self._scheduler.running or self._arrivals)
+        # vLLM keeps no watermark for a request that waits for its grammar, as it admits none.
+        status, request.status = request.status, self._waiting
+        allocated = self._allocate(request, num_blocks, num_cached, cached, keep_watermark)
+        request.status = status
+        return num_cached if allocated else None
+
+    def _allocate(
+        self,
+        request: Any,
+        num_blocks: int,
+        num_cached: int = 0,
+        cached: Any = None,
+        keep_watermark: bool = True,
+    ) -> bool:
+        kv, block_size = self._parts.kv, self._parts.block_size
+        allocated = kv.allocate_slots(
+            request,
+            num_new_tokens=(num_blocks - num_cached) * block_size,
+            num_new_computed_tokens=num_cached * block_size,
+            new_computed_blocks=cached,
+            delay_cache_blocks=True,
+            has_scheduled_reqs=keep_watermark,
+            reserved_blocks=self._parts.fill_blocks(),
+        )
+        kv.take_new_block_ids()  # or the next step might zero blocks that hold copies by then
+        return allocated is not None
+
+    def _feed_grammar(self, arrival: _Arrival) -> None:
+        if arrival.grammar is not None:
+            arrival.grammar.feed(arrival.request.output_token_ids)
+
+    def _reserved(self, arrival: _Arrival) -> ReservedBlocks:
+        """Orders copies after the steps under way: with asynchronous scheduling such a step may
+        still write one of these blocks, for a request that has ended since."""
+        self._order_after_steps()
+        return ReservedBlocks(self._parts.block_ids(arrival.request.request_id), arrival.num_cached)
+
+    def _check(self, arrival: _Arrival, found: MovedState) -> Any:
+        """The request's generator. Raises ValueError if the state does not fit."""
+        request, outputs = arrival.request, found.output_token_ids
+        if found.queued != arrival.queued or not (outputs or found.queued):
+            raise ValueError("reserved as queued and comes running, or the other way round")
+        known = list(request.output_token_ids)
+        if outputs[: len(known)] != known:
+            raise ValueError("its outputs are not those it was reserved with")
+        num_tokens = request.num_prompt_tokens + len(outputs)
+        num_blocks = len(self._parts.block_ids(request.request_id))
+        if not found.queued and num_blocks * self._parts.block_size < num_tokens:
+            raise ValueError(f"{num_tokens} tokens in {num_blocks} reserved blocks")
+        if not outputs:
+            return None
+        return worker_side.generator_from(self._parts.runner, request, found.generator)
+
+    def _start_anew(self, request: Any) -> None:
+        """Adds a request without output as if it were new. If it was evicted in mid-prefill, vLLM
+        would leave out its prefill's figures unless they are set."""
+        if request.num_preemptions > 0:
+            request.prefill_stats.set(request.num_prompt_tokens, 0, 0)
+        self._scheduler.add_request(request)
+
+    def _fill_blocks(self, request: Any) -> None:
+        """The copied blocks hold all tokens but the last, which the next step computes."""
+        kv, block_size = self._parts.kv, self._parts.block_size
+        request.num_computed_tokens = request.num_tokens - 1
+        kv.cache_blocks(request, request.num_computed_tokens)
+        num_copied = blocks_for(request.num_computed_tokens, block_size)
+        kv.record_blocks_for_zeroing(request.request_id, num_copied * block_size)
+
+
+# -- both halves -----------------------------------------------------------------------------------
+
+
+class VllmMoves(SourceMoves, DestinationMoves):
+    def __init__(self, core: Any) -> None:
+        parts = parts_of(core)
+        slots = BatchSlots(parts.scheduler)
+        self.blocks = _blocks(parts)
+        self.fingerprint = fingerprint(parts)
+        SourceMoves.__init__(self, parts, slots, self.blocks.order_after_steps)
+        DestinationMoves.__init__(self, parts, slots, self.blocks.order_after_steps)
+
+    def in_the_batch(self) -> list[Any]:
+        """Requests that count as running though vLLM's batch does not have them: suspended,
+        or with a place reserved."""
+        return [*self.suspended(queued=False), *self.arriving()]
+
+    def fill_blocks(self) -> int:
+        """The blocks that running prefills still take."""
+        return self._parts.fill_blocks()
+
+    def drop(self, request_id: str) -> None:
+        self.forget([request_id])
+        super().drop(request_id)
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Describes the requests, so that some of them can be chosen to move.
+
+        Called between two steps, and only on a source of relief. A request's block costs some
+        20 ns, as its references are counted."""
+        scheduler = self._scheduler
+        running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
+        running += self.suspended(queued=False)
+        queued = [*in_any_order(scheduler.waiting), *self.suspended(queued=True)]
+        return [
+            *(self._candidate(request, queued=False) for request in running),
+            *(self._candidate(request, queued=True) for request in queued),
+        ]
+
+    def _candidate(self, request: Any, *, queued: bool) -> Candidate:
+        request_id = request.request_id
+        num_blocks = num_freed_blocks = 0
+        if not queued:
+            refs = [block.ref_cnt for block in self._parts.kv.get_blocks(request_id).blocks[0]]
+            num_blocks = len(refs)
+            # Pinned blocks, which come first, have one more reference, for the pin.
+            num_pinned = self.num_pinned(request_id)
+            num_freed_blocks = refs[:num_pinned].count(2) + refs[num_pinned:].count(1)
+        num_tokens = request.num_tokens
+        return Candidate(
+            request_id=request_id,
+            rank=-request.priority,
+            num_tokens=num_tokens,
+            num_blocks=num_blocks,
+            num_freed_blocks=num_freed_blocks,
+            queued=queued,
+            evicted=queued and request.num_preemptions > 0,
+            arrival_time_s=request.arrival_time,
+            num_tokens_left=min(
+                request.max_tokens - request.num_output_tokens,
+                self._scheduler.max_model_len - num_tokens,
+            ),
+            facts=self.facts(request_id) or MOVABLE,
+        )
+
+
+def _blocks(parts: EngineParts) -> HostBlocks | CudaBlocks:
+    if parts.runner is None:
+        return HostBlocks([], parts.pool.num_gpu_blocks)  # this process holds none
+    caches, device = parts.runner.kv_caches, parts.runner.device
+    if device.type == "cpu":
+        return HostBlocks(caches, parts.pool.num_gpu_blocks)
+    return CudaBlocks(caches, parts.pool.num_gpu_blocks, device)

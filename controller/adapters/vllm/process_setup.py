@@ -1,0 +1,182 @@
+"""How a process uses vLLM: the environment in which it imports it, the engine arguments as vLLM's
+classes, and what vLLM's process groups leave behind.
+
+What the user has set in the environment reaches vLLM, unless it stands here. A contract test knows
+each variable that vLLM's server reads, so that a version with a new one fails until it is decided
+whether it may.
+
+Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `get_type_hints`;
+distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `get_dcp_group`,
+`get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+log = logging.getLogger(__name__)
+
+SET = {
+    # Keeps the CPU platform from turning the in-process executor into a subprocess
+    # (vllm/platforms/cpu.py, check_and_update_config).
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # A library of vLLM's server sets the root logger to this level, by default ERROR, which would
+    # silence llumctl's own log in a frontend.
+    "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
+    # Memory for compiled grammars that no request uses any more; vLLM's default is 512. One
+    # grammar has at most 32 (grammars/trials.py), and 0.1 for a tool's schema and a vocabulary of
+    # 128,000.
+    "VLLM_XGRAMMAR_CACHE_MB": "64",
+}
+
+_PROMPTS = "it writes prompts and answers into logs"
+_ROUTES = "it opens routes to clients"
+_ONE_FRONTEND = "it keeps clients' data in one frontend, without end, and other frontends lack it"
+_NO_RANKS = "instances are no ranks of one deployment"
+REMOVED = {
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets members of the cluster send each other pickles",
+    "VLLM_SERVER_DEV_MODE": _ROUTES,
+    "VLLM_ENABLE_COHERE_API": _ROUTES,
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it loads adapters that clients name",
+    "VLLM_API_KEY": "keys stand in endpoint.api_key_file",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _PROMPTS,
+    "VLLM_LOGGING_CONFIG_PATH": _PROMPTS,
+    # Any key could read the answers of another's.
+    "VLLM_ENABLE_RESPONSES_API_STORE": _ONE_FRONTEND,
+    "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _ONE_FRONTEND,
+    # One client could end or garble another's request by giving its own the same X-Request-Id.
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "requests of two clients might have the same id",
+    "VLLM_CPU_KVCACHE_SPACE": "engine.kv_cache_memory_bytes says it, not only in whole GiB",
+    "VLLM_DP_RANK": _NO_RANKS,
+    "VLLM_DP_RANK_LOCAL": _NO_RANKS,
+    "VLLM_DP_SIZE": _NO_RANKS,
+    "VLLM_DP_MASTER_IP": _NO_RANKS,
+    "VLLM_DP_MASTER_PORT": _NO_RANKS,
+    # Kubernetes sets it to an URL in the pods beside a service of the name vllm.
+    "VLLM_PORT": "several instances on one machine cannot have the same port",
+}
+"""Name to why."""
+
+DEFAULTS = {
+    # The second model runner, which vLLM prefers on GPUs, learns a request's tokens at its
+    # admission only; a request that moves is not admitted again (docs/decisions/0009). A user may
+    # set 1, and then no request can move.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node, two
+    # instances to the same ones, and refuses to start on a CPU machine with fewer nodes than ranks.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+# At these levels vLLM writes prompts and answers into its log.
+TALKATIVE_LEVELS = ("DEBUG", "NOTSET")
+
+
+def prepare() -> None:
+    """Must be called before vLLM is imported."""
+    if os.environ.get("VLLM_LOGGING_LEVEL", "").upper() in TALKATIVE_LEVELS:
+        os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
+    for key, why in REMOVED.items():
+        if os.environ.pop(key, None) is not None:
+            log.warning("%s of the environment does not count: %s", key, why)
+    for key, default in DEFAULTS.items():
+        os.environ.setdefault(key, default)
+    os.environ.update(SET)
+
+
+# -- engine arguments ------------------------------------------------------------------------------
+
+
+def typed_arguments(engine_args: dict[str, Any]) -> dict[str, Any]:
+    """Replaces each table by the class that vLLM declares for it. Raises ValueError."""
+    from vllm.engine.arg_utils import AsyncEngineArgs, get_type_hints
+
+    hints = {field.name: get_type_hints(field.type) for field in fields(AsyncEngineArgs)}
+    found = dict(engine_args)
+    for name, value in engine_args.items():
+        kinds = hints.get(name, ())
+        kind = next((k for k in kinds if isinstance(k, type) and is_dataclass(k)), None)
+        if kind is not None and isinstance(value, dict):
+            found[name] = TypeAdapter(kind).validate_python(value)
+    return found
+
+
+# -- process groups of one -------------------------------------------------------------------------
+# Ends what vLLM's process groups leave behind in an engine of one process: threads and ports.
+#
+# Such an engine has process groups of one. vLLM makes thirteen, each with a Gloo listener and a
+# thread that wakes a hundred times a second (together a fifth of what an idle instance takes), and
+# communicates through none of them. No engine connects to the listeners, but every user of the
+# machine can: Gloo keeps the descriptor of each connection that does not speak its protocol for
+# ever (118 became 2,220 within a minute), and ends the process when no descriptor is left.
+#
+# Two groups of the world stay, as vLLM asks them for their backend. Gloo watches their listeners
+# for as long as the process lives, so the descriptors must stay open; they are pointed to a socket
+# that never receives anything.
+
+
+@contextmanager
+def closed_afterwards(*, only_if: bool) -> Iterator[None]:
+    """Closes the listeners that any thread of this process opens in the `with` block."""
+    before = listeners()
+    yield
+    if only_if:
+        opened = listeners() - before
+        for descriptor, _inode in opened:
+            _close(descriptor)
+        log.info("closed %d listeners of process groups of one", len(opened))
+
+
+def destroy_groups_of_one() -> None:
+    """Destroys the process groups of the engine in this process, all but those of the world. Call
+    it once the model is loaded. vLLM's operations return their input where a group has one
+    member."""
+    import torch
+    from vllm.distributed import parallel_state
+
+    for group in (
+        parallel_state.get_tp_group(),
+        parallel_state.get_pp_group(),
+        parallel_state.get_dp_group(),
+        parallel_state.get_dcp_group(),
+        parallel_state.get_pcp_group(),
+    ):
+        if group.world_size == 1:
+            group.destroy()
+    world = parallel_state.get_world_group()
+    if world.world_size == 1 and hasattr(world, "cpu_group"):
+        torch.distributed.destroy_process_group(world.cpu_group)
+        del world.cpu_group
+
+
+def listeners() -> set[tuple[int, int]]:
+    """Descriptor and inode of each listening TCP socket of this process."""
+    return {found for entry in Path("/proc/self/fd").iterdir() if (found := _listener(entry))}
+
+
+def _listener(entry: Path) -> tuple[int, int] | None:
+    with suppress(OSError):  # the descriptor is closed by now, or is no socket
+        if not entry.readlink().name.startswith("socket:"):
+            return None
+        with socket.socket(fileno=os.dup(int(entry.name))) as found:
+            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                return int(entry.name), os.fstat(found.fileno()).st_ino
+    return None
+
+
+def _close(descriptor: int) -> None:
+    """Replaces the socket in one step, so that no other thread can get its number meanwhile."""
+    with socket.socket() as silent:
+        os.dup2(silent.fileno(), descriptor, inheritable=False)

@@ -1,0 +1,435 @@
+"""What is read and changed in vLLM's workers and their model runner: what it remembers of a
+request, seeded generators, a kernel that is compiled beforehand, the KV blocks, and the fingerprint
+by which two engines know that their blocks are alike.
+
+vLLM is imported only where a function needs it: copies of blocks can be measured without it.
+
+Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
+`uses_mrope`, `_init_mrope_positions`, `_update_states`, `execute_model`, `kv_caches`, `get_model`,
+`sampler`; v1/sample/sampler.py `Sampler.gather_logprobs`;
+v1/worker/gpu_input_batch.py `CachedRequestState`, `InputBatch.remove_request`, `vocab_size`,
+`generators`; sampling_params.py `SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py
+`forward`, `forward_cpu`, `random_sample`, `use_fp64_gumbel`; v1/worker/utils.py
+`copy_kv_cache_blocks_inplace`; config/model.py `model`, `revision`, `hf_text_config`, `dtype`,
+`quantization`; config/cache.py `cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`;
+config/parallel.py `world_size`; model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from controller.adapters.vllm.scheduler_side import EngineParts
+
+# -- a request between two steps -------------------------------------------------------------------
+# Reads and sets what the model runner remembers of a request between steps.
+#
+# The first version of vLLM's model runner learns of a request with its first step; later it gets
+# only changes, and never outputs. So a request that arrives with outputs is registered here
+# beforehand, as if it had run in this worker and had had no turn in the last step.
+
+
+def is_seeded(request: Any) -> bool:
+    from vllm.sampling_params import SamplingType
+
+    return bool(request.sampling_params.sampling_type == SamplingType.RANDOM_SEED)
+
+
+def generator_state(runner: Any, request_id: str) -> bytes | None:
+    """5 KB on CPU, 16 bytes on CUDA. None if the request is not seeded or the worker does not know
+    it."""
+    known = runner.requests.get(request_id)
+    if known is None or known.generator is None:
+        return None
+    return bytes(known.generator.get_state().numpy())
+
+
+def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Generator | None:
+    """Raises ValueError if the state cannot be this request's generator's."""
+    if (state is not None) != is_seeded(request):
+        raise ValueError("a generator's state belongs to a seeded request, and to no other")
+    if state is None:
+        return None
+    generator = torch.Generator(device=runner.device)
+    generator.manual_seed(request.sampling_params.seed)
+    try:
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    except RuntimeError as error:
+        raise ValueError(f"not the state of a {runner.device.type} generator") from error
+    return generator
+
+
+def drawn_generator(runner: Any, request: Any, num_tokens: int) -> torch.Generator | None:
+    """A seeded request's generator after so many tokens, for each of which the sampler draws once:
+    on CPU a seed for its kernel, elsewhere and with 64-bit noise a row of noise as wide as the
+    vocabulary. None if the request is not seeded."""
+    if not is_seeded(request):
+        return None
+    generator = torch.Generator(device=runner.device)
+    generator.manual_seed(request.sampling_params.seed)
+    sampler = runner.sampler.topk_topp_sampler
+    wide = sampler.use_fp64_gumbel
+    if sampler.forward == sampler.forward_cpu and not wide:
+        torch.randint(0, 2**31, (num_tokens,), generator=generator)
+        return generator
+    noise = torch.empty(
+        runner.input_batch.vocab_size,
+        dtype=torch.float64 if wide else torch.float32,
+        device=runner.device,
+    )
+    for _ in range(num_tokens):
+        noise.exponential_(generator=generator)
+    return generator
+
+
+def register_request(
+    runner: Any, request: Any, block_ids: tuple[int, ...], generator: torch.Generator | None
+) -> None:
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    remove_from_batch(runner, request.request_id)
+    known = CachedRequestState(
+        req_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        mm_features=[],
+        sampling_params=request.sampling_params,
+        generator=generator,
+        block_ids=(list(block_ids),),
+        num_computed_tokens=request.num_computed_tokens,
+        output_token_ids=list(request.output_token_ids),
+        lora_request=request.lora_request,
+    )
+    if runner.uses_mrope:
+        runner._init_mrope_positions(known)
+    runner.requests[request.request_id] = known
+
+
+def remove_from_batch(runner: Any, request_id: str) -> None:
+    """Removes the request's row. Without that, a request that comes back before the worker's next
+    step would find its old row, with the blocks of then. The next step closes the gap."""
+    with torch.inference_mode():  # as in a step: the mask of allowed tokens belongs to it
+        runner.input_batch.remove_request(request_id)
+
+
+# -- seeded sampling on a CPU ----------------------------------------------------------------------
+# Seeded sampling on CPU when a prefill is cut in two.
+#
+# A step that ends inside a prompt samples a token all the same and throws it away; vLLM then turns
+# the request's generator back by a CUDA offset (v1/worker/gpu_model_runner.py,
+# `_bookkeeping_sync`), which a CPU generator does not have: the RuntimeError ends the engine, so
+# that one client with a seed and a long prompt could end an instance. Here the state from before
+# the step is put back instead, so that a seed gives the same tokens whether a prefill is cut or
+# not.
+
+
+class RewindableGenerators(dict[int, torch.Generator]):
+    """Takes the place of an input batch's generators (index in the batch -> generator).
+
+    vLLM calls `get` to turn a generator back, or to move it to another index; samplers read
+    items. (A speculative sampler would call `get` too: see `make_generators_rewindable`.)
+    """
+
+    def __init__(self, generators: dict[int, torch.Generator]) -> None:
+        super().__init__(generators)
+        self._before_step: dict[torch.Generator, torch.Tensor] = {}
+
+    def get(self, index: int, default: Any = None) -> Any:
+        generator = super().get(index)
+        if generator is None:
+            return default
+        return _Rewind(generator, self._before_step.get(generator))
+
+    def __setitem__(self, index: int, generator: Any) -> None:
+        plain = generator.plain if isinstance(generator, _Rewind) else generator
+        super().__setitem__(index, plain)
+
+    def remember(self, generators: list[torch.Generator]) -> None:
+        """Called before a step: keeps every seeded request's state (5 KB each), and the generators
+        too, so that no generator made in the step can get the address of one dropped in it."""
+        self._before_step = {generator: generator.get_state() for generator in generators}
+
+
+class _Rewind:
+    """vLLM calls `generator.set_offset(generator.get_offset() - 4)` on this."""
+
+    def __init__(self, generator: torch.Generator, before_step: torch.Tensor | None) -> None:
+        self.plain = generator
+        self._before_step = before_step
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, _offset: int) -> None:
+        if self._before_step is not None:
+            self.plain.set_state(self._before_step)
+        else:  # the generator was made in this very step
+            self.plain.manual_seed(self.plain.initial_seed())
+
+
+def make_generators_rewindable(worker: Any) -> None:
+    """Runs in each worker's process. Only for a CPU engine without speculative decoding."""
+    runner = worker.model_runner
+    generators = RewindableGenerators(runner.input_batch.generators)
+    runner.input_batch.generators = generators
+    execute = runner.execute_model
+
+    def remembering(*args: Any, **kwargs: Any) -> Any:
+        generators.remember(_seeded(runner))
+        return execute(*args, **kwargs)
+
+    runner.execute_model = remembering
+
+
+def _seeded(model_runner: Any) -> list[torch.Generator]:
+    """Generators of all seeded requests, in the batch or evicted."""
+    requests = model_runner.requests.values()
+    return [request.generator for request in requests if request.generator is not None]
+
+
+def compile_logprobs(worker: Any, vocab_size: int) -> None:
+    """Compiles the kernel of log probabilities, which vLLM's own warm-up leaves out. Runs in each
+    worker's process. One batch size is enough, as vLLM compiles for any size."""
+    runner = worker.model_runner
+    gather = getattr(getattr(runner, "sampler", None), "gather_logprobs", None)
+    if gather is None:  # another generation of model runner, with another sampler
+        return
+    with torch.inference_mode():
+        logprobs = torch.zeros((2, vocab_size), dtype=torch.float32, device=runner.device)
+        gather(logprobs, 1, torch.zeros(2, dtype=torch.int64, device=runner.device))
+
+
+# -- KV blocks -------------------------------------------------------------------------------------
+# The KV cache of an engine in this process as numbered blocks of bytes (KvBlocks).
+#
+# A buffer holds block after block, and a block layer after layer, so that the source and the
+# destination may cut a stage differently. Gathering 235 blocks of the embedded model (30 MB, one
+# core) takes 2.3 ms this way, no more than layer by layer, and scattering them 3.4 ms. Both release
+# the GIL while they copy.
+
+_WORD = 8
+
+
+class BlockRows:
+    """Copies between the layers' caches and rows of a table: one row is one block."""
+
+    def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
+        layers = {cache.data_ptr(): cache for cache in caches}.values()
+        blocks = [cache.unflatten(0, (num_blocks, -1)) for cache in layers]
+        # Copying whole words takes half as long as floats if a block is not one run of memory, and
+        # torch cannot copy some 8-bit floats at all.
+        self.dtype = torch.int64 if all(map(_in_words, blocks)) else torch.uint8
+        self._layers: list[tuple[torch.Tensor, slice]] = []
+        self.width = 0
+        """Elements of a row."""
+        for layer in (block.view(self.dtype) for block in blocks):
+            end = self.width + layer[0].numel()
+            self._layers.append((layer, slice(self.width, end)))
+            self.width = end
+
+    def gather(self, block_ids: torch.Tensor, rows: torch.Tensor) -> None:
+        with torch.inference_mode():
+            for layer, columns in self._layers:
+                out = rows[:, columns].unflatten(1, layer.shape[1:])
+                torch.index_select(layer, 0, block_ids, out=out)
+
+    def scatter(self, block_ids: torch.Tensor, rows: torch.Tensor) -> None:
+        with torch.inference_mode():
+            for layer, columns in self._layers:
+                layer.index_copy_(0, block_ids, rows[:, columns].unflatten(1, layer.shape[1:]))
+
+
+class HostBlocks:
+    """KvBlocks of caches in main memory. Buffers are tensors."""
+
+    def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
+        self._rows = BlockRows(caches, num_blocks)
+        self.block_bytes = self._rows.width * self._rows.dtype.itemsize
+
+    def order_after_steps(self) -> None:
+        """Called between two steps, on the engine's thread, whenever blocks are given to a copier:
+        later copies come after the steps that are under way. On a CPU there are none."""
+
+    def buffer(self, num_blocks: int) -> torch.Tensor:
+        return torch.empty(num_blocks, self._rows.width, dtype=self._rows.dtype)
+
+    def gather(self, block_ids: Sequence[int], into: torch.Tensor) -> memoryview:
+        rows = first_rows(into, len(block_ids))
+        self._rows.gather(torch.tensor(block_ids, dtype=torch.int64), rows)
+        return as_bytes(rows)
+
+    def scatter(self, block_ids: Sequence[int], buffer: torch.Tensor) -> None:
+        rows = first_rows(buffer, len(block_ids))
+        self._rows.scatter(torch.tensor(block_ids, dtype=torch.int64), rows)
+
+    def writable(self, buffer: torch.Tensor, num_blocks: int) -> memoryview:
+        return as_bytes(first_rows(buffer, num_blocks))
+
+
+def first_rows(buffer: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    if num_blocks > len(buffer):
+        raise ValueError(f"{num_blocks} blocks in a buffer for {len(buffer)}")
+    return buffer[:num_blocks]
+
+
+def as_bytes(rows: torch.Tensor) -> memoryview:
+    return memoryview(rows.flatten().view(torch.uint8).numpy())
+
+
+def _in_words(block: Any) -> bool:
+    sizes = [block.storage_offset(), block.shape[-1], *block.stride()[:-1]]
+    return block.stride(-1) == 1 and all(n * block.itemsize % _WORD == 0 for n in sizes)
+
+
+# -- KV blocks on a GPU ----------------------------------------------------------------------------
+# The KV cache in the memory of a GPU as numbered blocks of bytes (KvBlocks).
+#
+# Tested on a GPU by tests/gpu; elsewhere with streams that record the order of the calls. On an
+# H100 one block of 8 MiB takes 1 ms, most of it launches, and 64 go at 48 GB/s, nine tenths of the
+# bus.
+#
+# Copies run on a stream of their own beside the steps. A copy waits for the steps that were
+# launched when blocks were last given to a copier, and for no later ones. Those steps write what a
+# gather reads, and under asynchronous scheduling they may still write what a scatter overwrites: a
+# request may end with the output of one step while the next step computes a token for it, and its
+# blocks, freed by then, may be reserved for a move. A gather goes through a buffer on the GPU into
+# pinned memory: one copy over the bus instead of one for each layer. Only the calling thread waits
+# for a copy, asleep and with the GIL released.
+
+
+@dataclass(frozen=True, slots=True)
+class StagingBuffer:
+    on_device: torch.Tensor
+    pinned: torch.Tensor
+
+
+class CudaBlocks:
+    """Made on the engine's thread: the stream that is current there runs its steps."""
+
+    def __init__(
+        self, caches: Sequence[torch.Tensor], num_blocks: int, device: torch.device
+    ) -> None:
+        self._rows = BlockRows(caches, num_blocks)
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._launched = torch.cuda.Event()
+        self.block_bytes = self._rows.width * self._rows.dtype.itemsize
+
+    def order_after_steps(self) -> None:
+        self._launched.record()
+
+    def buffer(self, num_blocks: int) -> StagingBuffer:
+        shape, dtype = (num_blocks, self._rows.width), self._rows.dtype
+        return StagingBuffer(
+            on_device=torch.empty(shape, dtype=dtype, device=self._device),
+            pinned=torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available()),
+        )
+
+    def gather(self, block_ids: Sequence[int], into: StagingBuffer) -> memoryview:
+        rows, staged = self._first(into, len(block_ids))
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._launched)
+            self._rows.gather(self._index(block_ids), rows)
+            staged.copy_(rows, non_blocking=True)
+            copied = self._stream.record_event(torch.cuda.Event(blocking=True))
+        copied.synchronize()
+        return as_bytes(staged)
+
+    def scatter(self, block_ids: Sequence[int], buffer: StagingBuffer) -> None:
+        rows, staged = self._first(buffer, len(block_ids))
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._launched)
+            rows.copy_(staged, non_blocking=True)
+            self._rows.scatter(self._index(block_ids), rows)
+            copied = self._stream.record_event(torch.cuda.Event(blocking=True))
+        copied.synchronize()
+
+    def writable(self, buffer: StagingBuffer, num_blocks: int) -> memoryview:
+        return as_bytes(first_rows(buffer.pinned, num_blocks))
+
+    def _first(self, buffer: StagingBuffer, num_blocks: int) -> tuple[Any, Any]:
+        return first_rows(buffer.on_device, num_blocks), first_rows(buffer.pinned, num_blocks)
+
+    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(block_ids, dtype=torch.int64).to(self._device)
+
+
+def spare_blocks(block_bytes: int, num_blocks: int) -> HostBlocks:
+    """In main memory, and touched once: a page that is new takes longer to write."""
+    return HostBlocks([torch.ones((num_blocks, block_bytes), dtype=torch.uint8)], num_blocks)
+
+
+# -- the fingerprint -------------------------------------------------------------------------------
+# KV blocks can move between two engines if and only if their fingerprints are equal.
+#
+# The weights' identity is a sample of every parameter, in the form in which the engine computes
+# with it: a fine-tuned model differs from its origin in most elements of a parameter, if in any.
+# Reading all elements would take minutes on a large model. On CPU vLLM packs its matrices away and
+# leaves empty parameters behind; there the model's files are sampled too, or, for a model that is
+# no folder, its name and revision are taken. The folder's path does not count.
+
+_SAMPLES = 256  # of each parameter, or file
+_SAMPLE_BYTES = 64
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_SAYS_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def fingerprint(parts: EngineParts) -> str:
+    """In hex; empty for an engine whose blocks cannot move."""
+    if parts.runner is None:
+        return ""
+    import vllm
+
+    config = parts.core.vllm_config
+    model = config.model_config.hf_text_config.to_dict()
+    facts = {
+        "vllm": vllm.__version__,
+        "model": {key: value for key, value in model.items() if key not in _SAYS_NOTHING},
+        "dtype": str(config.model_config.dtype),
+        "quantization": str(config.model_config.quantization),
+        "device": parts.runner.device.type,
+        "layout": str(config.cache_config.get_resolved_kv_cache_layout()),
+        "cache_dtype": str(config.cache_config.cache_dtype),
+        "block_size": parts.block_size,
+        "layers": [(str(c.dtype), list(c.shape[1:])) for c in parts.runner.kv_caches],
+        "world_size": config.parallel_config.world_size,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for part in _weights(config.model_config, parts.runner.get_model()):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _weights(model_config: Any, model: Any) -> Iterator[bytes]:
+    parameters = sorted(model.named_parameters())
+    for name, parameter in parameters:
+        yield f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode()
+        yield _sample(parameter.detach())
+    if all(parameter.numel() for _, parameter in parameters):
+        return
+    folder = Path(model_config.model)
+    if not folder.is_dir():
+        yield f"{model_config.model} {model_config.revision}".encode()
+        return
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _WEIGHTS:
+            yield from _file_sample(file)
+
+
+def _sample(parameter: Any) -> bytes:
+    flat = parameter.flatten()
+    step = max(1, flat.numel() // _SAMPLES)
+    return bytes(flat[::step].contiguous().cpu().view(torch.uint8).numpy())
+
+
+def _file_sample(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield f"{path.name} {size}".encode()
+    with path.open("rb") as file:
+        for offset in range(0, size, max(1, size // _SAMPLES)):
+            file.seek(offset)
+            yield file.read(_SAMPLE_BYTES)
