@@ -87,7 +87,7 @@ def attributes_set(cls: type) -> set[str]:
 def test_pool_llm_sets_what_async_llm_sets() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
+    from controller.adapters.vllm.endpoint.pool_client import PoolLLM
 
     assert attributes_set(PoolLLM) - attributes_set(AsyncLLM) == {"_turns"}
     assert attributes_set(AsyncLLM) - attributes_set(PoolLLM) == NOT_SET
@@ -128,7 +128,7 @@ def test_calls_of_anthropic_s_messages() -> None:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
-    from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
+    from controller.adapters.vllm.endpoint.anthropic import mend_calls
 
     serving = object.__new__(AnthropicServingMessages)
     serving.parser_cls = None
@@ -175,7 +175,7 @@ def test_calls_before_one_that_is_cut(name: str, calls: str, engine_args: dict[s
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.parser import ParserManager
 
-    from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls
+    from controller.adapters.vllm.endpoint.anthropic import mend_calls
 
     serving = object.__new__(AnthropicServingMessages)
     serving.parser_cls = ParserManager.get_parser(
@@ -331,8 +331,7 @@ class Bed:
 @asynccontextmanager
 async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncIterator[Bed]:
     from controller.adapters.vllm.endpoint import openai_app
-    from controller.adapters.vllm.endpoint.pool_client import PoolLimits
-    from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
+    from controller.adapters.vllm.endpoint.pool_client import PoolLimits, PoolLLM
     from controller.adapters.vllm.grammars import app_checks as grammar_checks
 
     args = openai_app.parse_args(engine_args, {}, [], "127.0.0.1", 8123)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.endpoint.anthropic_calls import mend_calls, without_cut_call
+from controller.adapters.vllm.endpoint.anthropic import mend_calls, without_cut_call
 
 
 class Converter:

@@ -10,7 +10,7 @@ import pytest
 from uvicorn import Config, Server
 
 from controller.adapters.connections import KeepAlive
-from controller.adapters.vllm.endpoint.anthropic_errors import tell_errors
+from controller.adapters.vllm.endpoint.anthropic import tell_errors
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, anthropic_event, error_body
 from controller.adapters.vllm.endpoint.gate import Gate
 

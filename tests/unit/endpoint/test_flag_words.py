@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from controller.adapters.vllm.endpoint.error_bodies import error_body
-from controller.adapters.vllm.endpoint.flag_words import in_our_words
+from controller.adapters.vllm.endpoint.error_bodies import error_body, in_our_words
 
 
 def test_tools_without_a_parser_say_how_to_get_one() -> None:

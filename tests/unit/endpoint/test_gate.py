@@ -15,9 +15,8 @@ from controller.adapters.vllm.checks.headers import RefusedError
 from controller.adapters.vllm.endpoint import exchange
 from controller.adapters.vllm.endpoint import gate as gate_module
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, error_type
-from controller.adapters.vllm.endpoint.exchange import MAX_EARLY_MESSAGES
+from controller.adapters.vllm.endpoint.exchange import MAX_EARLY_MESSAGES, PLACING
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
-from controller.adapters.vllm.endpoint.placing import PLACING
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PATH = "/v1/completions"

@@ -9,8 +9,8 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from controller.adapters.vllm.endpoint.around_app import around, within, without_outermost
 from controller.adapters.vllm.endpoint.gate import Gate
-from controller.adapters.vllm.endpoint.outermost import around, within, without_outermost
 
 PAGE = "https://chat.example"
 

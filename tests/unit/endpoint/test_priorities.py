@@ -8,10 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY, ApiKeys
+from controller.adapters.vllm.endpoint.callers import (
+    ASKED_KEY,
+    ASKED_PRIORITY,
+    ApiKeys,
+    AskedPriority,
+)
 from controller.adapters.vllm.endpoint.frontend import FrontendConfig
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
-from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
 from controller.api.settings.key_file import ApiKey, check, key_id, own_limits, parse_line
 
 LEVELS = {"normal": 0, "high": 1, "low": -2}

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from controller.adapters.vllm.endpoint.around_app import add_ready_route
 from controller.adapters.vllm.endpoint.gate import Gate
-from controller.adapters.vllm.endpoint.own_routes import add_ready_route
 
 KEY = "sk-of-a-client"
 

@@ -11,7 +11,7 @@ from controller.adapters.vllm.checks import body as request_checks
 from controller.adapters.vllm.checks.body import find_fault, find_id_fault
 from controller.adapters.vllm.checks.constraints import TooMuchError, check_constraints
 from controller.adapters.vllm.checks.headers import RefusedError
-from controller.adapters.vllm.endpoint.priorities import AskedPriority
+from controller.adapters.vllm.endpoint.callers import AskedPriority
 
 
 def fault_of(request: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from controller.adapters.vllm.endpoint.turns import Turns
+from controller.adapters.vllm.endpoint.exchange import Turns
 
 PER_TURN = 16
 

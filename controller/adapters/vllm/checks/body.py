@@ -269,10 +269,10 @@ def _are_integers(found: list[Any]) -> bool:
 # Bounds on lists and objects whose items cost vLLM, on its event loop, more than their bytes.
 #
 # vLLM's models try an item as each of the kinds that it may be, 117 for an item of a Responses
-# `input`, and stop at the first item that fits none (fail_fast.py). But parts of a chat message are
-# tried lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and one
-# item of `input` with 19,000 fields took 0.2 s. vLLM takes any value under a key of UNTYPED, and
-# does not try it.
+# `input`, and stop at the first item that fits none (openai_app.py). But parts of a chat message
+# are tried lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and
+# one item of `input` with 19,000 fields took 0.2 s. vLLM takes any value under a key of UNTYPED,
+# and does not try it.
 
 MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
 # In all lists of a field together: messages and their parts, for example.

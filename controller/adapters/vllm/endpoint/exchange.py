@@ -1,15 +1,18 @@
 """One HTTP request and its answer, as the gate lets them pass.
 
-In: the body is read once, up to a limit and within a time, and then given to the app in one
-piece. Out: an error of the app leaves in our shape (error_bodies.py), also within a stream. The
-head of a stream waits until the request has an instance, so that a refusal has its own status.
-When the deadline passes, the app is told that the client has left, which makes vLLM abort the
-request; the app's further output is dropped, and the client gets an error.
+In: the body is read once, up to a limit and within a time, and then given to the app in one piece.
+Out: an error of the app leaves in our shape (error_bodies.py), also within a stream. The head of a
+stream waits until the request has an instance (`Placing`): a request may wait for minutes and be
+refused then, and its status has to say so. When the deadline passes, the app is told that the
+client has left, which makes vLLM abort the request; the app's further output is dropped, and the
+client gets an error.
 """
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +28,6 @@ from controller.adapters.vllm.endpoint.error_bodies import (
     reshape,
     reshape_event,
 )
-from controller.adapters.vllm.endpoint.placing import Placing
 
 # A body may take BODY_WAIT_S plus its bytes so far at this rate: 92 s at most for 2 MiB.
 BODY_WAIT_S = 60.0
@@ -40,6 +42,57 @@ MAX_ERROR_BYTES = 1 << 20
 # created. A stream that tells more has no request to wait for.
 MAX_EARLY_MESSAGES = 8
 DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class Placing:
+    """Of an HTTP request, which has one engine request for each of its prompts; the choices of
+    `n` > 1 count as one. `on_placed` is called each time that all which began are placed."""
+
+    def __init__(self, on_placed: Callable[[], Awaitable[None]]) -> None:
+        self._on_placed: Callable[[], Awaitable[None]] | None = on_placed
+        self._error: Exception | None = None
+        self._num_waiting = 0
+        self.any_placed = False
+        self.refusal: RefusedError | None = None
+        """Why the first that was refused was."""
+        self._grammars_s, self._num_grammars = 0.0, 0
+
+    def began(self) -> None:
+        self._num_waiting += 1
+
+    async def placed(self) -> None:
+        self.any_placed = True
+        self._num_waiting -= 1
+        if self._num_waiting == 0 and self._on_placed is not None:
+            await self._on_placed()
+
+    def follows_grammar(self, step_s: float, most_s: float) -> None:
+        """One more of its answers follows a grammar, which takes so much CPU time for a token.
+        Raises RefusedError."""
+        self._grammars_s += step_s
+        self._num_grammars += 1
+        if self._num_grammars > 1 and self._grammars_s > most_s:
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"the answers to this request would take their grammar more than {most_s:g} s "
+                f"a token, {step_s * 1000:.0f} ms each; ask for fewer at a time",
+            )
+
+    def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
+        """`error`: by which vLLM hears of it."""
+        self.refusal, self._error = self.refusal or refusal, self._error or error
+
+    def close(self) -> None:
+        """The answer is over. Drops what refers back to it, as the garbage collector may come after
+        ten thousands of requests: the callback, and the error's traceback, a frame of which has the
+        error. Of each refused request some 90 objects stayed until then."""
+        self._on_placed = None
+        if self._error is not None:
+            self._error.__traceback__ = None
+
+
+PLACING: ContextVar[Placing | None] = ContextVar("placing", default=None)
+"""Of the HTTP request that this task, or the task that started it, answers."""
 
 
 class ClientLeftError(Exception):
@@ -258,3 +311,38 @@ class Exchange:
 
 def _content_type(start: Message) -> bytes:
     return next((v for k, v in start.get("headers", ()) if k.lower() == b"content-type"), b"")
+
+
+class Turns:
+    """Spreads callers that begin at once over several turns of the event loop, in the order in
+    which they came. Streams that run go on in between."""
+
+    def __init__(self, per_turn: int) -> None:
+        """`per_turn`: callers that may begin within one turn of the event loop."""
+        self._per_turn = per_turn
+        self._num_taken = 0
+        """In this turn."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Returns at once for the first callers in a turn of the event loop, and in a later turn
+        for the others."""
+        loop = asyncio.get_running_loop()
+        if self._num_taken == 0:
+            loop.call_soon(self._begin, loop)
+        if self._num_taken < self._per_turn:
+            self._num_taken += 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._num_taken = 0
+        while self._waiting and self._num_taken < self._per_turn:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its caller was cancelled
+                turn.set_result(None)
+                self._num_taken += 1
+        if self._num_taken:
+            loop.call_soon(self._begin, loop)

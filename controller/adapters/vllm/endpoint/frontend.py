@@ -130,8 +130,7 @@ class OpenAIFrontend:
     async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
         from controller.adapters.connections import KeepAlive, max_kept_connections
         from controller.adapters.vllm.endpoint import openai_app
-        from controller.adapters.vllm.endpoint.pool_client import PoolLimits
-        from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
+        from controller.adapters.vllm.endpoint.pool_client import PoolLimits, PoolLLM
 
         cfg = self._config
         openai_app.adopt_engine_info(config, info, cfg.num_instances)

@@ -13,17 +13,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controller.adapters.vllm.checks.body import LEAST_MAX_TOKEN_IDS, find_fault, find_id_fault
 from controller.adapters.vllm.checks.headers import RefusedError, check_headers, check_host
-from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY, ApiKeys, KeyHolder
-from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
-from controller.adapters.vllm.endpoint.exchange import BodyRoom, ClientLeftError, Exchange
-from controller.adapters.vllm.endpoint.placing import PLACING
-from controller.adapters.vllm.endpoint.priorities import (
+from controller.adapters.vllm.endpoint.callers import (
+    ASKED_KEY,
     ASKED_PRIORITY,
+    ASKED_SESSION,
+    ApiKeys,
     AskedPriority,
+    KeyHolder,
     read_asked_priority,
+    read_session,
 )
-from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION, read_session
-from controller.adapters.vllm.endpoint.turns import Turns
+from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
+from controller.adapters.vllm.endpoint.exchange import (
+    PLACING,
+    BodyRoom,
+    ClientLeftError,
+    Exchange,
+    Turns,
+)
 from controller.api.hosts import own_names
 
 log = logging.getLogger(__name__)

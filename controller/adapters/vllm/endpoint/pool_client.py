@@ -1,33 +1,40 @@
-"""vLLM's engine client, over a pool of instances instead of one engine.
+"""vLLM's AsyncLLM without an engine of its own, and its engine client over a pool of instances.
 
-Touch points of vLLM: v1/engine/core_client.py `EngineCoreClient`'s async methods as far as
-AsyncLLM calls them in serving; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py
-`MsgpackEncoder`, `MsgpackDecoder`.
+Touch points of vLLM: v1/engine/core_client.py `EngineCoreClient`; v1/metrics/stats.py
+`SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`; v1/engine/async_llm.py
+`AsyncLLM`, `_run_output_handler`; v1/engine/output_processor.py `OutputProcessor`;
+v1/engine/input_processor.py `assign_request_id`.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-)
+from vllm.renderers import renderer_from_config
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.vllm.checks.headers import RefusedError
-from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY
-from controller.adapters.vllm.endpoint.placing import PLACING
-from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
-from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
+from controller.adapters.vllm.endpoint.callers import (
+    ASKED_KEY,
+    ASKED_PRIORITY,
+    ASKED_SESSION,
+    AskedPriority,
+)
+from controller.adapters.vllm.endpoint.exchange import PLACING, Turns
 from controller.adapters.vllm.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
@@ -40,6 +47,7 @@ from controller.runtime.frontend.prompt_hashes import HASH_TOKENS
 from controller.runtime.frontend.router import Router
 from controller.runtime.messages.requests import OutputsEmitted
 
+PROMPTS_PER_TURN = 16
 REFUSALS = {
     RejectCode.OVERLOADED: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
     RejectCode.UNAVAILABLE: (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
@@ -59,25 +67,6 @@ NOT_COMPILED_YET = (
 )
 
 
-class FailedRequests(Protocol):
-    """The part of PoolLLM by which PoolClient fails requests."""
-
-    def fail(
-        self,
-        request_id: str,
-        error: GracefulHTTPError,
-        outcome: RequestState = RequestState.FAILED,
-    ) -> None:
-        """Ends this request, and its siblings of `n > 1`, with this error; `outcome` goes into
-        their records."""
-
-    def has_failed(self, request_id: str) -> bool:
-        """Whether the request was ended together with a sibling before it was sent anywhere."""
-
-    def parent_of(self, request_id: str) -> str | None:
-        """The request that this one is a choice of, where `n` > 1."""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """vLLM's stat loggers exist for indices up to `max_engine_index`: an output with a higher one
@@ -91,9 +80,100 @@ class PoolLimits:
     """Of the engines. Without it prompts that begin alike share nothing."""
 
 
+class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
+    """Does not call `super().__init__`, which would start an engine process."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        router: Router,
+        limits: PoolLimits,
+        grammars: GrammarTrials,
+        log_stats: bool,
+    ) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.scheduler_config = config.scheduler_config
+        self.observability_config = config.observability_config
+        self._elastic_ep_lock = asyncio.Lock()
+        self.log_requests = False
+        self.log_stats = log_stats
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self.input_processor.assign_request_id = _unique_ids()
+        self.admission_stats = None
+        self.output_processor = OutputProcessor(
+            self.renderer.tokenizer,
+            log_stats=log_stats,
+            stream_interval=config.scheduler_config.stream_interval,
+            tracing_enabled=False,
+        )
+        self.engine_core = PoolClient(router, limits, grammars, self)
+        self._turns = Turns(PROMPTS_PER_TURN)
+        self.logger_manager = (
+            StatLoggerManager(config, engine_idxs=self.engine_core.engine_ranks_managed)
+            if log_stats
+            else None
+        )
+        self.output_handler: asyncio.Task[Any] | None = None
+        self._client_count = 1
+        self.profiler = None
+        self._frontend_profiler_injected = False
+        self._profile_lock = asyncio.Lock()
+        self._profile_session_guard_enabled = False
+        self._profile_session_active = False
+        self._run_output_handler()
+
+    async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
+        """Takes turns with other requests: making a request of a rendered prompt takes up to 0.5 ms
+        of the event loop, and vLLM makes those of all prompts of an HTTP request at once: 1,000
+        prompts kept the loop for 0.5 s. Returns when all choices have an instance, or one failed.
+        """
+        placing = PLACING.get()
+        if placing is not None:
+            placing.began()
+        await self._turns.take()
+        outputs = await super().add_request(*args, **kwargs)
+        if placing is not None and not isinstance(outputs.output, Exception):
+            await placing.placed()
+        return outputs
+
+    def fail(
+        self,
+        request_id: str,
+        error: GracefulHTTPError,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
+        """Ends this request, and its siblings of `n > 1`, with this error; `outcome` goes into
+        their records."""
+        state = self.output_processor.request_states.get(request_id)
+        if state is None:
+            return
+        if state.queue is not None:
+            state.queue.put(error)
+        whole = state.parent_req or state
+        ended = self.output_processor.abort_requests([whole.request_id], internal=True)
+        self.engine_core.abort(ended, outcome, str(error))
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """The client left. Differs from vLLM's own method in that the reason is kept."""
+        request_ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        ended = self.output_processor.abort_requests(request_ids, internal)
+        self.engine_core.abort(ended, RequestState.ABORTED, "the client left")
+
+    def parent_of(self, request_id: str) -> str | None:
+        """The request that this one is a choice of, where `n` > 1."""
+        state = self.output_processor.request_states.get(request_id)
+        return state.parent_req.request_id if state and state.parent_req else None
+
+    def has_failed(self, request_id: str) -> bool:
+        """Whether the request was ended together with a sibling before it was sent anywhere."""
+        return request_id not in self.output_processor.request_states
+
+
 class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to mypy
     def __init__(
-        self, router: Router, limits: PoolLimits, grammars: GrammarTrials, app: FailedRequests
+        self, router: Router, limits: PoolLimits, grammars: GrammarTrials, app: "PoolLLM"
     ) -> None:
         self._router = router
         self._limits = limits
@@ -310,3 +390,16 @@ def _skip(delivery: tuple[EngineCoreOutput, int]) -> EngineCoreOutput:
             num_left = len(output.new_token_ids)
             output.new_logprobs = output.new_logprobs.slice_request(num_skip, num_left)
     return output
+
+
+def _unique_ids() -> Callable[[EngineCoreRequest], None]:
+    """Replaces `InputProcessor.assign_request_id`, which appends 32 random bits: two live requests
+    that got the same would end one another. Ids made here are unique whatever ids clients choose.
+    """
+    frontend, number = secrets.token_hex(4), itertools.count()
+
+    def assign(request: EngineCoreRequest) -> None:
+        request.external_req_id = request.request_id
+        request.request_id = f"{request.external_req_id}-{frontend}{next(number):x}"
+
+    return assign

@@ -1,29 +1,41 @@
-"""Tool calls of Anthropic's messages, whose input is always an object.
-
-vLLM decodes each call's arguments: those of a call that `max_tokens` has cut made a 400 of a good
-request, with a traceback in the log. Without the cut call, the answer's stop reason `max_tokens`
-says why it ends. In a stream the arguments leave as they come, and nothing decodes them.
-
-A grammar follows a tool's schema only where the tool says `strict`, which hardly any client of this
-API does: a model that was made to call a tool could give it a string for its input. So a tool that
-must be called is strict unless it says otherwise. Arguments of other calls that are no object are
-shown as text, as no client could read the call.
-
-A model that must call tools may call one after the other until `max_tokens`. vLLM's parsers find no
-call then, as the last one is cut, and the answer was an empty text; the calls before it are kept.
+"""Anthropic's messages, as vLLM serves them: tool calls whose input is always an object, and errors
+within a stream.
 
 Touch points of vLLM: entrypoints/anthropic/serving.py `to_chat_completion_request`,
-`messages_full_converter`; entrypoints/anthropic/protocol.py `AnthropicToolChoice`;
-entrypoints/openai/chat_completion/serving.py `parser_cls`; parser/abstract_parser.py `Parser`, its
-`parse`, `_tool_parser`; tool_parsers/hermes_tool_parser.py `tool_call_start_token` and
-`tool_call_end_token`, which other parsers of marked calls have, too.
+`messages_full_converter`, `message_stream_converter`; entrypoints/anthropic/protocol.py
+`AnthropicToolChoice`; entrypoints/openai/chat_completion/serving.py `parser_cls`;
+parser/abstract_parser.py `Parser`, `parse`, `_tool_parser`; tool_parsers/hermes_tool_parser.py
+`tool_call_start_token`, `tool_call_end_token`.
 """
 
 import json
 import re
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
+
+from controller.adapters.vllm.endpoint.error_bodies import (
+    ANTHROPIC_EVENT_PREFIX,
+    EVENT_PREFIX,
+    anthropic_event,
+)
+
+# -- tool calls ------------------------------------------------------------------------------------
+# Tool calls of Anthropic's messages, whose input is always an object.
+#
+# vLLM decodes each call's arguments: those of a call that `max_tokens` has cut made a 400 of a good
+# request, with a traceback in the log. Without the cut call, the answer's stop reason `max_tokens`
+# says why it ends. In a stream the arguments leave as they come, and nothing decodes them.
+#
+# A grammar follows a tool's schema only where the tool says `strict`, which hardly any client of
+# this API does: a model that was made to call a tool could give it a string for its input. So a
+# tool that must be called is strict unless it says otherwise. Arguments of other calls that are no
+# object are shown as text, as no client could read the call.
+#
+# A model that must call tools may call one after the other until `max_tokens`. vLLM's parsers find
+# no call then, as the last one is cut, and the answer was an empty text; the calls before it are
+# kept.
 
 # Anthropic's words for "call one of the tools" and "call this tool".
 FORCED = ("any", "tool")
@@ -104,3 +116,42 @@ def without_cut_call(text: str, start: str | None, end: str | None) -> str:
             break
         at = comma.end()
     return json.dumps(calls, ensure_ascii=False) if calls else text
+
+
+# -- errors within a stream ------------------------------------------------------------------------
+# Sends an error within a stream of Anthropic's messages to the client as an error.
+#
+# vLLM makes such a stream of a chat's chunks, and takes an error among them for a chunk that it
+# cannot read: instead of the failure's reason and status, clients got the validation error of
+# vLLM's own model, and the log a traceback.
+
+_EVENT = ANTHROPIC_EVENT_PREFIX.decode()
+
+
+def tell_errors(serving: Any) -> None:
+    """`serving`: vLLM's AnthropicServingMessages; None if the model has no chats."""
+    if serving is None:
+        return
+    convert = serving.message_stream_converter
+
+    async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        errors: list[str] = []
+        async for event in convert(_until_error(chunks, errors)):
+            # vLLM's own, for a chunk that it cannot read, tells of its insides, and has no code.
+            told = anthropic_event(b"").decode() if event.startswith(_EVENT) else event
+            yield told
+        for chunk in errors:
+            yield anthropic_event(chunk.encode()).decode()
+
+    serving.message_stream_converter = converted
+
+
+async def _until_error(
+    chunks: AsyncGenerator[str, None], errors: list[str]
+) -> AsyncGenerator[str, None]:
+    async for chunk in chunks:
+        if chunk.startswith(EVENT_PREFIX.decode()):
+            errors.append(chunk)
+            await chunks.aclose()
+            return
+        yield chunk

@@ -1,0 +1,169 @@
+"""Who calls, and what a request asks for by its headers: an API key, a priority, a session.
+
+    Authorization: Bearer KEY      or X-Api-Key, as Anthropic's clients give it
+    X-Llumctl-Priority: high       a level's name
+    "priority": -1                 in the request's body, as vLLM has it: minus the level's rank
+    X-Session-Id: ...              by which vLLM's own router goes, too
+
+A client gives its priority by header or by field, or by both if they agree. A request that asks for
+none gets rank 0, or the first level of its key's list if that list lacks rank 0. The gate refuses
+bad priorities in JSON bodies; in other bodies, which it does not read, `PoolClient` refuses them by
+the same `AskedPriority`.
+
+What a client wrote as its session goes no further than here: the cluster knows a session by its
+hash.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from hashlib import blake2b
+from http import HTTPStatus
+
+from controller.adapters.vllm.checks.headers import RefusedError
+from controller.api.settings.key_file import key_id, parse_line
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """Who asks. `key_id`: of the API key; empty: the endpoint has none. `levels`: names of those
+    that the key may ask for; empty: all."""
+
+    key_id: str = ""
+    levels: tuple[str, ...] = ()
+
+
+class ApiKeys:
+    """Holds digests of the keys only; a comparison's time tells nothing about them. `lines` are
+    those of the key file."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        parsed = [parse_line(line) for line in lines]
+        self._digests = [_digest(each.key.encode()) for each in parsed]
+        self._holders = [KeyHolder(key_id(each.key), each.levels) for each in parsed]
+
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder | None:
+        """None if the headers' key is unknown."""
+        if not self._digests:
+            return KeyHolder()
+        named = dict(headers)
+        # Anthropic's clients give their key in a header of its own.
+        bearer = named.get(b"authorization", b"Bearer " + named.get(b"x-api-key", b""))
+        scheme, _, key = bearer.partition(b" ")
+        given = _digest(key.strip())
+        # Every key is compared, so that the time does not tell which one matched.
+        known = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() != b"bearer" or not any(known):
+            return None
+        return self._holders[known.index(True)]
+
+
+ASKED_KEY: ContextVar[str] = ContextVar("asked_key", default="")
+"""`key_id` of the HTTP request that this task, or the task that started it, answers."""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+# -- priorities ------------------------------------------------------------------------------------
+
+PRIORITY_HEADER = "X-Llumctl-Priority"
+_PRIORITY_HEADER = PRIORITY_HEADER.lower().encode()
+MAX_SHOWN_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPriority:
+    """The priority that one HTTP request asks for, and those that it may have."""
+
+    levels: Mapping[str, int]
+    """Rank by name."""
+    by_header: str | None = None
+    may: Sequence[str] = ()
+    """Levels that the request's key may ask for, in the order of its list; empty: all."""
+
+    def rank(self, priority: int | None) -> int:
+        """`priority`: the body's field; None: it has none. Raises RefusedError (400, 403)."""
+        rank = self._asked_rank(priority)
+        if rank is None:
+            return 0 if self._allows(0) else self.levels[self.may[0]]
+        if not self._allows(rank):
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN,
+                f"this API key may not ask for the priority {self._name(rank)};"
+                f" it may ask for {', '.join(self.may)}",
+                "priority" if self.by_header is None else PRIORITY_HEADER,
+            )
+        return rank
+
+    def rank_of_sequence(self, priority: int) -> int:
+        """`rank` for a request as vLLM passes it on, where 0 also stands for an absent field."""
+        return self.rank(priority or None)
+
+    def _asked_rank(self, priority: int | None) -> int | None:
+        if priority is not None and -priority not in self.levels.values():
+            allowed = ", ".join(str(-rank) for rank in sorted(self.levels.values()))
+            why = f"priority {priority} is not one of {allowed}"
+            raise RefusedError(HTTPStatus.BAD_REQUEST, why, "priority")
+        if self.by_header is None:
+            return None if priority is None else -priority
+        rank = self.levels[self.by_header]
+        if priority is not None and priority != -rank:
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"priority {priority} and the header {PRIORITY_HEADER}: {self.by_header}, which is"
+                f" {-rank}, disagree",
+                "priority",
+            )
+        return rank
+
+    def _allows(self, rank: int) -> bool:
+        return not self.may or rank in [self.levels[name] for name in self.may]
+
+    def _name(self, rank: int) -> str:
+        return next(name for name, known in self.levels.items() if known == rank)
+
+
+def read_asked_priority(
+    headers: Iterable[tuple[bytes, bytes]], levels: Mapping[str, int], may: Sequence[str]
+) -> AskedPriority:
+    """Raises RefusedError (400) for an unknown level, or for two levels."""
+    named = {value.strip().decode("latin-1") for name, value in headers if name == _PRIORITY_HEADER}
+    if len(named) > 1:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST, f"{PRIORITY_HEADER} is given more than once", PRIORITY_HEADER
+        )
+    name = named.pop() if named else None
+    if name is not None and name not in levels:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            f"{PRIORITY_HEADER}: there is no priority level {name[:MAX_SHOWN_CHARS]!r};"
+            f" there are {', '.join(levels)}",
+            PRIORITY_HEADER,
+        )
+    return AskedPriority(levels, name, may)
+
+
+ASKED_PRIORITY: ContextVar[AskedPriority | None] = ContextVar("asked_priority", default=None)
+"""Priority of the HTTP request that this task, or the task that started it, answers."""
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+_SESSION_HEADER = b"x-session-id"
+_HASH_BYTES = 8
+
+
+def read_session(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The same at every frontend; empty without the header, or with an empty one."""
+    given = next((value.strip() for name, value in headers if name == _SESSION_HEADER), b"")
+    return blake2b(given, digest_size=_HASH_BYTES).hexdigest() if given else ""
+
+
+ASKED_SESSION: ContextVar[str] = ContextVar("asked_session", default="")
+"""Session of the HTTP request that this task, or the task that started it, answers."""
