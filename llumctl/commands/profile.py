@@ -65,11 +65,11 @@ def profile(
         ("cluster", "instances"): ("--instances", instances),
     }
     settings, origins = settings_module.load_with_origins(config, flags, engine_arg or [])
-    from controller.main.profile import given, run
+    from controller.main.profile import profile_file, run
     from llumctl.text.profile import text_of
 
     path = file or Path(f"{_file_stem(settings.cluster.model)}.toml")
-    wanted = run.Wanted(path, force, rounds, given.parse(set_ or []))
+    wanted = run.Wanted(path, force, rounds, profile_file.parse_given(set_ or []))
     with settings_module.located(origins):
         found = run.run(settings, wanted, output.say)
     output.emit(text_of(found, colours=output.use_colours(sys.stdout)))

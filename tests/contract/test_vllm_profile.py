@@ -13,9 +13,8 @@ from controller.adapters.vllm.engine import MAX_TRIAL_TOKEN_ID, TrialRequests, V
 from controller.main.profile.driver import DrivenEngine
 from controller.main.profile.engine_process import sizes_of
 from controller.main.profile.fit import fit
-from controller.main.profile.grid import Grid, chunks_of
 from controller.main.profile.link import measure_link
-from controller.main.profile.measure import measure
+from controller.main.profile.measure import Grid, chunks_of, measure
 from controller.main.profile.points import EngineSizes
 
 

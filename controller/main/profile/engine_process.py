@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from controller.main.profile.core_clock import CoreClock
-from controller.main.profile.driver import DrivenEngine
-from controller.main.profile.grid import grid_of
+from controller.main.profile.driver import CoreClock, DrivenEngine
 from controller.main.profile.link import measure_link
-from controller.main.profile.measure import measure
+from controller.main.profile.measure import grid_of, measure
 from controller.main.profile.points import EngineSizes, Measured
 
 if TYPE_CHECKING:

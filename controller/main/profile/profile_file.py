@@ -1,19 +1,22 @@
-"""A profile's file: its text, with what was measured beside what the profile gives, and its
-writing, whole or not at all."""
+"""A profile's file: its text, with what was measured beside what the profile gives, its writing,
+whole or not at all, and the figures that are given instead of measured
+(`--set copy_bytes_per_s=10e9`)."""
 
 import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.main.profile.points import Point, StepPoints
-from controller.model.profile import LatencyProfile
+from controller.model.profile import LatencyProfile, checked
 
+EXAMPLE = "llumctl profile --set copy_bytes_per_s=10e9"
 GROUPS = ("description", "block_size", "prefill_base_s")
 """Fields before which a file has an empty line, but for the first."""
 
@@ -114,3 +117,27 @@ def _is_there(path: Path) -> RefusedError:
     return RefusedError(
         f"{path} is there already", "llumctl profile -o FILE      or      llumctl profile --force"
     )
+
+
+def parse_given(assignments: Iterable[str]) -> dict[str, Any]:
+    """Values as TOML writes them; a text needs no quotes. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, raw = (part.strip() for part in assignment.partition("="))
+        if not equals or not key:
+            raise UsageError(f"--set: {assignment[:60]!r} is not of the form key=value", EXAMPLE)
+        if key in found:
+            raise UsageError(f"--set: {key} is given twice", EXAMPLE)
+        try:
+            found[key] = checked(key, _parsed(raw), "--set")
+        except ValueError as error:
+            raise UsageError(str(error), EXAMPLE) from error
+    return found
+
+
+def _parsed(raw: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return raw
+    return parsed["value"] if len(parsed) == 1 else raw

@@ -9,7 +9,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.main.profile import given, profile_file
+from controller.main.profile import profile_file
 from controller.main.profile.points import Point, Step
 from controller.model.profile import MAX_FILE_BYTES, LatencyProfile, load_profile
 from tests.unit.profile.profile_points import A10, points_of, prompt
@@ -121,7 +121,7 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Pa
 
 
 def test_figures_that_are_given() -> None:
-    found = given.parse(
+    found = profile_file.parse_given(
         ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words", "measured=true"]
     )
     assert found == {
@@ -146,17 +146,17 @@ def test_figures_that_are_given() -> None:
 )
 def test_figures_that_are_wrong(assignment: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        given.parse([assignment])
+        profile_file.parse_given([assignment])
     assert caught.value.message.startswith("--set: ")
     assert why in caught.value.message
 
 
 def test_a_figure_given_twice() -> None:
     with pytest.raises(UsageError, match="block_size is given twice"):
-        given.parse(["block_size=1", "block_size=2"])
+        profile_file.parse_given(["block_size=1", "block_size=2"])
 
 
 def test_a_field_is_a_key(tmp_path: Path) -> None:
     """Each key of a file can be given, and then reads back."""
-    values: dict[str, Any] = given.parse(["num_total_blocks=7", "max_model_len=112"])
+    values: dict[str, Any] = profile_file.parse_given(["num_total_blocks=7", "max_model_len=112"])
     assert back(replace(A10, **values), tmp_path).num_total_blocks == 7

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from controller.main.profile import link
-from controller.main.profile.link_end import _receive_all
+from controller.main.profile.link import _receive_all
 from controller.ports.kv_transfer import TransferError
 from tests.unit.tcp.instances import ByteBlocks
 

@@ -12,8 +12,7 @@ import pytest
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.main.profile.driver import DrivenEngine, UnexpectedError
 from controller.main.profile.fit import fit
-from controller.main.profile.grid import grid_of
-from controller.main.profile.measure import measure
+from controller.main.profile.measure import grid_of, measure
 from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints
 from controller.model.profile import LatencyProfile, ModelConfig
 from tests.unit.emulated.emulated_builders import Clock, frames
