@@ -122,7 +122,7 @@ async def controller(plan_json: str, start: Start) -> None:
 def _check_engine(
     plan: ClusterPlan, given: EngineArgs, before: EngineArgs, after: EngineArgs
 ) -> None:
-    from controller.main.checks.engine_change_checks import check_engine_change
+    from controller.main.checks.engine_args import check_engine_change
 
     check_engine_change(plan, given, before, after)
 

@@ -15,7 +15,7 @@ from controller.api.settings.engine_options import (
 )
 from controller.api.settings.settings import EmulatedTable, Settings
 from controller.main import emulation
-from controller.main.checks.engine_change_checks import check_engine_change
+from controller.main.checks.engine_args import check_engine_change
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.plan import ClusterPlan
 

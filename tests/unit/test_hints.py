@@ -174,7 +174,7 @@ def test_nothing_is_written_past_the_place_that_aims() -> None:
     """Messages go through `output.say`, and what a pane, a table or an error shows is a literal
     that the test before has seen. What writes by itself is listed here, with what it writes."""
     may = {
-        "controller/main/doctor/nodes/gather.py",  # JSON, read by doctor
+        "controller/main/doctor/gather.py",  # JSON, read by doctor
         "tui/acting.py",  # how a program of the operator's own ended
     }
     writes = {"print", "echo", "secho"}

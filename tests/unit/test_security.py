@@ -353,7 +353,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
 
 
 SHELF = "tui/moments.py:"
-PROBES = "controller/main/doctor/nodes/gather.py:"
+PROBES = "controller/main/doctor/gather.py:"
 
 
 def test_no_pickle_on_any_socket() -> None:

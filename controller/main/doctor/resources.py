@@ -32,29 +32,29 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
     name = "memory"
     available = available_bytes()
     if already_running:
-        return _check(name, CheckResult.OK, f"{_gib(available)} left beside the running cluster")
+        return row(name, CheckResult.OK, f"{gib(available)} left beside the running cluster")
     try:
         planned = preflight.planned(settings, num_gpus)
     except LlumctlError as error:
-        return _check(name, CheckResult.WARN, f"not judged: {error.message}", error.hint)
+        return row(name, CheckResult.WARN, f"not judged: {error.message}", error.hint)
     instances, memory = planned.num_instances, instance_memory(settings, planned)
     each = memory.num_bytes
     wanted = settings.cluster.frontends
     frontends = wanted or default_frontends(num_cores(), available - instances * each)
     rest = frontends * FRONTEND_BYTES + RAY_BYTES
     needed = instances * each + rest
-    what = f"{_gib(available)} available, about {_gib(needed)} needed by {instances} instances"
+    what = f"{gib(available)} available, about {gib(needed)} needed by {instances} instances"
     if memory.unknown:
         what = f"{what}, without their weights: {memory.unknown}"
     if available < each + rest:
-        return _check(name, CheckResult.FAIL, what, "free memory, or choose a smaller model")
+        return row(name, CheckResult.FAIL, what, "free memory, or choose a smaller model")
     if available < needed:
         fits = max(1, (available - rest) // each)
-        return _check(name, CheckResult.WARN, what, f"llumctl up -n {fits}")
+        return row(name, CheckResult.WARN, what, f"llumctl up -n {fits}")
     if memory.unknown:
-        cure = f"compare the size of its weights with {_gib(available - needed)}"
-        return _check(name, CheckResult.WARN, what, cure)
-    return _check(name, CheckResult.OK, what)
+        cure = f"compare the size of its weights with {gib(available - needed)}"
+        return row(name, CheckResult.WARN, what, cure)
+    return row(name, CheckResult.OK, what)
 
 
 def instance_memory(settings: Settings, planned: Planned) -> InstanceMemory:
@@ -72,16 +72,16 @@ def shm_check(path: str = "/dev/shm") -> Check:
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
-        return _check(name, CheckResult.WARN, f"{path}: {error.strerror}", "mount a tmpfs there")
-    what = f"{path}: {_gib(usage.free)} free of {_gib(usage.total)}"
+        return row(name, CheckResult.WARN, f"{path}: {error.strerror}", "mount a tmpfs there")
+    what = f"{path}: {gib(usage.free)} free of {gib(usage.total)}"
     if usage.free < SHM_LEAST_BYTES:
-        return _check(
+        return row(
             name,
             CheckResult.WARN,
             f"{what}: Ray's object store falls back to slow files",
             "docker run --shm-size=2g      or      delete what fills it",
         )
-    return _check(name, CheckResult.OK, what)
+    return row(name, CheckResult.OK, what)
 
 
 def port_checks(settings: Settings, running: RunState | None) -> list[Check]:
@@ -95,7 +95,7 @@ def port_checks(settings: Settings, running: RunState | None) -> list[Check]:
     if running is not None:
         ours = {urlsplit(running.endpoint_url).port, urlsplit(running.control_url).port}
     return [
-        _check(name, CheckResult.OK, f"{port} is held by our running cluster")
+        row(name, CheckResult.OK, f"{port} is held by our running cluster")
         if port in ours
         else port_check(name, host, port, flag)
         for name, host, port, flag in wanted
@@ -111,10 +111,10 @@ def port_check(name: str, host: str, port: int, flag: str) -> Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        return _check(
+        return row(
             name, CheckResult.FAIL, f"{host}:{port}: {error.strerror}", _cure(error, port, flag)
         )
-    return _check(name, CheckResult.OK, f"{host}:{port} is free")
+    return row(name, CheckResult.OK, f"{host}:{port} is free")
 
 
 def _cure(error: OSError, port: int, flag: str) -> str:
@@ -126,9 +126,9 @@ def _cure(error: OSError, port: int, flag: str) -> str:
     return "set the host to an address of this machine"
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
 
 
-def _check(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
+def row(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
     return Check(name=name, result=result, what=what, cure=cure)

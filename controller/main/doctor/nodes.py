@@ -1,16 +1,34 @@
-"""What a cluster over the nodes of a Ray needs, judged by what is known of each node. Pure."""
+"""The checks of `doctor` on the nodes of the Ray that `cluster.ray_address` names.
+
+A process of its own asks the nodes (`gather.py`); `node_checks` judges the answers, and is pure.
+"""
 
 import ipaddress
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from controller.adapters.embedded_model import folder_of
+from controller.api.errors import LlumctlError
+from controller.api.settings.settings import EMBEDDED_MODEL, Settings
+from controller.api.state import run_state
 from controller.api.wire.status import Check, CheckResult
-from controller.main.doctor.nodes.facts import NodeFacts, RayFacts, Versions
+from controller.main import emulation
+from controller.main.checks import preflight
+from controller.main.checks.preflight import Planned
+from controller.main.doctor import gather, probe
+from controller.main.doctor.gather import NodeFacts, Questions, RayFacts, Versions
+from controller.main.doctor.resources import GIB, gib, instance_memory, row
+from controller.main.machine.ray_environment import own_environment
 
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
-
-GIB = 1 << 30
+COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.gather")
+TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S
+"""Ray itself gives up joining after 30 s or so."""
 MAX_NAMED = 6
 """Nodes that a row names; the others are counted."""
 MAX_CLOCK_SKEW_S = 0.1
@@ -39,6 +57,67 @@ class Wanted:
     needs_vllm: bool
     """Emulated instances do not."""
     model: str
+
+
+def ask(settings: Settings) -> list[Check]:
+    """Takes some 5 s, and as long as `TIMEOUT_S` where nodes are silent. Leaves nothing behind."""
+    address = settings.cluster.ray_address or ""
+    return node_checks(facts_of(address, _questions(settings)), _wanted(settings, address))
+
+
+def facts_of(address: str, questions: Questions) -> RayFacts:
+    try:
+        done = subprocess.run(
+            [*COMMAND, address, questions.model_dump_json()],
+            # Ray puts this folder first in the sys.path of its workers.
+            cwd="/",
+            env=own_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return RayFacts(problem=f"it did not answer within {TIMEOUT_S:.0f} s")
+    lines = done.stdout.strip().splitlines()
+    try:
+        return RayFacts.model_validate_json(lines[-1] if lines else "")
+    except ValidationError:
+        words = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        return RayFacts(problem=words[-1][: gather.MAX_REASON_CHARS])
+
+
+def _questions(settings: Settings) -> Questions:
+    model, emulated = settings.cluster.model, emulation.is_emulated(settings)
+    log_dir = str(run_state.state_path(settings.cluster.name) / "logs")
+    if emulated:  # frontends read the model, and they run on this machine
+        return Questions(log_dir=log_dir)
+    if model == EMBEDDED_MODEL:
+        return Questions(model_folder=str(folder_of(preflight.cache_dir())), log_dir=log_dir)
+    if (path := preflight.local_folder(model)) is not None:
+        return Questions(model_folder=str(path.resolve()), log_dir=log_dir)
+    return Questions(hub_model=model, log_dir=log_dir)
+
+
+def _wanted(settings: Settings, address: str) -> Wanted:
+    gpus = preflight.num_gpus()
+    try:
+        planned = preflight.planned(settings, gpus)
+    except LlumctlError:  # another row says what is wrong; the nodes are judged all the same
+        planned = Planned(
+            gpus, min(gpus, 1), settings.cluster.instances or preflight.DEFAULT_CPU_INSTANCES, {}
+        )
+    return Wanted(
+        address=address,
+        host=settings.cluster.host,
+        num_instances=planned.num_instances,
+        instance_bytes=instance_memory(settings, planned).num_bytes,
+        num_gpus_per_instance=planned.num_gpus_per_instance,
+        ours=Versions(**probe.versions()),
+        needs_vllm=not emulation.is_emulated(settings),
+        model=settings.cluster.model,
+    )
 
 
 def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
@@ -74,7 +153,7 @@ def _unreachable_ray(problem: str, address: str) -> Check:
         cure = f"ray start --address={address}      (this machine must be one of its nodes)"
     else:
         cure = f"ray status --address={address}      then ray start --address={address} here"
-    return _check("nodes", FAIL, f"Ray at {address} cannot be joined: {problem}", cure)
+    return row("nodes", FAIL, f"Ray at {address} cannot be joined: {problem}", cure)
 
 
 def _answers_check(nodes: tuple[NodeFacts, ...]) -> Check:
@@ -88,7 +167,7 @@ def _addresses_check(nodes: tuple[NodeFacts, ...], host: str) -> Check:
     """Members advertise Ray's address of their node, or `cluster.host`, to those of other nodes."""
     name = "node addresses"
     if len(nodes) == 1:
-        return _check(name, OK, "one node")
+        return row(name, OK, "one node")
     local = {
         node.address: "no other node can reach it" for node in nodes if _is_local(node.address)
     }
@@ -96,13 +175,13 @@ def _addresses_check(nodes: tuple[NodeFacts, ...], host: str) -> Check:
         return _judged(name, local, "", "ray start --node-ip-address=ADDRESS --address=... there")
     doubled = [each for each, n in Counter(node.address for node in nodes).items() if n > 1]
     if host != AUTO and not (len(doubled) == 1 and doubled[0] == host):
-        return _check(
+        return row(
             name,
             FAIL,
             f"cluster.host = {host!r} is one address, and {len(nodes)} nodes need one each",
             'set cluster.host to "auto"',
         )
-    return _check(name, OK, "each can be named by the others")
+    return row(name, OK, "each can be named by the others")
 
 
 def _version_check(nodes: list[NodeFacts], wanted: Wanted, kind: str) -> Check:
@@ -127,13 +206,13 @@ def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
     total = sum(node.num_ray_gpus for node in nodes)
     if not each:
         if total and wanted.needs_vllm:
-            return _check(
+            return row(
                 name,
                 WARN,
                 f"Ray has {total} GPUs, this machine none: instances would run on CPUs",
                 "llumctl up on a machine with GPUs",
             )
-        return _check(name, OK, "instances ask for none")
+        return row(name, OK, "instances ask for none")
     hidden = {
         node.address: f"Ray hands out {node.num_ray_gpus} of {len(node.gpus)}"
         for node in nodes
@@ -145,19 +224,19 @@ def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
     capabilities = {gpu.compute_capability for node in nodes for gpu in node.gpus}
     if len(capabilities) > 1:
         cure = "one cluster for each kind: engines on them choose other kernels and KV layouts"
-        return _check(name, FAIL, f"of several compute capabilities: {_listed(kinds)}", cure)
+        return row(name, FAIL, f"of several compute capabilities: {_listed(kinds)}", cure)
     places = sum(node.num_ray_gpus // each for node in nodes)
     needed = f"{wanted.num_instances} instances of {each} each"
     if places < wanted.num_instances:
         what = f"{total} on {len(nodes)} nodes have place for {places}, not for {needed}"
-        return _check(name, FAIL, what, f"llumctl up -n {places}" if places else "add nodes")
+        return row(name, FAIL, what, f"llumctl up -n {places}" if places else "add nodes")
     if num_free < wanted.num_instances * each:
         what = f"{num_free} of {total} are free, not enough for {needed}"
-        return _check(name, WARN, what, "ray status      says what has the others")
+        return row(name, WARN, what, "ray status      says what has the others")
     if len(set(kinds.values())) > 1 and len({k.split(" x ")[-1] for k in kinds.values()}) > 1:
         what = f"of several kinds: {_listed(kinds)}"
-        return _check(name, WARN, what, "the slowest kind sets what one instance can take")
-    return _check(name, OK, f"{total}, enough for {needed}: {_listed(kinds)}")
+        return row(name, WARN, what, "the slowest kind sets what one instance can take")
+    return row(name, OK, f"{total}, enough for {needed}: {_listed(kinds)}")
 
 
 def _model_check(nodes: list[NodeFacts], model: str) -> Check:
@@ -201,7 +280,7 @@ def _clocks_check(nodes: list[NodeFacts]) -> Check:
 
 def _shm_check(nodes: list[NodeFacts]) -> Check:
     small = {
-        node.address: f"{_gib(node.shm_free_bytes)} free"
+        node.address: f"{gib(node.shm_free_bytes)} free"
         for node in nodes
         if node.shm_free_bytes < LEAST_SHM_BYTES
     }
@@ -214,12 +293,12 @@ def _memory_check(nodes: list[NodeFacts], wanted: Wanted) -> Check:
     name, each = "node memory", wanted.instance_bytes
     share = -(-wanted.num_instances // len(nodes))
     short = [node for node in nodes if node.available_bytes < each * share]
-    available = {node.address: f"{_gib(node.available_bytes)} available" for node in short}
-    needs = f"{_gib(each)} for each of {share} instances: "
+    available = {node.address: f"{gib(node.available_bytes)} available" for node in short}
+    needs = f"{gib(each)} for each of {share} instances: "
     none_fits = any(node.available_bytes < each for node in short)
     cure = "free memory there, or fewer instances"
     least = min(node.available_bytes for node in nodes)
-    fine = f"at least {_gib(least)} available, about {_gib(each * share)} needed"
+    fine = f"at least {gib(least)} available, about {gib(each * share)} needed"
     return _judged(name, available, fine, cure, needs, result=FAIL if none_fits else WARN)
 
 
@@ -244,8 +323,8 @@ def _judged(
 ) -> Check:
     """`wrong`: by node, what is wrong with it."""
     if not wrong:
-        return _check(name, OK, fine)
-    return _check(name, result, before + _listed(wrong), cure)
+        return row(name, OK, fine)
+    return row(name, result, before + _listed(wrong), cure)
 
 
 def _listed(texts: Mapping[str, str]) -> str:
@@ -268,11 +347,3 @@ def _is_local(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"
-
-
-def _check(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
-    return Check(name=name, result=result, what=what, cure=cure)

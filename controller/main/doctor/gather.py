@@ -1,7 +1,8 @@
-"""Asks each node of a Ray: `python -P -m controller.main.doctor.nodes.gather ADDRESS QUESTIONS`.
+"""Asks each node of a Ray: `python -P -m controller.main.doctor.gather ADDRESS QUESTIONS`.
 
 It is a process of its own, as Ray's client library ends the process where it gives up. It prints
-RayFacts as JSON, the last line of its output. Its actors belong to it, and end with it.
+RayFacts as JSON, the last line of its output. Its actors belong to it, and end with it. Questions
+and facts are plain values.
 """
 
 import socket
@@ -9,8 +10,9 @@ import sys
 import time
 from typing import Any
 
-from controller.main.doctor.nodes import probe
-from controller.main.doctor.nodes.facts import NodeFacts, Questions, RayFacts
+from pydantic import BaseModel, ConfigDict
+
+from controller.main.doctor import probe
 
 NODE_TIMEOUT_S = 30.0
 """For a node's answer. Ray starts a process there first: 4 s, or 12 s on a busy machine."""
@@ -18,6 +20,68 @@ CLOCK_TIMEOUT_S = 5.0
 NUM_CLOCK_READINGS = 5
 MAX_REASON_CHARS = 300
 NO_NODE = "this machine is no node of it"
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Gpu(Frozen):
+    name: str
+    memory_mib: int
+    compute_capability: str
+
+
+class Versions(Frozen):
+    python: str = ""
+    ray: str = ""
+    llumctl: str = ""
+    """The version, and a fingerprint of the sources: checkouts share a version."""
+    vllm: str = ""
+    torch: str = ""
+
+
+class Questions(Frozen):
+    """What a node is asked about, beside itself."""
+
+    model_folder: str = ""
+    """A folder that each instance reads; empty: there is none."""
+    hub_model: str = ""
+    """A model's id on the Hugging Face hub; empty: none is wanted."""
+    log_dir: str = ""
+
+
+class NodeFacts(Frozen):
+    """One node. With a `problem` it did not answer, and nothing else is known but its address."""
+
+    node_id: str
+    address: str
+    """By which Ray knows the node, and by which its processes are reached with `host = "auto"`."""
+    problem: str = ""
+    versions: Versions = Versions()
+    gpus: tuple[Gpu, ...] = ()
+    """Those that the driver shows there."""
+    num_ray_gpus: int = 0
+    """Those that Ray hands out there."""
+    model_problem: str = ""
+    model_is_cached: bool = True
+    """Whether the hub's model is in the node's cache."""
+    log_dir_problem: str = ""
+    shm_free_bytes: int = 0
+    available_bytes: int = 0
+    max_open_files: int = 0
+    clock_ahead_s: float = 0.0
+    """Its clock less that of the machine that asked; 0 where the way there could explain it."""
+    unreachable: dict[str, str] = {}
+    """Addresses of other nodes to which it could not connect, and why."""
+
+
+class RayFacts(Frozen):
+    """A Ray as seen from this machine. With a `problem` it could not be joined."""
+
+    problem: str = ""
+    nodes: tuple[NodeFacts, ...] = ()
+    num_free_gpus: int = 0
 
 
 def main(address: str, questions_json: str) -> None:
