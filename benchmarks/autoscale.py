@@ -36,8 +36,8 @@ from controller.api.errors import LlumctlError
 from controller.api.wire.requests import Event
 from controller.api.wire.status import ClusterStatus
 from controller.sim.setup import sim_policy
-from llumctl.bench import session
-from llumctl.bench.workload import Load
+from llumctl.lab import bench
+from llumctl.lab.bench_load import Load
 
 LOOK_EVERY_S = 0.5
 STREAM_INTERVAL = 16
@@ -184,13 +184,13 @@ def _load_on(cluster: LlumctlServer, trace: Path, scene: Scene) -> dict[str, Any
         observer, meter = Observer(control), CpuMeter({})
         observer.start()
         try:
-            wanted = session.Wanted(
+            wanted = bench.Wanted(
                 load=load,
                 cluster=name,
                 timeout_s=TIMEOUT_S / speed,
                 stream_interval=STREAM_INTERVAL,
             )
-            measured = session.run(wanted)
+            measured = bench.run(wanted)
         finally:
             seen = observer.finish()
             other_cores = meter.used().other_cores

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.requests import Event
-from llumctl.bench.runner import Result
+from llumctl.lab.bench_run import Result
 
 POLL_S = 1.0
 LAST_S = 10.0

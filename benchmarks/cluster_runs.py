@@ -18,7 +18,7 @@ from controller.model.profile import load_profile
 from controller.sim.run import Load, fitting
 from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy, with_settings
 from controller.sim.workload.trace import Trace
-from llumctl.simulate.paper.figures import settings as paper_settings
+from llumctl.lab.paper import settings as paper_settings
 
 PROFILE = "a10-llama-7b"
 

@@ -24,7 +24,7 @@ from controller.sim.rates import saturation_rate
 from controller.sim.run import Load, fitting
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy, sim_policy, with_settings
 from controller.sim.workload.trace import Trace, TraceRequest
-from llumctl.simulate.paper.figures import settings as paper_settings
+from llumctl.lab.paper import settings as paper_settings
 
 LENGTHS = "S-S"
 NUM_EMULATED = 4

@@ -19,9 +19,7 @@ from itertools import pairwise
 import uvloop
 
 from benchmarks.engine_plan import FIRST_WORD_ID
-from llumctl.bench.check import judge
-from llumctl.bench.connection import Endpoint, ExchangeError, Pool
-from llumctl.bench.response import Answer
+from llumctl.lab.bench_client import Answer, Endpoint, ExchangeError, Pool, judge
 
 REQUEST_TIMEOUT_S = 300.0
 

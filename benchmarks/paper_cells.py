@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llumctl.simulate import report
+from llumctl.lab import simulation_report
 
 TITLES = {
     "mean_num_instances": "mean number of instances",
@@ -44,8 +44,10 @@ def interval(found: Interval | None) -> str:
     if found is None:
         return "-"
     if found["low"] is None:
-        return report.number(found["mean"])
-    return f"{report.number(found['mean'])} ±{report.number((found['high'] - found['low']) / 2)}"
+        return simulation_report.number(found["mean"])
+    return (
+        f"{simulation_report.number(found['mean'])} ±{number((found['high'] - found['low']) / 2)}"
+    )
 
 
 def ratio(found: Interval | None) -> str:
@@ -57,7 +59,7 @@ def ratio(found: Interval | None) -> str:
 
 
 def number(found: float | None) -> str:
-    return "-" if found is None else report.number(found)
+    return "-" if found is None else simulation_report.number(found)
 
 
 def times(found: float | None) -> str:

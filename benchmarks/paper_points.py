@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks import paper_cells as cells
 from controller.sim.statistics import geometric_mean_ratio, mean_of, ratio_of_means
-from llumctl.simulate.paper.cost import crossing
-from llumctl.simulate.paper.figures import BLOCK_TOKENS
+from llumctl.lab.paper import BLOCK_TOKENS, crossing
 
 RANKS = {None: "", 0: "normal: ", 1: "high: "}
 REAL = ("sharegpt", "burstgpt")

@@ -13,9 +13,9 @@ from benchmarks.engine_plan import emulated_plan
 from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady, live_steps
 from benchmarks.servers import LlumctlServer, control_of, running
 from controller.sim.setup import SimPolicy
-from llumctl.bench import session
-from llumctl.bench.session import Measured
-from llumctl.bench.workload import Load
+from llumctl.lab import bench
+from llumctl.lab.bench import Measured
+from llumctl.lab.bench_load import Load
 
 # Of one run: far more than any has events between two looks at them.
 MAX_EVENTS = 200_000
@@ -76,9 +76,7 @@ def load_on(cluster: LlumctlServer, trace: Path, seed: int, speed: float) -> Fig
         tap.start()
         meter = CpuMeter(cluster.parts())
         try:
-            measured = session.run(
-                session.Wanted(load=load, cluster=name, timeout_s=TIMEOUT_S / speed)
-            )
+            measured = bench.run(bench.Wanted(load=load, cluster=name, timeout_s=TIMEOUT_S / speed))
         finally:
             told = tap.finish()
         cpu = meter.used()

@@ -24,8 +24,8 @@ from controller.sim.outcome import Sampled, Spread, is_steady, spread, summarize
 from controller.sim.setup import ClusterSetup, SimPolicy
 from controller.sim.workload.trace import Trace, TraceRequest
 from controller.sim.workload.trace_files import header_line, request_line
-from llumctl.bench.runner import Result
-from llumctl.bench.session import Measured
+from llumctl.lab.bench import Measured
+from llumctl.lab.bench_run import Result
 
 STATUS_INTERVAL_S = 0.005
 LIMIT_FACTOR = 1.0

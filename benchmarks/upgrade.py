@@ -41,8 +41,7 @@ from benchmarks.servers import (
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Rolling, RollingRequest, Scale, ScaleRequest
-from llumctl.bench.connection import Endpoint, ExchangeError, Pool
-from llumctl.bench.response import Answer
+from llumctl.lab.bench_client import Answer, Endpoint, ExchangeError, Pool
 
 PATIENCE_S = 1200.0
 POLL_S = 0.05

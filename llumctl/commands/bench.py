@@ -8,14 +8,13 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 from llumctl import connect
-from llumctl.bench.arrivals import Arrivals
-from llumctl.bench.check import Verify
 from llumctl.commands import bench_options as options
 from llumctl.commands.options import Cluster, TableOrJson, positive
+from llumctl.lab.option_values import Arrivals, Verify
 from llumctl.text import output
 
 if TYPE_CHECKING:
-    from llumctl.bench.session import Measured
+    from llumctl.lab.bench import Measured
 
 
 def bench(
@@ -63,8 +62,8 @@ def bench(
         )
     if duration is None and requests is None and trace is None:
         duration = options.DEFAULT_DURATION_S
-    from llumctl.bench import session
-    from llumctl.bench.workload import Load
+    from llumctl.lab import bench
+    from llumctl.lab.bench_load import Load
 
     load = Load(
         rate=options.DEFAULT_RATE if rate is None else rate,
@@ -78,7 +77,7 @@ def bench(
         max_tokens=max_tokens_cap,
         seed=seed,
     )
-    wanted = session.Wanted(
+    wanted = bench.Wanted(
         load=load,
         priorities=tuple(priority or ()),
         warmup_s=warmup,
@@ -89,7 +88,7 @@ def bench(
         url=url,
         cluster=None if url is not None else connect.attached(cluster),
     )
-    measured = session.run(wanted)
+    measured = bench.run(wanted)
     _deliver(measured, output_format, json_file, records, plot)
     if measured.figures.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -105,7 +104,7 @@ def _deliver(
     plot: Path | None,
 ) -> None:
     """Figures on stdout and into files; what went wrong on stderr, after them."""
-    from llumctl.bench import report
+    from llumctl.lab import bench_report
 
     figures, target = measured.figures, measured.target
     text = output.json_text(measured.as_json(), indent=2)
@@ -113,16 +112,16 @@ def _deliver(
         output.emit(text)
     else:
         colours = output.use_colours(sys.stdout)
-        output.emit(report.render(figures, target, measured.verify, colours=colours))
+        output.emit(bench_report.render(figures, target, measured.verify, colours=colours))
     if json_file is not None:
-        report.write(json_file, f"{text}\n")
+        bench_report.write(json_file, f"{text}\n")
     if records is not None:
-        report.write_records(records, measured.results)
+        bench_report.write_records(records, measured.results)
     if plot is not None:
-        from llumctl.bench import plot as drawing
+        from llumctl.lab import bench_plot as drawing
 
         drawing.save(plot, measured.results, measured.title())
-    for line in (*measured.warnings, *report.failures(measured.results)):
+    for line in (*measured.warnings, *bench_report.failures(measured.results)):
         output.say(line)
 
 

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from llumctl.bench.arrivals import Arrivals
-from llumctl.bench.check import Verify
 from llumctl.commands.options import TableOrJson, format_option
+from llumctl.lab.option_values import Arrivals, Verify
 
 DEFAULT_RATE = 1.0
 DEFAULT_DURATION_S = 30.0

@@ -77,9 +77,9 @@ def simulate(
     bounds = None if autoscale is None else options.autoscale(autoscale, instances)
     sizes = options.sizes(instances or "16") if bounds is None else [bounds[2]]
     from controller.sim.run import Load
-    from llumctl.simulate import session
-    from llumctl.simulate.plan import Wanted
-    from llumctl.simulate.what_if import Targets
+    from llumctl.lab import simulation
+    from llumctl.lab.simulation import Targets
+    from llumctl.lab.simulation_plan import Wanted
 
     load = Load(
         "",
@@ -109,16 +109,16 @@ def simulate(
         autoscale=None if bounds is None else bounds[:2],
     )
     if seeds is not None:
-        session.tell_simulated_once(wanted)
+        simulation.tell_simulated_once(wanted)
     targets = Targets(target_ttft_p99, target_tpot_p99)
-    ran = session.compare(wanted, jobs, strict=strict)
-    session.deliver(
+    ran = simulation.compare(wanted, jobs, strict=strict)
+    simulation.deliver(
         ran,
         None if targets == Targets() else targets,
         plot,
         as_json=output_format is TableOrJson.JSON,
     )
-    if session.is_short_of(ran, targets, strict=strict):
+    if simulation.is_short_of(ran, targets, strict=strict):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -152,8 +152,8 @@ def find_knee(
     if more:
         raise UsageError("--instances: a knee is that of one number of instances", "--instances 16")
     from controller.sim.run import Load
-    from llumctl.simulate import session
-    from llumctl.simulate.plan import Wanted
+    from llumctl.lab import simulation
+    from llumctl.lab.simulation_plan import Wanted
 
     load = Load(
         "",
@@ -176,8 +176,10 @@ def find_knee(
         settings=config_file.parse_assignments(set_ or (), "--set", SET_HINT),
     )
     if seeds is not None:
-        session.tell_simulated_once(wanted)
-    session.deliver_knee(wanted, target_ttft_p99, jobs, as_json=output_format is TableOrJson.JSON)
+        simulation.tell_simulated_once(wanted)
+    simulation.deliver_knee(
+        wanted, target_ttft_p99, jobs, as_json=output_format is TableOrJson.JSON
+    )
 
 
 def _nothing_before(context: typer.Context) -> None:

@@ -8,7 +8,7 @@ from controller.api.errors import UsageError
 from llumctl.commands import simulate_options as options
 from llumctl.commands.options import TableOrJson
 from llumctl.commands.simulate_options import within
-from llumctl.simulate.paper.points import FigureName
+from llumctl.lab.option_values import FigureName
 
 NUM_SEEDS = 10
 SHARES = (0.9, 1.0, 1.05)
@@ -88,10 +88,10 @@ def paper(
     shares = tuple(dict.fromkeys(load or SHARES))
     for share in shares:
         within(0, share, "--load", above=True)
-    from llumctl.simulate.paper import session
+    from llumctl.lab import paper
 
-    session.simulate(
-        session.Asked(
+    paper.simulate(
+        paper.Asked(
             figure,
             options.seeds(seed, seeds),
             num_requests=requests,

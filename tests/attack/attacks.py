@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llumctl.bench.connection import Connection, Endpoint, ExchangeError
-from llumctl.bench.response import Answer as Kept
+from llumctl.lab.bench_client import Answer as Kept
+from llumctl.lab.bench_client import Connection, Endpoint, ExchangeError
 from tests.fuzz.case import HOST, Case, encode, head, post
 from tests.fuzz.exchange import Answer, send
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from controller.api.client import ControlClient
-from llumctl.bench import tls
+from llumctl.lab import bench_client
 
 LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
@@ -105,7 +105,7 @@ class Cluster:
 
     @property
     def tls(self) -> ssl.SSLContext | bool:
-        return tls.context(self.url, self.certificate) or False
+        return bench_client.tls_context(self.url, self.certificate) or False
 
     @property
     def state_dir(self) -> Path:

@@ -7,14 +7,14 @@ from random import Random
 import pytest
 
 from controller.api.errors import UsageError
-from llumctl.bench import arrivals
-from llumctl.bench.arrivals import Arrivals
+from llumctl.lab.bench_load import arrival_times_s, check_arrivals
+from llumctl.lab.option_values import Arrivals
 
 NUM = 40_000
 
 
 def gaps_s(kind: Arrivals, rate: float, cv: float | None, seed: int = 7) -> list[float]:
-    times_s = list(islice(arrivals.times_s(kind, rate, cv, Random(seed)), NUM))
+    times_s = list(islice(arrival_times_s(kind, rate, cv, Random(seed)), NUM))
     return [later - earlier for earlier, later in pairwise([0.0, *times_s])]
 
 
@@ -44,25 +44,25 @@ def test_gamma_of_variation_1_is_poisson() -> None:
 
 
 def test_times_go_up_and_are_fixed_by_the_seed() -> None:
-    times_s = list(islice(arrivals.times_s(Arrivals.GAMMA, 5.0, 8.0, Random(1)), 1000))
+    times_s = list(islice(arrival_times_s(Arrivals.GAMMA, 5.0, 8.0, Random(1)), 1000))
     assert times_s == sorted(times_s)
-    assert times_s == list(islice(arrivals.times_s(Arrivals.GAMMA, 5.0, 8.0, Random(1)), 1000))
-    assert times_s != list(islice(arrivals.times_s(Arrivals.GAMMA, 5.0, 8.0, Random(2)), 1000))
+    assert times_s == list(islice(arrival_times_s(Arrivals.GAMMA, 5.0, 8.0, Random(1)), 1000))
+    assert times_s != list(islice(arrival_times_s(Arrivals.GAMMA, 5.0, 8.0, Random(2)), 1000))
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_is_positive_and_finite(rate: float) -> None:
     with pytest.raises(UsageError, match="--rate"):
-        arrivals.check(Arrivals.POISSON, rate, None)
+        check_arrivals(Arrivals.POISSON, rate, None)
 
 
 @pytest.mark.parametrize("cv", [0.0, -2.0, float("nan"), float("inf")])
 def test_a_cv_is_positive_and_finite(cv: float) -> None:
     with pytest.raises(UsageError, match="--cv: must be"):
-        arrivals.check(Arrivals.GAMMA, 1.0, cv)
+        check_arrivals(Arrivals.GAMMA, 1.0, cv)
 
 
 def test_only_gamma_has_a_cv() -> None:
     with pytest.raises(UsageError, match="poisson arrivals have no") as caught:
-        arrivals.check(Arrivals.POISSON, 1.0, 4.0)
+        check_arrivals(Arrivals.POISSON, 1.0, 4.0)
     assert caught.value.hint == "llumctl bench --arrivals gamma --cv 4"

@@ -5,9 +5,8 @@ from random import Random
 import pytest
 
 from controller.api import token_sequence
-from llumctl.bench import check
-from llumctl.bench.check import RIGHT, TokenFaults, compare, judge
-from llumctl.bench.response import Answer
+from llumctl.lab import bench_client
+from llumctl.lab.bench_client import RIGHT, Answer, TokenFaults, compare_tokens, judge
 
 START = token_sequence.start([1, 2, 3])
 TOKENS = [token_sequence.token(START, i) for i in range(40)]
@@ -108,9 +107,11 @@ def test_any_drop_and_insertion_is_counted_exactly() -> None:
     for _ in range(300):
         cut = rng.randrange(1, 35)
         num = rng.randrange(1, 5)
-        assert compare(TOKENS, TOKENS[:cut] + TOKENS[cut + num :]) == TokenFaults(num_lost=num)
+        assert compare_tokens(TOKENS, TOKENS[:cut] + TOKENS[cut + num :]) == TokenFaults(
+            num_lost=num
+        )
         again = TOKENS[:cut] + TOKENS[max(0, cut - num) :]
-        assert compare(TOKENS, again) == TokenFaults(num_doubled=min(cut, num))
+        assert compare_tokens(TOKENS, again) == TokenFaults(num_doubled=min(cut, num))
 
 
 class Counting(int):
@@ -131,14 +132,16 @@ def test_an_answer_that_is_all_wrong_is_judged_with_bounded_work() -> None:
     expected = [token_sequence.token(START, i) for i in range(num)]
     found = [Counting(1_000_000 + i) for i in range(num)]
     Counting.num_comparisons = 0
-    assert compare(expected, found) == TokenFaults(num_wrong=num)
-    assert 0 < Counting.num_comparisons <= num * (2 * check.MAX_AHEAD + 1)
+    assert compare_tokens(expected, found) == TokenFaults(num_wrong=num)
+    assert 0 < Counting.num_comparisons <= num * (2 * bench_client.MAX_AHEAD + 1)
 
 
 def test_drops_and_insertions_are_known_up_to_a_length() -> None:
     expected = [token_sequence.token(START, i) for i in range(1000)]
-    far = check.MAX_AHEAD
-    assert compare(expected, expected[:100] + expected[100 + far :]) == TokenFaults(num_lost=far)
+    far = bench_client.MAX_AHEAD
+    assert compare_tokens(expected, expected[:100] + expected[100 + far :]) == TokenFaults(
+        num_lost=far
+    )
     again = expected[: 100 + far] + expected[100:]
-    assert compare(expected, again) == TokenFaults(num_doubled=far)
-    assert compare(expected, expected[:100] + expected[101 + far :]).num_wrong
+    assert compare_tokens(expected, again) == TokenFaults(num_doubled=far)
+    assert compare_tokens(expected, expected[:100] + expected[101 + far :]).num_wrong

@@ -8,7 +8,7 @@ import pytest
 
 from controller.api.errors import UsageError
 from controller.sim.workload.lengths import TABLE_1, ZIPF, Fixed, Lengths
-from llumctl.bench import lengths
+from llumctl.lab import bench_load
 
 NUM = 50_000
 
@@ -24,20 +24,21 @@ NUM = 50_000
     ],
 )
 def test_names(text: str, found: tuple[Lengths, Lengths]) -> None:
-    assert lengths.parse(text) == found
+    assert bench_load.parse_lengths(text) == found
 
 
 def test_draws_have_the_means_of_table_1() -> None:
     prompts, outputs = zip(
-        *islice(lengths.draws(*lengths.parse("sharegpt"), Random(3)), NUM), strict=True
+        *islice(bench_load.draw_lengths(*bench_load.parse_lengths("sharegpt"), Random(3)), NUM),
+        strict=True,
     )
     assert sum(prompts) / NUM == pytest.approx(306, rel=0.05)
     assert sum(outputs) / NUM == pytest.approx(500, rel=0.05)
 
 
 def test_fixed_lengths_do_not_vary() -> None:
-    drawn = lengths.draws(*lengths.parse("3,5"), Random(0))
-    assert set(islice(drawn, 3 * lengths.DRAWN_AT_ONCE)) == {(3, 5)}
+    drawn = bench_load.draw_lengths(*bench_load.parse_lengths("3,5"), Random(0))
+    assert set(islice(drawn, 3 * bench_load.DRAWN_AT_ONCE)) == {(3, 5)}
 
 
 @pytest.mark.parametrize(
@@ -46,10 +47,10 @@ def test_fixed_lengths_do_not_vary() -> None:
 )
 def test_unknown_names_get_the_nearest(text: str, guess: str) -> None:
     with pytest.raises(UsageError, match="--lengths") as caught:
-        lengths.parse(text)
+        bench_load.parse_lengths(text)
     assert caught.value.hint == f"llumctl bench --lengths {guess}"
 
 
 def test_no_length_is_zero() -> None:
     with pytest.raises(UsageError, match="at least 1 token"):
-        lengths.parse("0,10")
+        bench_load.parse_lengths("0,10")

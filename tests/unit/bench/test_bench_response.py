@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llumctl.bench.response import Answer, BadAnswerError, ResponseReader
+from llumctl.lab.bench_client import Answer, BadAnswerError, ResponseReader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

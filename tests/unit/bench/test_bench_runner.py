@@ -11,13 +11,11 @@ import httpx
 import pytest
 
 from controller.api.client import ControlClient
-from llumctl.bench import levels, workload
-from llumctl.bench.check import TokenFaults, Verify
-from llumctl.bench.connection import Connection, Endpoint, ExchangeError, Pool
-from llumctl.bench.measure import measure
-from llumctl.bench.response import Answer
-from llumctl.bench.runner import Result, Results, Run, Sender
-from llumctl.bench.workload import Load, Request
+from llumctl.lab import bench_load
+from llumctl.lab.bench_client import Answer, Connection, Endpoint, ExchangeError, Pool, TokenFaults
+from llumctl.lab.bench_load import Load, Request
+from llumctl.lab.bench_run import Result, Results, Run, Sender, measure
+from llumctl.lab.option_values import Verify
 from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
 
 
@@ -73,10 +71,12 @@ async def test_tokens_of_an_event_are_asked_for_only_where_they_are_several() ->
 
 
 async def test_what_is_sent() -> None:
-    plan = workload.plan(
+    plan = bench_load.plan(
         load := Load(rate=500, num_requests=20, lengths="5,3"),
-        workload.rows(load),
-        levels.parse(["high=0.5"], [levels.DEFAULT, levels.Level("high", -1)]),
+        bench_load.rows(load),
+        bench_load.parse_shares(
+            ["high=0.5"], [bench_load.DEFAULT_LEVEL, bench_load.Level("high", -1)]
+        ),
         None,
     )
     async with FakeServer(api_key="secret").serving() as server:
@@ -124,7 +124,7 @@ async def test_failures_are_told_apart() -> None:
         results = await ran(server, requests(12, gap_s=0.03))
     found = {
         next(
-            i for i, body in enumerate(server.bodies) if body["prompt"] == workload.prompt(0, r)
+            i for i, body in enumerate(server.bodies) if body["prompt"] == bench_load.prompt(0, r)
         ): (
             result.verdict.kind,
             result.verdict.faults,

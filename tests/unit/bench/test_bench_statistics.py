@@ -15,13 +15,11 @@ from controller.api.wire.status import (
     InstanceState,
     InstanceStatus,
 )
-from llumctl.bench import statistics as figures
-from llumctl.bench.check import TokenFaults, Verdict
-from llumctl.bench.measure import Observed
-from llumctl.bench.response import Answer
-from llumctl.bench.runner import Result, Results
-from llumctl.bench.target import num_evictions
-from llumctl.bench.workload import Request
+from llumctl.lab import bench_report
+from llumctl.lab.bench_client import Answer, TokenFaults, Verdict
+from llumctl.lab.bench_load import Request
+from llumctl.lab.bench_report import num_evictions
+from llumctl.lab.bench_run import Observed, Result, Results
 
 
 def result(
@@ -76,38 +74,38 @@ def status(*instances: InstanceStatus) -> ClusterStatus:
 
 def test_latencies_of_one_request() -> None:
     one = result(0, [3.0, 3.5, 5.0], due_s=1.0)
-    assert figures.ttft_s(one) == 2.0
-    assert figures.tpot_s(one) == 1.0
-    assert list(figures.itl_s([one])) == [0.5, 1.5]
-    assert figures.e2e_latency_s(one) == 4.5
+    assert bench_report.ttft_s(one) == 2.0
+    assert bench_report.tpot_s(one) == 1.0
+    assert list(bench_report.itl_s([one])) == [0.5, 1.5]
+    assert bench_report.e2e_latency_s(one) == 4.5
 
 
 def test_a_single_token_has_no_tpot() -> None:
-    assert figures.tpot_s(result(0, [3.0])) is None
-    found = figures.latencies([result(0, [3.0])])
+    assert bench_report.tpot_s(result(0, [3.0])) is None
+    found = bench_report.latencies([result(0, [3.0])])
     assert found.tpot_s is None
     assert found.itl_s is None
     assert found.ttft_s is not None
 
 
 def test_tpot_counts_tokens_not_events() -> None:
-    assert figures.tpot_s(result(0, [1.0, 3.0], num_output_tokens=5)) == 0.5
+    assert bench_report.tpot_s(result(0, [1.0, 3.0], num_output_tokens=5)) == 0.5
 
 
 def test_spread_by_hand() -> None:
-    found = figures.spread(np.array([4.0, 1.0, 3.0, 2.0, 5.0]))
+    found = bench_report.spread(np.array([4.0, 1.0, 3.0, 2.0, 5.0]))
     assert found is not None
     assert (found.count, found.mean, found.p50, found.max) == (5, 3.0, 3.0, 5.0)
     assert found.p90 == pytest.approx(4.6)
     assert found.p99 == pytest.approx(4.96)
-    assert figures.spread(np.array([])) is None
+    assert bench_report.spread(np.array([])) is None
 
 
 def test_spread_as_the_statistics_module_has_it() -> None:
     rng = Random(2)
     values = [rng.lognormvariate(0, 1) for _ in range(5001)]
     cuts = statistics.quantiles(values, n=100, method="inclusive")
-    found = figures.spread(np.array(values))
+    found = bench_report.spread(np.array(values))
     assert found is not None
     assert found.mean == pytest.approx(statistics.fmean(values))
     assert [found.p50, found.p90, found.p99] == pytest.approx([cuts[49], cuts[89], cuts[98]])
@@ -121,7 +119,7 @@ def test_the_whole() -> None:
         result(2, [8.0, 9.0], due_s=4.0),
         result(3, [6.0], due_s=5.0, kind="wrong-count", faults=TokenFaults(2, 1, 0)),
     ]
-    found = figures.of(results, Observed(), 6, warmup_s=2.0)
+    found = bench_report.figures_of(results, Observed(), 6, warmup_s=2.0)
     assert (found.num_requests, found.num_sent, found.num_unfinished) == (6, 5, 1)
     assert (found.num_right, found.num_failed, found.failures) == (3, 1, {"wrong-count": 1})
     assert (found.num_prompt_tokens, found.num_output_tokens) == (30, 8)
@@ -140,11 +138,11 @@ def test_the_whole() -> None:
 
 def test_one_level_is_not_told_twice() -> None:
     results = Results(ended=[result(0, [1.0])], num_sent=1, ended_s=2.0)
-    assert list(figures.of(results, Observed(), 1, 0.0).latencies) == ["all"]
+    assert list(bench_report.figures_of(results, Observed(), 1, 0.0).latencies) == ["all"]
 
 
 def test_nothing_ended() -> None:
-    found = figures.of(Results(num_sent=3, ended_s=1.0), Observed(), 10, 0.0)
+    found = bench_report.figures_of(Results(num_sent=3, ended_s=1.0), Observed(), 10, 0.0)
     assert found.latencies["all"].ttft_s is None
     assert (found.num_unfinished, found.output_tokens_per_s) == (3, 0)
     assert math.isfinite(found.client_cpu_ms_per_token)
@@ -162,10 +160,10 @@ def test_what_the_cluster_says() -> None:
     busier = instance("i-0", 4, step_time_s=0.04, num_running_reqs=3)
     idle = instance("i-0", 4, step_time_s=0.9, num_running_reqs=0)
     observed = Observed([status(idle), status(busy), status(busier), status(idle)])
-    found = figures.of(Results(ended_s=1.0), observed, 1, 0.0)
+    found = bench_report.figures_of(Results(ended_s=1.0), observed, 1, 0.0)
     assert found.step_time_s == pytest.approx((0.03, 0.04))
     assert found.num_evictions == 0
-    alone = figures.of(Results(ended_s=1.0), Observed([status(busy)]), 1, 0.0)
+    alone = bench_report.figures_of(Results(ended_s=1.0), Observed([status(busy)]), 1, 0.0)
     assert (alone.step_time_s, alone.num_evictions) == (None, None)
 
 
@@ -177,7 +175,7 @@ def emulated(instance_id: str, wall_s: float, late: int, **what: object) -> Inst
 def test_how_well_emulated_engines_kept_their_time() -> None:
     before = [emulated("i-0", 3.0, 1), emulated("i-1", 3.0, 1)]
     restarted = emulated("i-1", 1.5, 9, incarnation=2)
-    found = figures.of(
+    found = bench_report.figures_of(
         Results(ended_s=1.0),
         Observed([status(*before), status(emulated("i-0", 6.0, 3), restarted)]),
         1,
@@ -187,7 +185,7 @@ def test_how_well_emulated_engines_kept_their_time() -> None:
     assert found.emulation.time_ratio == pytest.approx(1.5)
     assert found.emulation.worst_time_ratio == pytest.approx(1.5)
     assert found.emulation.late_steps_ratio == pytest.approx(0.1)
-    real = figures.of(Results(ended_s=1.0), Observed([status(), status()]), 1, 0.0)
+    real = bench_report.figures_of(Results(ended_s=1.0), Observed([status(), status()]), 1, 0.0)
     assert real.emulation is None
 
 
@@ -198,8 +196,8 @@ def told(
     return instance(instance_id, 0, emulation=found, num_steps=num_steps, **what)
 
 
-def kept(*statuses: ClusterStatus) -> figures.Emulation | None:
-    return figures.of(Results(ended_s=1.0), Observed(list(statuses)), 1, 0.0).emulation
+def kept(*statuses: ClusterStatus) -> bench_report.Emulation | None:
+    return bench_report.figures_of(Results(ended_s=1.0), Observed(list(statuses)), 1, 0.0).emulation
 
 
 def test_instances_that_come_and_go_add_what_they_did() -> None:
@@ -251,9 +249,11 @@ def test_engines_that_made_no_step_kept_no_time() -> None:
 def test_a_client_that_spoils_the_figures_is_told() -> None:
     results = Results(ended_s=1.0, client_cpu_s=0.95, num_sent=1, ended=[result(50, [1.0])])
     observed = Observed(num_unanswered=2)
-    lines = figures.warnings(figures.of(results, observed, 1, 0.0), observed)
+    lines = bench_report.warnings(bench_report.figures_of(results, observed, 1, 0.0), observed)
     assert len(lines) == 3
     assert "50 ms" in lines[0]
     assert "0.95 of one core" in lines[1]
     quiet = Results(ended_s=1.0, client_cpu_s=0.1, num_sent=1, ended=[result(0, [1.0])])
-    assert figures.warnings(figures.of(quiet, Observed(), 1, 0.0), Observed()) == []
+    assert (
+        bench_report.warnings(bench_report.figures_of(quiet, Observed(), 1, 0.0), Observed()) == []
+    )

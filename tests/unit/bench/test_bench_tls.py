@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import UnreachableError
-from llumctl.bench import target, tls
-from llumctl.bench.connection import Connection, Endpoint, ExchangeError
+from llumctl.lab import bench_client, bench_run
+from llumctl.lab.bench_client import Connection, Endpoint, ExchangeError
 from tests.certificates import make
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 64}]}).encode()
@@ -36,7 +36,7 @@ async def serving(certificate: Path, key: Path) -> AsyncIterator[str]:
 
 
 def ask(endpoint: Endpoint) -> tuple[str, int | None]:
-    return target._ask_model(endpoint, None)
+    return bench_run._ask_model(endpoint, None)
 
 
 async def test_the_cluster_s_certificate_is_believed_whatever_its_name(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ async def test_only_the_first_certificate_of_a_chain_counts(tmp_path: Path) -> N
 
 
 def test_plain_http_loads_no_certificates() -> None:
-    assert tls.context("http://127.0.0.1:1") is None
+    assert bench_client.tls_context("http://127.0.0.1:1") is None

@@ -9,17 +9,16 @@ import pytest
 
 from controller.api.errors import UsageError
 from controller.sim.workload.trace import TraceRequest
-from llumctl.bench import levels, workload
-from llumctl.bench.levels import Level
-from llumctl.bench.workload import Load, Request, Workload
+from llumctl.lab import bench_load
+from llumctl.lab.bench_load import Level, Load, Request, Workload
 
 NORMAL, HIGH = Level("normal", 0), Level("high", -1)
 KNOWN = [NORMAL, HIGH]
 
 
 def planned(load: Load, *priorities: str, context: int | None = 8192) -> Workload:
-    shares = levels.parse(priorities, KNOWN)
-    return workload.plan(load, workload.rows(load), shares, context)
+    shares = bench_load.parse_shares(priorities, KNOWN)
+    return bench_load.plan(load, bench_load.rows(load), shares, context)
 
 
 def test_bounded_by_time_and_number() -> None:
@@ -59,7 +58,7 @@ def test_fit(
     context: int | None,
     fitted: tuple[int, int],
 ) -> None:
-    row = workload.fit(TraceRequest(0.0, *lengths), max_tokens, context)
+    row = bench_load.fit(TraceRequest(0.0, *lengths), max_tokens, context)
     assert (row.num_prompt_tokens, row.num_output_tokens) == fitted
 
 
@@ -88,7 +87,7 @@ def test_levels_have_their_shares() -> None:
     ],
 )
 def test_shares(wanted: list[str], shares: dict[Level, float]) -> None:
-    assert levels.parse(wanted, KNOWN) == pytest.approx(shares)
+    assert bench_load.parse_shares(wanted, KNOWN) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(
@@ -107,33 +106,37 @@ def test_shares(wanted: list[str], shares: dict[Level, float]) -> None:
 )
 def test_bad_shares(wanted: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
-        levels.parse(wanted, KNOWN)
+        bench_load.parse_shares(wanted, KNOWN)
     assert caught.value.hint == "llumctl bench --priority high=0.1"
 
 
 def test_prompts_are_as_long_as_planned_and_do_not_repeat() -> None:
     requests = [Request(i, 0.0, 40, 1) for i in range(50)]
-    prompts = [tuple(workload.prompt(0, request)) for request in requests]
+    prompts = [tuple(bench_load.prompt(0, request)) for request in requests]
     assert {len(prompt) for prompt in prompts} == {40}
     assert len({prompt[:16] for prompt in prompts}) == 50
-    assert prompts == [tuple(workload.prompt(0, request)) for request in requests]
-    assert tuple(workload.prompt(1, requests[0])) != prompts[0]
-    assert all(token in workload.TOKEN_IDS for prompt in prompts for token in prompt)
+    assert prompts == [tuple(bench_load.prompt(0, request)) for request in requests]
+    assert tuple(bench_load.prompt(1, requests[0])) != prompts[0]
+    assert all(token in bench_load.TOKEN_IDS for prompt in prompts for token in prompt)
 
 
 def test_equal_blocks_are_equal_tokens() -> None:
-    one = workload.prompt(
+    one = bench_load.prompt(
         0, Request(0, 0.0, 1200, 1, prefix_hashes=(4, 5, 6), prefix_hash_tokens=512)
     )
-    other = workload.prompt(
+    other = bench_load.prompt(
         0, Request(1, 0.0, 1500, 1, prefix_hashes=(4, 5, 7), prefix_hash_tokens=512)
     )
-    short = workload.prompt(0, Request(2, 0.0, 100, 1, prefix_hashes=(4,), prefix_hash_tokens=512))
+    short = bench_load.prompt(
+        0, Request(2, 0.0, 100, 1, prefix_hashes=(4,), prefix_hash_tokens=512)
+    )
     assert one[:1024] == other[:1024]
     assert one[1024:1200] != other[1024:1200]
     assert short == one[:100]
     assert (len(one), len(other)) == (1200, 1500)
-    beyond = workload.prompt(0, Request(3, 0.0, 600, 1, prefix_hashes=(4,), prefix_hash_tokens=512))
+    beyond = bench_load.prompt(
+        0, Request(3, 0.0, 600, 1, prefix_hashes=(4,), prefix_hash_tokens=512)
+    )
     assert len(beyond) == 600, "fewer blocks than tokens"
 
 
@@ -147,7 +150,7 @@ def test_a_trace_is_replayed_at_another_speed(tmp_path: Path) -> None:
 
 
 def test_neither_none_nor_millions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "MAX_REQUESTS", 2000)
+    monkeypatch.setattr(bench_load, "MAX_REQUESTS", 2000)
     with pytest.raises(UsageError, match="no request falls"):
         planned(Load(rate=1e-6, duration_s=1.0))
     with pytest.raises(UsageError, match="more than 2,000"):

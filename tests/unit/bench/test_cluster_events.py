@@ -9,9 +9,9 @@ from benchmarks import cluster_events
 from benchmarks.cluster_events import EventTap, Eviction, evictions, preemption_loss_s
 from controller.api.errors import UnreachableError
 from controller.api.wire.requests import Event, EventPage
-from llumctl.bench.response import Answer
-from llumctl.bench.runner import Result
-from llumctl.bench.workload import Request
+from llumctl.lab.bench_client import Answer
+from llumctl.lab.bench_load import Request
+from llumctl.lab.bench_run import Result
 
 NUM_PROMPT_TOKENS = 10
 

@@ -16,18 +16,18 @@ from controller.model.profile import load_profile
 from controller.sim.setup import SIM_POLICIES, ClusterSetup, sim_policy, with_settings
 from controller.sim.workload.named import workload
 from controller.sim.workload.trace import Trace, TraceRequest
-from llumctl.bench import traces
-from llumctl.bench.response import Answer
-from llumctl.bench.runner import Result
-from llumctl.bench.workload import Request
 from llumctl.config import settings as llumctl_settings
+from llumctl.lab import bench_load
+from llumctl.lab.bench_client import Answer
+from llumctl.lab.bench_load import Request
+from llumctl.lab.bench_run import Result
 
 A10 = load_profile("a10-llama-7b")
 
 
 def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> None:
     trace = workload("M-M", rate=7.0, num_requests=50, seed=3)
-    read = traces.read(write_trace(trace, tmp_path / "t" / "trace.jsonl"))
+    read = bench_load.read_trace_file(write_trace(trace, tmp_path / "t" / "trace.jsonl"))
     first_s = trace.requests[0].arrival_s  # readers begin at 0
     assert read.requests == [
         replace(request, arrival_s=request.arrival_s - first_s) for request in trace.requests

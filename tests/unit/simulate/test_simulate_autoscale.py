@@ -7,7 +7,7 @@ import pytest
 
 from controller.sim.setup import Fault
 from llumctl.app import run
-from llumctl.simulate.faults import parse
+from llumctl.lab.simulation_plan import parse_faults
 
 Captured = pytest.CaptureFixture[str]
 BURSTS = ["-w", "L-L", "--requests", "60", "--rate", "1", "--cv", "3", "--seeds", "1", "-j", "1"]
@@ -99,4 +99,4 @@ def test_what_is_refused(capsys: Captured, options: list[str], told: str) -> Non
 
 
 def test_a_fault_may_be_on_any_instance_that_may_come() -> None:
-    assert parse("1:kill:i-99", None) == (Fault(1.0, "kill", "i-99"),)
+    assert parse_faults("1:kill:i-99", None) == (Fault(1.0, "kill", "i-99"),)

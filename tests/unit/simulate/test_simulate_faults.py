@@ -7,12 +7,12 @@ import pytest
 from controller.api.errors import UsageError
 from controller.sim.cluster import SimCluster
 from controller.sim.setup import ClusterSetup, Fault
-from llumctl.simulate.faults import KINDS, parse
+from llumctl.lab.simulation_plan import FAULT_KINDS, parse_faults
 from tests.unit.sim.runs import A10, policy, requests
 
 
 def test_a_list() -> None:
-    assert parse("60:kill:i-3, 12.5:slow-steps:i-0:1.5", 4) == (
+    assert parse_faults("60:kill:i-3, 12.5:slow-steps:i-0:1.5", 4) == (
         Fault(60.0, "kill", "i-3"),
         Fault(12.5, "slow-steps", "i-0", 1.5),
     )
@@ -21,7 +21,7 @@ def test_a_list() -> None:
 def test_a_file_with_comments(tmp_path: Path) -> None:
     file = tmp_path / "faults"
     file.write_text("# one of four\n\n60:drain:i-3  # for good\n61:slow-links:i-1:8\n")
-    assert parse(str(file), 4) == (
+    assert parse_faults(str(file), 4) == (
         Fault(60.0, "drain", "i-3"),
         Fault(61.0, "slow-links", "i-1", 8.0),
     )
@@ -45,25 +45,25 @@ def test_a_file_with_comments(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        parse(text, 4)
+        parse_faults(text, 4)
 
 
 def test_a_line_of_a_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "faults"
     file.write_text("1:kill:i-0\n\n2:drain:i-9\n")
     with pytest.raises(UsageError, match=f"{file}:3: '2:drain:i-9'"):
-        parse(str(file), 4)
+        parse_faults(str(file), 4)
     file.write_text("# nothing yet\n")
     with pytest.raises(UsageError, match="holds no fault"):
-        parse(str(file), 4)
+        parse_faults(str(file), 4)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not UTF-8"):
-        parse(str(file), 4)
+        parse_faults(str(file), 4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_the_simulator_knows_every_kind(kind: str) -> None:
     factor = ":2" if kind.startswith("slow") else ""
-    setup = ClusterSetup(A10, policy(), 2, faults=parse(f"0.1:{kind}:i-0{factor}", 2))
+    setup = ClusterSetup(A10, policy(), 2, faults=parse_faults(f"0.1:{kind}:i-0{factor}", 2))
     outcome = SimCluster(setup).run(requests([(0.0, 50, 5), (0.0, 50, 5), (1.0, 50, 5)]))
     assert len(outcome.rows) + outcome.num_failed == 3

@@ -11,21 +11,28 @@ import pytest
 
 from controller.sim.run import Run
 from llumctl.app import run
-from llumctl.simulate.paper import session
-from llumctl.simulate.paper.compare import Cell, GeometricMean, Row, geometric_means, rows
-from llumctl.simulate.paper.cost import costs, crossing
-from llumctl.simulate.paper.figures import (
+from llumctl.lab import paper
+from llumctl.lab.option_values import FigureName
+from llumctl.lab.paper import (
     GENERATED,
     REAL,
     Case,
+    Cell,
     Experiment,
+    GeometricMean,
+    Place,
+    Row,
+    compared,
+    costs,
+    crossing,
     figure,
+    geometric_means,
     matched,
     matched_bursts,
     middle,
+    points,
     settings,
 )
-from llumctl.simulate.paper.points import FigureName, Place, points
 
 Captured = pytest.CaptureFixture[str]
 FIGURE11 = ["simulate", "paper", "figure11"]
@@ -131,7 +138,7 @@ def of_the_paper(experiment: Experiment) -> list[GeometricMean]:
             row.baseline,
             {name: Cell([cell.paper or 0.0], cell.paper) for name, cell in row.cells.items()},
         )
-        for row in rows(experiment, experiment.cases, [], shown)
+        for row in compared(experiment, experiment.cases, [], shown)
     ]
     return geometric_means(experiment, alike)
 
@@ -173,7 +180,7 @@ def test_figure_14_scales_as_the_authors_do() -> None:
 
 def runs_of(name: FigureName) -> list[Run]:
     experiment = figure(name)
-    return session.runs(session.Asked(name, [1]), experiment, experiment.cases)
+    return paper.runs(paper.Asked(name, [1]), experiment, experiment.cases)
 
 
 def test_figure_15_moves_the_range() -> None:
@@ -207,7 +214,7 @@ def test_where_a_curve_crosses_5_s(
 def test_by_its_points_the_paper_saves_less_at_5_s_than_its_text_says() -> None:
     """The 36 % of the text is 14.25 / 10.44 instances, at 4.6 s and 11.4 s."""
     experiment = figure(FigureName.FIGURE15)
-    cost = costs(rows(experiment, experiment.cases, [], points(FigureName.FIGURE15)))
+    cost = costs(compared(experiment, experiment.cases, [], points(FigureName.FIGURE15)))
     infaas, llumnix = cost.paper["infaas++"], cost.paper["llumnix"]
     assert infaas is not None
     assert llumnix is not None

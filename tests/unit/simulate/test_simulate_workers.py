@@ -14,7 +14,7 @@ import pytest
 from controller.api.errors import LlumctlError, UsageError
 from controller.sim.run import Load, Run, carry_out
 from controller.sim.setup import ClusterSetup, sim_policy
-from llumctl.simulate.workers import Progress, Workers
+from llumctl.lab.simulation_workers import Progress, Workers
 from tests.e2e.cluster import hear_interrupts
 from tests.unit.sim.runs import SMALL
 

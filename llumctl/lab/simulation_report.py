@@ -1,17 +1,109 @@
-"""Simulated runs as JSON, and side by side as tables."""
+"""Simulated runs by what they have in common, as JSON, as tables side by side, and as bars."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
-from controller.sim.outcome import Curves, Figures
+from controller.sim.outcome import Curves, Figures, Summary
 from controller.sim.run import Load, Ran
-from controller.sim.statistics import Interval, ratio_of_means
-from llumctl.simulate.blocks import sparkline
-from llumctl.simulate.groups import Group, Seeds, count, grouped, latency
-from llumctl.simulate.plan import shown
+from controller.sim.statistics import Interval, mean_of, ratio_of_means
+from llumctl.lab.simulation_plan import shown
 from llumctl.text import output
+
+Figure = Callable[[Summary], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """The runs of one policy that differ in their seed only."""
+
+    policy: str
+    ran: Sequence[Ran]
+
+    @property
+    def summaries(self) -> list[Summary]:
+        return [each.summary for each in self.ran]
+
+    def values(self, figure: Figure) -> list[float]:
+        """By seed; empty if a run has no such figure."""
+        found = [figure(summary) for summary in self.summaries]
+        return [value for value in found if value is not None] if None not in found else []
+
+    def mean(self, figure: Figure) -> Interval | None:
+        values = self.values(figure)
+        return mean_of(values) if values else None
+
+    @property
+    def steady(self) -> list[bool | None]:
+        return [summary.steady for summary in self.summaries]
+
+    @property
+    def num_never_steady(self) -> int:
+        return sum(each is False for each in self.steady)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One load on one number of instances, under several policies, in the order of the runs."""
+
+    load: Load
+    num_instances: int
+    policies: Sequence[Seeds]
+
+    @property
+    def instances(self) -> str:
+        """How many there are, or may be, as `16` or `1..16`."""
+        setup = self.policies[0].ran[0].run.setup
+        config = setup.policy.autoscale
+        return (
+            f"{setup.num_instances}"
+            if config is None
+            else f"{config.min_instances}..{config.max_instances}"
+        )
+
+    @property
+    def rate(self) -> float:
+        rates = [ran.rate for seeds in self.policies for ran in seeds.ran]
+        return sum(rates) / len(rates)
+
+
+def grouped(ran: Sequence[Ran]) -> list[Group]:
+    groups: dict[tuple[Load, int, Hashable], dict[str, list[Ran]]] = {}
+    for each in ran:
+        setup = each.run.setup
+        key = each.run.load, setup.num_instances, setup.policy.autoscale
+        of_load = groups.setdefault(key, {})
+        of_load.setdefault(setup.policy.name, []).append(each)
+    return [
+        Group(load, size, [Seeds(policy, seeds) for policy, seeds in of_load.items()])
+        for (load, size, _), of_load in groups.items()
+    ]
+
+
+def latency(name: str, statistic: str, rank: int | None = None) -> Figure:
+    """As `latency("ttft_s", "p99")`; of one rank, or of all requests."""
+
+    def figure(summary: Summary) -> float | None:
+        figures = summary.all if rank is None else summary.by_rank.get(rank)
+        spread = None if figures is None else getattr(figures, name)
+        return None if spread is None else float(getattr(spread, statistic))
+
+    return figure
+
+
+def count(name: str, rank: int | None = None) -> Figure:
+    """A figure that is one number, as `preemption_loss_s`."""
+
+    def figure(summary: Summary) -> float | None:
+        figures: Figures | None = summary.all if rank is None else summary.by_rank.get(rank)
+        return None if figures is None else float(getattr(figures, name))
+
+    return figure
+
+
+# -- JSON and tables --------------------------------------------------------------------
 
 SPARK_WIDTH = 16
 MIN_SEEDS = 3
@@ -250,3 +342,61 @@ def _ratios(group: Group) -> list[str]:
         if parts:
             lines.append(f"{other.policy} over {first.policy}: {', '.join(parts)}")
     return lines
+
+
+# -- bars in a terminal: one figure per block, a bar per load and policy ----------------
+
+BAR_FIGURES: tuple[tuple[str, Figure], ...] = (
+    ("ttft_s p99", latency("ttft_s", "p99")),
+    ("ttft_s mean", latency("ttft_s", "mean")),
+    ("longest_pause_s p99", latency("longest_pause_s", "p99")),
+    ("preemption_loss_s", count("preemption_loss_s")),
+)
+BAR_WIDTH = 40
+
+
+def bar_chart(ran: Sequence[Ran]) -> str:
+    """Each figure has a scale of its own, from 0 to its largest mean."""
+    groups = grouped(ran)
+    names = [
+        f"{described(group)}  {seeds.policy}" if len(groups) > 1 else seeds.policy
+        for group in groups
+        for seeds in group.policies
+    ]
+    width = max(map(len, names))
+    blocks = []
+    for title, figure in BAR_FIGURES:
+        means = [seeds.mean(figure) for group in groups for seeds in group.policies]
+        highest = max((mean.mean for mean in means if mean is not None), default=0.0)
+        lines = [title]
+        for name, mean in zip(names, means, strict=True):
+            if mean is not None:
+                share = mean.mean / highest if highest > 0 else 0.0
+                lines.append(f"  {name:<{width}}  {number(mean.mean):>8}  {bar(share, BAR_WIDTH)}")
+        blocks.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(blocks)
+
+
+# -- block characters -------------------------------------------------------------------
+
+LEVELS = "▁▂▃▄▅▆▇█"
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def sparkline(values: Sequence[float], width: int, highest: float) -> str:
+    """The values over time in `width` columns: of each column the largest value in it. Empty
+    without values."""
+    if not values or highest <= 0:
+        return LEVELS[0] * min(width, len(values))
+    num = min(width, len(values))
+    edges = [len(values) * place // num for place in range(num + 1)]
+    columns = (max(values[begin:end]) for begin, end in pairwise(edges))
+    top = len(LEVELS) - 1
+    return "".join(LEVELS[min(top, round(top * value / highest))] for value in columns)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `share` (0 to 1) of `width` columns, to the eighth of a column."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (EIGHTHS[rest] if rest else "")

@@ -6,21 +6,20 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import uvloop
 
 from controller.api.wire.status import ClusterStatus
-from llumctl.bench import levels, report, target, workload
-from llumctl.bench import statistics as calculation
-from llumctl.bench.check import Verify
-from llumctl.bench.measure import Observed, measure
-from llumctl.bench.progress import ProgressBar
-from llumctl.bench.runner import Results, Run, Sender
-from llumctl.bench.statistics import Figures
-from llumctl.bench.target import Target
-from llumctl.bench.workload import Load, Workload
+from llumctl.lab import bench_load, bench_report, bench_run
+from llumctl.lab.bench_load import Load, Workload
+from llumctl.lab.bench_report import Figures
+from llumctl.lab.bench_run import Observed, Results, Run, Sender, Target, measure
+from llumctl.lab.option_values import Verify
 from llumctl.text import output
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Measured:
             "stream_interval": self.wanted.stream_interval,
             "num_shortened": self.workload.num_shortened,
         }
-        return report.as_json(self.figures, self.target, parameters, self.started_at)
+        return bench_report.as_json(self.figures, self.target, parameters, self.started_at)
 
     def title(self) -> str:
         load = self.wanted.load
@@ -82,11 +81,11 @@ class Measured:
 
 def run(wanted: Wanted) -> Measured:
     """Raises UsageError before anything is sent, UnreachableError without an endpoint."""
-    rows = workload.rows(wanted.load)
+    rows = bench_load.rows(wanted.load)
     aim = _find(wanted)
     try:
-        shares = levels.parse(wanted.priorities, aim.levels)
-        plan = workload.plan(wanted.load, rows, shares, aim.max_model_len)
+        shares = bench_load.parse_shares(wanted.priorities, aim.levels)
+        plan = bench_load.plan(wanted.load, rows, shares, aim.max_model_len)
         if plan.num_shortened:
             output.say(
                 f"{plan.num_shortened} of {len(plan.requests)} requests are longer than"
@@ -106,8 +105,8 @@ def run(wanted: Wanted) -> Measured:
     finally:
         if aim.control is not None:
             aim.control.close()
-    found = calculation.of(results, observed, len(plan.requests), wanted.warmup_s)
-    warnings = calculation.warnings(found, observed)
+    found = bench_report.figures_of(results, observed, len(plan.requests), wanted.warmup_s)
+    warnings = bench_report.warnings(found, observed)
     return Measured(
         *(wanted, verify, aim, plan, sender, results, observed.statuses),
         *(found, warnings, started_at),
@@ -115,7 +114,7 @@ def run(wanted: Wanted) -> Measured:
 
 
 async def _measure(
-    plan: Workload, sender: Sender, progress: ProgressBar, aim: Target
+    plan: Workload, sender: Sender, progress: "ProgressBar", aim: Target
 ) -> tuple[Results, Observed]:
     """Makes the Run inside the event loop to which it belongs."""
     return await measure(Run(plan.requests, sender, progress), aim.control)
@@ -129,10 +128,10 @@ def _allow_many_connections() -> None:
 
 
 def _find(wanted: Wanted) -> Target:
-    key = "" if wanted.api_key_file is None else target.read_key(wanted.api_key_file)
+    key = "" if wanted.api_key_file is None else bench_run.read_key(wanted.api_key_file)
     if wanted.url is not None:
-        return target.of_url(wanted.url, key, wanted.model)
-    return target.of_cluster(wanted.cluster or "default", key, wanted.model)
+        return bench_run.target_of_url(wanted.url, key, wanted.model)
+    return bench_run.target_of_cluster(wanted.cluster or "default", key, wanted.model)
 
 
 def _limit(load: Load, aim: Target) -> str:
@@ -141,3 +140,58 @@ def _limit(load: Load, aim: Target) -> str:
         return context
     cap = f"--max-tokens-cap {load.max_tokens}"
     return cap if aim.max_model_len is None else f"{cap} or {context}"
+
+
+class ProgressBar:
+    """A bar on stderr, if that is a terminal. Call it with the results so far."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._total = num_requests
+        self._progress: Progress | None = None
+        self._task: TaskID
+        self._counted = (0, 0)  # results, and their tokens
+        self._last = (time.perf_counter(), 0)
+
+    def __enter__(self) -> Self:
+        if output.can_redraw(sys.stderr):
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._progress = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}"),
+                console=Console(stderr=True),
+                auto_refresh=False,
+                transient=True,
+            )
+            self._task = self._progress.add_task("", total=self._total)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, results: Results) -> None:
+        if self._progress is None:
+            return
+        now_s, num_tokens = time.perf_counter(), self._num_tokens(results)
+        then_s, num_before = self._last
+        rate = max(0, num_tokens - num_before) / max(now_s - then_s, 1e-3)
+        self._last = (now_s, num_tokens)
+        self._progress.update(
+            self._task,
+            completed=len(results.ended),
+            description=f"sent {results.num_sent}  live {len(results.live)}"
+            f"  failed {results.num_failed}  {rate:.0f} tokens/s",
+            refresh=True,
+        )
+
+    def _num_tokens(self, results: Results) -> int:
+        """Counts each ended request once, so that a long run costs no more than a short one."""
+        num_seen, num_tokens = self._counted
+        num_tokens += sum(len(result.answer.token_times_s) for result in results.ended[num_seen:])
+        self._counted = (len(results.ended), num_tokens)
+        return num_tokens + sum(len(answer.token_times_s) for answer in results.live.values())

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from controller.api.errors import LlumctlError
-from llumctl.bench import statistics as figures
-from llumctl.bench.runner import Result, Results
+from llumctl.lab import bench_report
+from llumctl.lab.bench_run import Result, Results
 
 MAX_RATE_BINS = 60
 
@@ -24,9 +24,9 @@ def save(path: Path, results: Results, title: str) -> None:
     for level, of_level in by_level.items():
         label = f"{level} ({len(of_level)})"
         due_s = [result.due_s - results.started_s for result in of_level]
-        ttfts_s = [figures.ttft_s(result) for result in of_level]
+        ttfts_s = [bench_report.ttft_s(result) for result in of_level]
         _cumulate(ttft, ttfts_s, label)
-        _cumulate(e2e, [figures.e2e_latency_s(result) for result in of_level], label)
+        _cumulate(e2e, [bench_report.e2e_latency_s(result) for result in of_level], label)
         over_time.plot(due_s, ttfts_s, ".", markersize=3, label=label)
     _label(ttft, "TTFT", "s", "share of requests")
     _label(e2e, "end-to-end latency", "s", "share of requests")

@@ -12,9 +12,8 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from controller.api.errors import LlumctlError
 from controller.sim.outcome import SHARES, Curves
 from controller.sim.run import Ran
-from llumctl.simulate.groups import Figure, Group, Seeds, count, grouped, latency
-from llumctl.simulate.plan import shown
-from llumctl.simulate.report import described
+from llumctl.lab.simulation_plan import shown
+from llumctl.lab.simulation_report import Figure, Group, Seeds, count, described, grouped, latency
 
 FIGURES: tuple[tuple[str, Figure], ...] = (
     ("TTFT P99 (s)", latency("ttft_s", "p99")),

@@ -1,5 +1,7 @@
 """From the options of `llumctl simulate` to the runs, and what is wrong with them beforehand."""
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +22,6 @@ from controller.sim.setup import (
 from controller.sim.workload.lengths import are_fixed
 from controller.sim.workload.named import is_file
 from llumctl.choices import nearest
-from llumctl.simulate import faults
 
 MAX_LOOKED_AT = 50_000
 """So many requests are enough for an estimate."""
@@ -107,7 +108,7 @@ def runs(wanted: Wanted) -> list[Run]:
 def _faults(wanted: Wanted, size: int) -> tuple[Fault, ...]:
     if wanted.faults is None:
         return ()
-    return faults.parse(wanted.faults, size if wanted.autoscale is None else None)
+    return parse_faults(wanted.faults, size if wanted.autoscale is None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +204,86 @@ def _changed(
         except ValueError as error:
             raise UsageError(f"--set: {error}") from error
     return found
+
+
+# -- faults as people write them: `60:kill:i-3`, `120:slow-steps:i-2:1.5`; or a file ----
+
+FAULT_KINDS = ("kill", "drain", "slow-steps", "slow-links")
+FAULTS_WITH_FACTOR = ("slow-steps", "slow-links")
+FAULTS_EXAMPLE = "--faults 60:kill:i-3,120:slow-steps:i-2:1.5"
+MAX_FILE_BYTES = 1 << 20
+_INSTANCE = re.compile(r"i-(0|[1-9]\d{0,6})", re.ASCII)
+
+
+def parse_faults(text: str, num_instances: int | None) -> tuple[Fault, ...]:
+    """`text` is a list between commas, or the path of a file with a fault per line, in which `#`
+    begins a comment. They may stand in any order. `num_instances`: None where they come and go.
+
+    Raises:
+        UsageError: one of them is wrong; says which, as FILE:LINE in a file.
+    """
+    path = Path(text)
+    if ":" in text and not path.exists():
+        entries: Iterable[tuple[str, str]] = [
+            (f"--faults, number {number}", entry) for number, entry in enumerate(text.split(","), 1)
+        ]
+    else:
+        entries = _lines(path)
+    found = [_fault(entry.strip(), where, num_instances) for where, entry in entries]
+    if not found:
+        raise UsageError(f"--faults: {text} holds no fault", FAULTS_EXAMPLE)
+    return tuple(found)
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise UsageError(
+                f"--faults: {path} is larger than {MAX_FILE_BYTES} bytes", FAULTS_EXAMPLE
+            )
+        lines = raw.decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"--faults: cannot read {path}: {why}", FAULTS_EXAMPLE) from error
+    stripped = ((number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1))
+    return [(f"{path}:{number}", line) for number, line in stripped if line]
+
+
+def _fault(entry: str, where: str, num_instances: int | None) -> Fault:
+    def wrong(why: str) -> UsageError:
+        return UsageError(f"{where}: {entry[:60]!r}: {why}", FAULTS_EXAMPLE)
+
+    parts = [part.strip() for part in entry.split(":")]
+    if len(parts) not in (3, 4):
+        raise wrong("a fault is SECONDS:KIND:INSTANCE, or SECONDS:KIND:INSTANCE:FACTOR")
+    time_text, kind, instance_id = parts[:3]
+    if kind not in FAULT_KINDS:
+        raise wrong(f"the kinds are {', '.join(FAULT_KINDS)}{nearest(kind, FAULT_KINDS)}")
+    time_s = _number(time_text)
+    if time_s is None or time_s < 0:
+        raise wrong(f"{time_text!r} is no time in seconds from the beginning")
+    known = _INSTANCE.fullmatch(instance_id)
+    if num_instances is None and known is None:
+        raise wrong("the instances are i-0, i-1 and so on, in the order of their launch")
+    if num_instances is not None and (known is None or int(known[1]) >= num_instances):
+        raise wrong(f"the instances are i-0 to i-{num_instances - 1}")
+    if (kind in FAULTS_WITH_FACTOR) != (len(parts) == 4):
+        raise wrong(
+            f"{kind} takes no factor"
+            if len(parts) == 4
+            else f"{kind} takes a factor: {entry}:2 is half as fast"
+        )
+    factor = _number(parts[3]) if len(parts) == 4 else 1.0
+    if factor is None or factor <= 0:
+        raise wrong(f"{parts[3]!r} is no positive factor")
+    return Fault(time_s, kind, instance_id, factor)
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None

@@ -1,0 +1,358 @@
+"""One measurement: requests at an endpoint, and the cluster's own figures beside them.
+
+The loop is open: each request goes out when it is due, whatever has become of those before it.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from controller.api import token_sequence
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError, RefusedError, UnreachableError, UsageError
+from controller.api.settings import key_file
+from controller.api.wire.status import ClusterStatus
+from llumctl import connect
+from llumctl.config import config_file
+from llumctl.lab import bench_load
+from llumctl.lab.bench_client import (
+    RIGHT,
+    Answer,
+    Endpoint,
+    ExchangeError,
+    Pool,
+    Verdict,
+    faults_so_far,
+    judge,
+)
+from llumctl.lab.bench_load import Level, Request
+from llumctl.lab.option_values import Verify
+
+PROGRESS_INTERVAL_S = 0.25
+# A timer is no finer than this, and to wait for less would be to spin.
+SHORTEST_WAIT_S = 0.001
+HEAD_START_S = 0.05
+
+
+@dataclass(slots=True)
+class Result:
+    """One request and what came of it. `due_s` and the answer's times are on one clock
+    (time.perf_counter); `lag_s` is how late the client began to send."""
+
+    request: Request
+    due_s: float
+    lag_s: float
+    answer: Answer
+    verdict: Verdict = RIGHT
+    num_output_tokens: int = 0
+    """Tokens that came, by their ids or else by the server's count."""
+
+    @property
+    def is_right(self) -> bool:
+        return not self.verdict.kind
+
+
+@dataclass(slots=True)
+class Results:
+    """`ended` in the order in which they ended. `client_cpu_s` of this whole process. The ids of
+    right answers are not kept: there may be millions."""
+
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    num_sent: int = 0
+    ended: list[Result] = field(default_factory=list)
+    num_failed: int = 0
+    live: dict[int, Answer] = field(default_factory=dict)
+    client_cpu_s: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_s - self.started_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """How a request is written. `verify` is not AUTO here; `timeout_s` counts from when a request
+    is due to its end. The salt keeps a run from finding the prompts of an earlier one of the same
+    seed in a prefix cache; within the run equal prefixes are found."""
+
+    endpoint: Endpoint
+    model: str
+    seed: int
+    verify: Verify
+    timeout_s: float
+    cache_salt: str = field(default_factory=lambda: secrets.token_hex(8))
+    stream_interval: int = 1
+    """Tokens of an event, but for the first and the last event."""
+
+    def name(self, request: Request) -> str:
+        """Part of the ids that the request has in the cluster's events, and of no other's."""
+        return f"{self.cache_salt}-{request.index}"
+
+    def encode(self, request: Request) -> tuple[bytes, int | None]:
+        """The bytes to send, and where the right answer starts if tokens are to be verified."""
+        prompt = bench_load.prompt(self.seed, request)
+        body: dict[str, object] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": request.num_output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": self.cache_salt,
+            "request_id": self.name(request),
+        }
+        if self.verify is not Verify.USAGE:
+            body["return_token_ids"] = True
+        if self.stream_interval > 1:
+            body["stream_interval"] = self.stream_interval
+        if request.priority:
+            body["priority"] = request.priority
+        is_checked = self.verify is Verify.TOKENS
+        start = token_sequence.start(prompt) if is_checked else None
+        return self.endpoint.encode("completions", body), start
+
+
+class Run:
+    """`run` once. `stop` ends it early: nothing more is sent, what is live is cut off."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        sender: Sender,
+        on_progress: Callable[[Results], None] = lambda _: None,
+    ) -> None:
+        self.results = Results()
+        self._requests = requests
+        self._sender = sender
+        self._on_progress = on_progress
+        self._pool = Pool(sender.endpoint)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> Results:
+        results = self.results
+        cpu_s = time.process_time()
+        results.started_s = time.perf_counter() + HEAD_START_S
+        work = asyncio.create_task(self._send_all())
+        progress = asyncio.create_task(self._report())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            results.interrupted = not work.done()
+            if not results.interrupted:
+                work.result()
+        finally:
+            for task in (work, progress, stopping):
+                task.cancel()
+            await asyncio.gather(work, progress, stopping, return_exceptions=True)
+            self._pool.close()
+        results.ended_s = time.perf_counter()
+        results.client_cpu_s = time.process_time() - cpu_s
+        self._on_progress(results)
+        return results
+
+    async def _send_all(self) -> None:
+        """Ends when the last answer has; cancelling it cancels all that is live."""
+        async with asyncio.TaskGroup() as group:
+            for request in self._requests:
+                message, start = self._sender.encode(request)
+                due_s = self.results.started_s + request.at_s
+                while (left_s := due_s - time.perf_counter()) > 0:
+                    await asyncio.sleep(max(left_s, SHORTEST_WAIT_S))
+                group.create_task(self._send(request, message, start, due_s))
+
+    async def _send(
+        self, request: Request, message: bytes, start: int | None, due_s: float
+    ) -> None:
+        results = self.results
+        answer = results.live[request.index] = Answer()
+        result = Result(request, due_s, time.perf_counter() - due_s, answer)
+        results.num_sent += 1
+        try:
+            await self._pool.exchange(message, answer, self._sender.timeout_s - result.lag_s)
+        except ExchangeError as error:
+            faults = faults_so_far(answer, request.num_output_tokens, start)
+            result.verdict = Verdict(error.kind, error.detail, faults)
+        else:
+            result.verdict = judge(
+                answer, request.num_prompt_tokens, request.num_output_tokens, start
+            )
+        result.num_output_tokens = len(answer.token_ids) or answer.num_output_tokens or 0
+        if result.is_right:
+            answer.token_ids.clear()
+        else:
+            results.num_failed += 1
+        del results.live[request.index]
+        results.ended.append(result)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
+            self._on_progress(self.results)
+
+
+# -- what the cluster says of itself before, during and after the load; Ctrl-C ----------
+
+STATUS_INTERVAL_S = 2.0
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the cluster said of itself; `statuses` in order, `num_unanswered` statuses missing."""
+
+    statuses: list[ClusterStatus] = field(default_factory=list)
+    num_unanswered: int = 0
+
+
+async def measure(run: Run, control: ControlClient | None) -> tuple[Results, Observed]:
+    """SIGINT ends the run early, with the results so far."""
+    observed = Observed()
+    with _interrupted_by_sigint(run.stop):
+        if control is None:
+            return await run.run(), observed
+        await _look(control, observed)
+        is_over = asyncio.Event()
+        watching = asyncio.create_task(_watch(control, observed, is_over))
+        try:
+            results = await run.run()
+        finally:
+            is_over.set()
+            await watching
+    return results, observed
+
+
+async def _watch(control: ControlClient, observed: Observed, is_over: asyncio.Event) -> None:
+    """Asks for the status every STATUS_INTERVAL_S, and once more when the run is over."""
+    while not is_over.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(is_over.wait(), STATUS_INTERVAL_S)
+        await _look(control, observed)
+
+
+async def _look(control: ControlClient, observed: Observed) -> None:
+    """Asks in a thread: a controller that hangs must not hold up the load."""
+    try:
+        observed.statuses.append(await asyncio.to_thread(control.status))
+    except LlumctlError:
+        observed.num_unanswered += 1
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigint(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+# -- what the load goes to: an endpoint, its model, and the cluster behind it -----------
+
+ASK_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """`max_model_len` in tokens, None if the endpoint does not say. `cluster` and `control` are
+    None where only a URL is known."""
+
+    endpoint: Endpoint
+    model: str
+    max_model_len: int | None
+    cluster: ClusterStatus | None = None
+    control: ControlClient | None = None
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.cluster is not None and self.cluster.engine == "emulated"
+
+    @property
+    def levels(self) -> Sequence[Level]:
+        """The cluster's priority table; llumctl's own where none is known."""
+        if self.cluster is not None and self.cluster.levels:
+            return [Level(item.name, -item.rank) for item in self.cluster.levels]
+        return [bench_load.DEFAULT_LEVEL, Level("high", -1)]
+
+
+def target_of_cluster(cluster: str, api_key: str, model: str | None) -> Target:
+    """Raises UnreachableError if no such cluster runs, or it does not answer."""
+    state = connect.running(cluster)
+    control = ControlClient(state.control_url, state.control_token, ASK_TIMEOUT_S)
+    status = control.status()
+    endpoint = Endpoint(state.endpoint_url, api_key, state.endpoint_certificate)
+    name, context = _ask_model(endpoint, model)
+    return Target(endpoint, name, context, status, control)
+
+
+def target_of_url(url: str, api_key: str, model: str | None) -> Target:
+    """Raises UsageError, UnreachableError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"--url: {url[:80]!r} is not of the form http://HOST:PORT",
+            "llumctl bench --url http://127.0.0.1:8000",
+        )
+    endpoint = Endpoint(url, api_key)
+    name, context = _ask_model(endpoint, model)
+    return Target(endpoint, name, context)
+
+
+def read_key(path: Path) -> str:
+    """The key in the first line with text, of a private file. Raises UsageError."""
+    first = config_file.read_secret(path, "--api-key-file").splitlines()[0]
+    key = key_file.parse_line(first).key
+    if not key.isprintable() or not key.isascii():
+        raise UsageError(f"--api-key-file: {path} holds no key", f"head -c 100 {path}")
+    return key
+
+
+def _ask_model(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
+    """Name and context of the first model, or of the wanted one."""
+    url = endpoint.url("models")
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+    try:
+        verify = endpoint.tls() or False
+        with httpx.Client(trust_env=False, timeout=ASK_TIMEOUT_S, verify=verify) as client:
+            response = client.get(url, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        reason = str(error) or type(error).__name__
+        untrusted = "CERTIFICATE_VERIFY_FAILED" in reason
+        raise UnreachableError(
+            f"{url} cannot be reached: {reason}",
+            "SSL_CERT_FILE=AUTHORITIES llumctl bench ..." if untrusted else "llumctl status",
+        ) from error
+    if response.status_code in (401, 403):
+        raise RefusedError(
+            f"{url} wants another API key ({response.status_code})",
+            "llumctl bench --api-key-file FILE",
+        )
+    try:
+        models = {item["id"]: item.get("max_model_len") for item in response.json()["data"]}
+        response.raise_for_status()
+    except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError) as error:
+        raise LlumctlError(
+            f"{url} answered {response.status_code} and no list of models", f"curl -i {url}"
+        ) from error
+    if wanted is not None and wanted not in models:
+        raise UsageError(
+            f"--model: {url} serves no {wanted[:60]!r}; it serves {', '.join(models) or 'none'}",
+            f"llumctl bench --model {next(iter(models), 'NAME')}",
+        )
+    if not models:
+        raise LlumctlError(f"{url} lists no model", "llumctl status")
+    name = wanted or next(iter(models))
+    return name, models[name] if isinstance(models[name], int) else None

@@ -1,0 +1,314 @@
+"""One call of `llumctl simulate`, from what is wanted to what is shown: runs side by side, the
+smallest cluster that meets targets, or the knee of a workload.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from controller.api.errors import LlumctlError, UsageError
+from controller.sim.rates import TARGET_S, Knee, knee
+from controller.sim.run import Ran, Run
+from controller.sim.statistics import mean_of
+from llumctl.lab import simulation_plan, simulation_report
+from llumctl.lab.simulation_plan import Wanted, shown
+from llumctl.lab.simulation_report import Group, Seeds, grouped, latency, steady, with_interval
+from llumctl.lab.simulation_workers import OnProgress, ProgressBar, Workers
+from llumctl.text import output
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Upper bounds in seconds for the mean over seeds; None: none."""
+
+    ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
+
+    def met_by(self, seeds: Seeds) -> bool:
+        """Not if a request failed: those have no latencies."""
+        bounds = (
+            (self.ttft_p99_s, latency("ttft_s", "p99")),
+            (self.tpot_p99_s, latency("tpot_s", "p99")),
+        )
+        if any(summary.num_failed for summary in seeds.summaries):
+            return False
+        for bound, figure in bounds:
+            found = seeds.mean(figure)
+            if bound is not None and found is not None and found.mean > bound:
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """For one load and policy. `smallest` is None if the largest size does not meet the targets."""
+
+    workload: str
+    rate: float
+    policy: str
+    smallest: int | None
+
+
+def compare(wanted: Wanted, num_workers: int | None, *, strict: bool) -> list[Ran]:
+    """Carries out what is wanted; see `carried_out`."""
+    return carried_out(simulation_plan.runs(wanted), num_workers, strict=strict)
+
+
+def tell_simulated_once(wanted: Wanted) -> None:
+    """Says on stderr why there are fewer runs than the seeds that were asked for."""
+    for name in simulation_plan.simulated_once(wanted):
+        output.say(
+            f"warning: {shown(name)} is simulated once, not with {len(wanted.seeds)} seeds:"
+            " nothing of it is drawn by chance, unless --cv 1 draws its arrivals"
+        )
+
+
+def carried_out(runs: Sequence[Run], num_workers: int | None, *, strict: bool = False) -> list[Ran]:
+    """The runs, and on stderr what is wrong with their load. `strict`: a rate above saturation is
+    an error instead."""
+    for overload in simulation_plan.overloads(runs):
+        if strict:
+            raise UsageError(f"--rate: {overload}", f"--rate {overload.saturation_rate:.2g}")
+        output.say(f"warning: {overload}")
+    began_s = time.monotonic()
+    with Workers(num_workers) as workers, ProgressBar() as bar:
+        ran = workers.run(runs, bar)
+    if output.is_terminal(sys.stderr):
+        took_s = time.monotonic() - began_s
+        num_steps = sum(each.summary.num_steps for each in ran)
+        output.say(f"{len(ran)} runs in {took_s:.1f} s, {num_steps / took_s:,.0f} steps/s")
+    return ran
+
+
+def deliver(
+    ran: Sequence[Ran], targets: Targets | None, plot: Path | None, *, as_json: bool
+) -> None:
+    """Figures on stdout and into the picture; what they are not good for on stderr, after them."""
+    if as_json:
+        output.emit(output.json_text(_as_json(ran, targets), indent=2))
+    else:
+        colours = output.use_colours(sys.stdout)
+        parts = [_table(ran, targets, colours=colours)]
+        if plot is not None and str(plot) == "-":
+            parts.append(simulation_report.bar_chart(ran))
+        output.emit("\n\n".join(parts))
+    if plot is not None and str(plot) != "-":
+        from llumctl.lab import simulation_plot as drawing
+
+        drawing.save(plot, ran)
+    for line in simulation_report.never_steady(ran):
+        output.say(f"warning: {line}")
+
+
+def is_short_of(ran: Sequence[Ran], targets: Targets, *, strict: bool) -> bool:
+    """Whether targets are met by no size, or, if `strict`, a run reached no steady state."""
+    if strict and any(each.summary.steady is False for each in ran):
+        return True
+    if targets == Targets():
+        return False
+    return any(answer.smallest is None for answer in answers(ran, targets))
+
+
+def _table(ran: Sequence[Ran], targets: Targets | None, *, colours: bool) -> str:
+    if targets is None:
+        return simulation_report.tables(ran, colours=colours, blocks=_shows_blocks())
+    sizes = sorted({each.run.setup.num_instances for each in ran})
+    lines = [_told(answer, sizes) for answer in answers(ran, targets)]
+    return "\n\n".join((_sizes_table(ran, targets, colours=colours), "\n".join(lines)))
+
+
+def _as_json(ran: Sequence[Ran], targets: Targets | None) -> Any:
+    """A list of runs; with targets an object that has them under `runs`."""
+    runs = [simulation_report.as_json(each) for each in ran]
+    if targets is None:
+        return runs
+    return {**_answers_json(ran, targets), "runs": runs}
+
+
+def _shows_blocks() -> bool:
+    return (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+# -- the smallest cluster that meets targets, of all sizes that were simulated ----------
+
+
+def answers(ran: Sequence[Ran], targets: Targets) -> list[Answer]:
+    """The smallest size by load and policy.
+
+    All sizes are tried, not only those on the way of a bisection: they run side by side, the table
+    then shows what each more instance buys, and a size that meets a target by luck is seen as such,
+    because the sizes above it must meet it too.
+    """
+    by_load: dict[tuple[Any, str], list[tuple[int, Group, Seeds]]] = {}
+    for group in grouped(ran):
+        for seeds in group.policies:
+            key = (group.load, seeds.policy)
+            by_load.setdefault(key, []).append((group.num_instances, group, seeds))
+    found = []
+    for (load, policy), sizes in by_load.items():
+        smallest = None
+        for size, _, seeds in sorted(sizes, key=lambda each: -each[0]):
+            if not targets.met_by(seeds):
+                break
+            smallest = size
+        found.append(Answer(load.workload, sizes[0][1].rate, policy, smallest))
+    return found
+
+
+def _sizes_table(ran: Sequence[Ran], targets: Targets, *, colours: bool) -> str:
+    header = (
+        *("WORKLOAD", "RATE", "POLICY", "INSTANCES", "TTFT-P99-S", "TPOT-P99-S", "WAITING"),
+        *("STEADY", "MEETS"),
+    )
+    rows = [
+        (
+            shown(group.load.workload),
+            f"{group.rate:.4g}",
+            seeds.policy,
+            str(group.num_instances),
+            with_interval(seeds.mean(latency("ttft_s", "p99"))),
+            with_interval(seeds.mean(latency("tpot_s", "p99"))),
+            with_interval(seeds.mean(lambda summary: summary.num_waiting)),
+            steady(seeds.steady),
+            "yes" if targets.met_by(seeds) else "no",
+        )
+        for group in grouped(ran)
+        for seeds in group.policies
+    ]
+    rows.sort(key=lambda row: (row[0], float(row[1]), row[2], int(row[3])))
+    return output.table(header, rows, colours=colours)
+
+
+def _told(answer: Answer, sizes: Sequence[int]) -> str:
+    load = f"{shown(answer.workload)} at {answer.rate:.4g} requests/s under {answer.policy}"
+    if answer.smallest is None:
+        return f"{load}: {max(sizes)} instances do not meet the targets"
+    instances = "1 instance is" if answer.smallest == 1 else f"{answer.smallest} instances are"
+    fewest = ", the fewest that were tried" if answer.smallest == min(sizes) else ""
+    return f"{load}: {instances} enough{fewest}"
+
+
+def _answers_json(ran: Sequence[Ran], targets: Targets) -> dict[str, Any]:
+    return {"targets": asdict(targets), "answers": [asdict(each) for each in answers(ran, targets)]}
+
+
+# -- the knee: each rate simulated with several seeds at once ---------------------------
+
+BELOW_SATURATION = 0.9
+"""Where the search begins: what evictions and fragmentation cost is not in the estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKnee:
+    """`saturation_rate`: by the estimate. `target_s`: what P99 TTFT is at the knee. `steady`: by
+    rate, whether each run reached a steady state."""
+
+    knee: Knee
+    saturation_rate: float
+    target_s: float
+    num_seeds: int
+    steady: Mapping[float, list[bool | None]]
+
+
+def find_knee(
+    wanted: Wanted,
+    workers: Workers,
+    target_s: float = TARGET_S,
+    on_progress: OnProgress | None = None,
+    on_rate: Callable[[float], None] | None = None,
+) -> FoundKnee:
+    """Of the one workload, policy and size that are wanted, over its seeds; its rate does not
+    matter. `on_rate` is told each rate that is tried.
+
+    Raises:
+        UsageError: the runs cannot be carried out.
+        LlumctlError: there is no knee where it was sought.
+    """
+    runs = simulation_plan.runs(wanted)
+    steady: dict[float, list[bool | None]] = {}
+    _, limit = simulation_plan.estimate(_at_rate(runs, 1.0))
+
+    def p99_at(rate: float) -> float:
+        if on_rate is not None:
+            on_rate(rate)
+        ran = workers.run(_at_rate(runs, rate), on_progress)
+        steady[rate] = [each.summary.steady for each in ran]
+        return mean_p99_s(ran)
+
+    try:
+        found = knee(p99_at, BELOW_SATURATION * limit, target_s)
+        return FoundKnee(found, limit, target_s, len(runs), steady)
+    except ValueError as error:
+        raise LlumctlError(str(error), "--target-ttft-p99") from error
+
+
+def mean_p99_s(ran: Sequence[Ran]) -> float:
+    """P99 TTFT, its mean over seeds."""
+    spreads = [each.summary.all.ttft_s for each in ran]
+    return mean_of([spread.p99 for spread in spreads if spread is not None]).mean
+
+
+def _at_rate(runs: Sequence[Run], rate: float) -> list[Run]:
+    return [replace(run, load=replace(run.load, rate=rate)) for run in runs]
+
+
+def deliver_knee(
+    wanted: Wanted, target_s: float, num_workers: int | None, *, as_json: bool
+) -> None:
+    with Workers(num_workers) as workers, ProgressBar() as bar:
+
+        def entitle(rate: float) -> None:
+            bar.title = f"{rate:.4g} requests/s"
+
+        found = find_knee(wanted, workers, target_s, bar, entitle)
+    if as_json:
+        output.emit(output.json_text(_knee_json(wanted, found), indent=2))
+    else:
+        output.emit(_knee_text(wanted, found))
+    if found.knee.rate > found.saturation_rate:
+        output.say(
+            f"warning: the knee is above saturation by the estimate,"
+            f" {found.saturation_rate:.3g} requests/s: the requests end before their queues grow"
+            f" to a P99 TTFT of {target_s:g} s, so the rate depends on how many come; take more by"
+            " --requests, or a lower --target-ttft-p99"
+        )
+
+
+def _knee_text(wanted: Wanted, found: FoundKnee) -> str:
+    rows = [
+        (
+            f"{rate:.4g}",
+            simulation_report.number(p99_s),
+            steady(found.steady[rate]),
+        )
+        for rate, p99_s in found.knee.points
+    ]
+    header = ("RATE", "TTFT-P99-S", "STEADY")
+    points = output.table(header, rows, colours=output.use_colours(sys.stdout))
+    seeds = f", mean of {found.num_seeds} seeds" if found.num_seeds > 1 else ""
+    return (
+        f"knee of {shown(wanted.workloads[0])} under {wanted.policies[0]} on"
+        f" {wanted.sizes[0]} instances{seeds}: {found.knee.rate:.4g} requests/s"
+        f" (saturation by estimate: {found.saturation_rate:.3g})\n\n{points}"
+    )
+
+
+def _knee_json(wanted: Wanted, found: FoundKnee) -> dict[str, Any]:
+    return {
+        "workload": wanted.workloads[0],
+        "policy": wanted.policies[0],
+        "num_instances": wanted.sizes[0],
+        "profile": wanted.profile,
+        "mode": wanted.mode,
+        "seeds": list(wanted.seeds[: found.num_seeds]),
+        "target_ttft_p99_s": found.target_s,
+        "rate": found.knee.rate,
+        "saturation_rate": found.saturation_rate,
+        "points": [
+            {"rate": rate, "ttft_p99_s": p99_s, "steady": found.steady[rate]}
+            for rate, p99_s in found.knee.points
+        ],
+    }

@@ -1,1 +1,0 @@
-"""Simulated runs for the command line: many at once, their tables, plots, and searches."""
