@@ -349,9 +349,6 @@ class Application(Console, Protocol):
     def screen(self) -> Screen[Any]: ...
 
     @property
-    def own_names(self) -> Sequence[str]: ...
-
-    @property
     def typed_names(self) -> Sequence[str]:
         """The commands that do something now."""
 
@@ -361,7 +358,6 @@ class Application(Console, Protocol):
     def batch_update(self) -> AbstractContextManager[None]:
         """While it is entered, nothing is drawn."""
 
-    def action_own(self, name: str) -> None: ...
     def set_theme(self, name: str) -> None: ...
     def leave(self) -> None: ...
     def action_help(self) -> None: ...
@@ -427,7 +423,7 @@ class Commanding:
             requests=requests_in(state),
             levels=[level.name for level in state.status.levels] if state.status else (),
             settings=self._settings,
-            own=app.own_names,
+            own=app.owning.names,
             offered=app.typed_names,
         )
 
@@ -442,8 +438,8 @@ class Commanding:
             self._app.say(printable(error.message), Tone.BAD)
             return
         does = self._does.get(command.name)
-        if command.name in self._app.own_names:
-            self._app.action_own(command.name)
+        if command.name in self._app.owning.names:
+            self._app.owning.begin(command.name)
         elif does is not None:
             does(command)
         else:

@@ -417,10 +417,6 @@ class Dashboard(App[None]):
         return [*found, *(self._own if may_run and Place.ROWS in places else ())]
 
     @property
-    def own_names(self) -> Sequence[str]:
-        return self.owning.names
-
-    @property
     def typed_names(self) -> Sequence[str]:
         found = self._actions([Place.ROWS])
         return [each.typed.partition(" ")[0] for each in found if each.typed]
