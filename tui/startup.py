@@ -26,9 +26,9 @@ def first_frame(stream: TextIO, title: str, *, rule: str) -> Iterator[None]:
     """Shows the title on a screen of its own, over which the dashboard is drawn. If the dashboard
     comes to nothing, the screen from before is there again for the error."""
     size = shutil.get_terminal_size()
-    stream.write(_ENTER + "\r\n".join(_lines(title, size.columns, size.lines, rule)))
-    stream.flush()
-    try:
+    try:  # from the first byte on: a signal may come right behind it
+        stream.write(_ENTER + "\r\n".join(_lines(title, size.columns, size.lines, rule)))
+        stream.flush()
         yield
     except BaseException:
         stream.write(_LEAVE)

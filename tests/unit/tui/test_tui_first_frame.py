@@ -23,3 +23,17 @@ def test_an_error_is_told_on_the_screen_from_before() -> None:
     with pytest.raises(KeyboardInterrupt), first_frame(stream, "prod-a", rule="-"):
         raise KeyboardInterrupt
     assert stream.getvalue().endswith(LEAVE)
+
+
+def test_a_signal_right_behind_the_first_byte_gives_the_screen_back() -> None:
+    class Signalled(io.StringIO):
+        """Python's handler of a signal runs between any two lines."""
+
+        def flush(self) -> None:
+            if LEAVE not in self.getvalue():
+                raise SystemExit(143)
+
+    stream = Signalled()
+    with pytest.raises(SystemExit), first_frame(stream, "prod-a", rule="-"):
+        pass
+    assert stream.getvalue().endswith(LEAVE)
