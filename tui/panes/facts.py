@@ -1,12 +1,12 @@
-"""An instance's status in words and figures."""
+"""An instance's status in words and figures, and its KV blocks as a line."""
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.status import InstanceState, InstanceStatus
 from tui import drawing
-from tui.drawing import Glyphs, Line, Span, Tone
-from tui.panes import block_map, instances, queue_heads
-from tui.panes.levels import level_names, level_of_instance
+from tui.drawing import Glyphs, Line, Span, Tone, apportion
+from tui.panes import instances, requests
+from tui.panes.instances import level_names, level_of_instance
 from tui.state import DashboardState, History
 
 LABEL_WIDTH = 11
@@ -36,7 +36,7 @@ def facts(
     return [
         tuple(title),
         *columns(_facts(item, levels, curve, steps), width, glyphs),
-        *block_map.lines(item, LABEL_WIDTH, width),
+        *block_map(item, LABEL_WIDTH, width),
         _head(item),
         *_kept_for(item),
         *([_request(request_id)] if request_id else []),
@@ -95,7 +95,7 @@ def _head(item: InstanceStatus) -> Line:
     free = drawing.number(free_blocks(item))
     words = (
         f"{head.request_id}  {head.level}  waited {duration(head_wait_s(head))}"
-        f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
+        f"  needs {head.demand_blocks} blk of {free}  {requests.why_waiting(head)}"
     )
     return (label, Span(printable(words), Tone.WARN))
 
@@ -131,3 +131,53 @@ def columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
             spans.append(Span(drawing.fitted(figure.text, room, glyphs) + " ", figure.tone))
         lines.append(tuple(spans))
     return lines
+
+
+# The block map
+
+_Part = tuple[str, int, str, Tone]
+"""(glyph, blocks, word, tone)."""
+
+
+def block_map(item: InstanceStatus, label_width: int, width: int) -> list[Line]:
+    """The blocks that are held, wanted by the queue head, reserved and free, as a line in the room
+    behind a label, and what its glyphs mean; nothing where nothing is
+    known."""
+    if not item.num_total_blocks or item.num_free_blocks is None:
+        return []
+    found = block_parts(item)
+    cells = apportion([blocks for _, blocks, _, _ in found], width - label_width - 3)
+    bar = [
+        Span(glyph * count, tone)
+        for (glyph, _, _, tone), count in zip(found, cells, strict=True)
+        if count
+    ]
+    missing = _num_lacking(item)
+    legend = [Span(f"the head lacks {missing}  ", Tone.BAD)] if missing else []
+    legend += [Span(f"{g} {blocks} {word}  ", tone) for g, blocks, word, tone in found if blocks]
+    return [
+        (Span(f" {'block map':<{label_width}} ", Tone.DIM), *bar),
+        (Span(" " * (label_width + 2)), *legend),
+    ]
+
+
+def block_parts(item: InstanceStatus) -> list[_Part]:
+    """They make up all blocks. What the queue head wants comes out of what is free first, headroom
+    out of the rest; the watermark is what an engine never gives."""
+    total, free = item.num_total_blocks or 0, item.num_free_blocks or 0
+    usable = min(free, free_blocks(item) or 0)
+    wanted = min(usable, item.queue_head.demand_blocks if item.queue_head else 0)
+    reserved = min(usable - wanted, item.headroom_blocks or 0)
+    return [
+        ("#", total - free, "held", Tone.PLAIN),
+        ("=", wanted, "wanted by the head", Tone.WARN),
+        ("+", reserved, "headroom", Tone.STRONG),
+        (".", usable - wanted - reserved, "free", Tone.GOOD),
+        ("-", free - usable, "watermark", Tone.DIM),
+    ]
+
+
+def _num_lacking(item: InstanceStatus) -> int:
+    """How many blocks the queue head wants beyond what is free; headroom beyond it is no need."""
+    demand = item.queue_head.demand_blocks if item.queue_head else 0
+    return max(0, demand - max(0, free_blocks(item) or 0))

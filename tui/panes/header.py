@@ -1,20 +1,27 @@
-"""The header: the cluster, the age of its data, and its state, in one line or two."""
+"""The lines above the panes: the header, in a replay its bar, the worst alarm, and auto-scaling.
 
-from collections.abc import Mapping
+The header says of the cluster which one it is, how old its data are, and how it does, in one or two
+lines.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from controller.api.text import hints
+from controller.api.text import autoscale_words, hints
+from controller.api.text.alarms import Alarm
 from controller.api.text.quantities import duration, latency, printable, time_of_day
 from controller.api.text.rolling_words import turn
-from controller.api.text.status_words import state_word
+from controller.api.text.status_words import ranked, state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
-from tui.drawing import Glyphs, Line, Span, Tone
-from tui.panes.levels import levels_of_cluster
+from tui.drawing import ASCII, Glyphs, Line, Span, Tone, fitted, width_of
+from tui.panes.instances import kv_percent
 from tui.replay import Progress
 from tui.state import DashboardState
 
+MIN_TRACK = 12
+"""The width below which the bar of a replay shows no track."""
 _TONES: Mapping[ClusterState, Tone] = {
     ClusterState.READY: Tone.GOOD,
     ClusterState.STARTING: Tone.WARN,
@@ -25,7 +32,7 @@ _TONES: Mapping[ClusterState, Tone] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class _Piece:
     """A piece of the header; where the width is short, the highest `drop` goes first."""
 
     spans: Line
@@ -70,72 +77,72 @@ def lines(
     """`count` is 1 or 2; `shown` may be older than the stream (frozen). While there is an alarm
     nothing in the header looks well."""
     status = shown.status
-    clock = clock_of(live)
+    clock = _clock(live)
     if count == 1:
         middle = (
-            name_of(live),
+            _name(live),
             _age(live, glyphs, brief=True, alarm=alarm),
             _badges(live),
             *_vitals(status, live, brief=True),
         )
-        return [between(middle, clock, width)]
+        return [_between(middle, clock, width)]
     middle = (
-        Fact((Span("llumctl", Tone.STRONG),), drop=8),
-        name_of(live),
+        _Piece((Span("llumctl", Tone.STRONG),), drop=8),
+        _name(live),
         *_identity(status, alarm=alarm),
         _age(live, glyphs, brief=False, alarm=alarm),
         _badges(live),
         *_setup(status),
     )
     return [
-        between(middle, clock, width),
+        _between(middle, clock, width),
         vitals(status, live, width),
     ]
 
 
 def vitals(status: ClusterStatus | None, live: Liveness, width: int) -> Line:
-    return between(tuple(_vitals(status, live, brief=False)), None, width)
+    return _between(tuple(_vitals(status, live, brief=False)), None, width)
 
 
-def clock_of(live: Liveness) -> Fact:
-    return Fact((Span(time_of_day(live.state.controller_time_s(live.now_s), live.zone)),))
+def _clock(live: Liveness) -> _Piece:
+    return _Piece((Span(time_of_day(live.state.controller_time_s(live.now_s), live.zone)),))
 
 
-def name_of(live: Liveness) -> Fact:
-    return Fact((Span(printable(live.cluster), Tone.STRONG),))
+def _name(live: Liveness) -> _Piece:
+    return _Piece((Span(printable(live.cluster), Tone.STRONG),))
 
 
-def _age(live: Liveness, glyphs: Glyphs, *, brief: bool, alarm: bool) -> Fact:
+def _age(live: Liveness, glyphs: Glyphs, *, brief: bool, alarm: bool) -> _Piece:
     """`* live 0.4s ago`, `! STALE 12s` or `! STOPPED 12s`."""
     age_s = live.state.age_s(live.now_s)
     if live.state.stopped is not None:
         since = duration(live.now_s - live.state.stopped.at_s)
-        return Fact((Span(f"! STOPPED {since}", Tone.BAD),))
+        return _Piece((Span(f"! STOPPED {since}", Tone.BAD),))
     if live.is_stale:
         since = "no data" if age_s is None else duration(age_s)
-        return Fact((Span(f"! STALE {since}", Tone.BAD),))
+        return _Piece((Span(f"! STALE {since}", Tone.BAD),))
     if age_s is None:
-        return Fact((Span("+ connecting", Tone.WARN),))
+        return _Piece((Span("+ connecting", Tone.WARN),))
     ago = "" if brief else " ago"
     tone = Tone.PLAIN if alarm else Tone.GOOD
-    return Fact((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", tone),))
+    return _Piece((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", tone),))
 
 
-def _badges(live: Liveness) -> Fact:
-    return Fact((Span(" ".join(f"[{badge}]" for badge in live.badges), Tone.STRONG),))
+def _badges(live: Liveness) -> _Piece:
+    return _Piece((Span(" ".join(f"[{badge}]" for badge in live.badges), Tone.STRONG),))
 
 
-def _identity(status: ClusterStatus | None, *, alarm: bool) -> list[Fact]:
+def _identity(status: ClusterStatus | None, *, alarm: bool) -> list[_Piece]:
     if status is None:
         return []
     state = Span(f"! {status.state}", Tone.BAD)
     return [
-        Fact((state if alarm else Span(str(status.state), _TONES[status.state]),), drop=1),
-        Fact((Span(printable(status.endpoint_url)),), drop=5),
+        _Piece((state if alarm else Span(str(status.state), _TONES[status.state]),), drop=1),
+        _Piece((Span(printable(status.endpoint_url)),), drop=5),
     ]
 
 
-def _setup(status: ClusterStatus | None) -> list[Fact]:
+def _setup(status: ClusterStatus | None) -> list[_Piece]:
     if status is None:
         return []
     return [
@@ -145,7 +152,7 @@ def _setup(status: ClusterStatus | None) -> list[Fact]:
     ]
 
 
-def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> list[Fact]:
+def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> list[_Piece]:
     if status is None:
         return []
     running = sum(item.num_running_reqs or 0 for item in status.instances)
@@ -155,26 +162,28 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         loads += f" held {status.num_held_reqs}"
     replays = _replays(status, brief=brief)
     facts = [
-        Fact((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
-        Fact((Span(loads),), drop=3 if brief else 2),
-        _labelled("freeness avg", drawing.number(average_freeness(status)), drop=7 if brief else 3),
+        _Piece((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
+        _Piece((Span(loads),), drop=3 if brief else 2),
+        _labelled(
+            "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 3
+        ),
         _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
         *([] if brief else replays),
-        _labelled("kv", _percent(kv_ratio(status)), drop=4),
+        _labelled("kv", kv_percent(status.instances), drop=4),
         *(replays if brief else []),
         *_rolling(status, brief=brief),
     ]
     if not brief:
         evictions = sum(item.num_evictions or 0 for item in status.instances)
         facts.append(_labelled("evict", str(evictions), drop=6))
-    facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=6 if brief else 5))
+    facts.append(_labelled("p99 TTFT", latency(_worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief:
         # Beside the total the highest level says most: it goes last.
-        levels = levels_of_cluster(status)
+        levels = _levels(status)
         facts += [_labelled(*each, drop=8 + place) for place, each in enumerate(levels)]
     if not brief and status.detail:
         detail = hints.aimed(printable(status.detail), live.of_cluster)
-        facts.append(Fact((Span(detail, Tone.WARN),), drop=7))
+        facts.append(_Piece((Span(detail, Tone.WARN),), drop=7))
     return facts
 
 
@@ -189,7 +198,7 @@ def _moves(status: ClusterStatus, *, brief: bool) -> str:
     return f"{under_way} ({migrated}/min, {failed} fail)"
 
 
-def _replays(status: ClusterStatus, *, brief: bool) -> list[Fact]:
+def _replays(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
     """`replay 3 (12/min, 1 fail)` while requests were lost within the last minute: replays under
     way; of that minute, those that went on and did not. In brief `replay 3`, or `replay 12/min`
     where none is under way."""
@@ -201,10 +210,10 @@ def _replays(status: ClusterStatus, *, brief: bool) -> list[Fact]:
     words = f"replay {replays.num_replaying} ({done}/min, {failed} fail)"
     if brief:
         words = f"replay {replays.num_replaying}" if replays.num_replaying else f"replay {done}/min"
-    return [Fact((Span(words, Tone.BAD if failed else Tone.WARN),), drop=4 if brief else 2)]
+    return [_Piece((Span(words, Tone.BAD if failed else Tone.WARN),), drop=4 if brief else 2)]
 
 
-def _rolling(status: ClusterStatus, *, brief: bool) -> list[Fact]:
+def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
     """`roll 1/3 i-1 starting`, or `roll failed i-1`."""
     found = status.rolling
     if found is None or found.dismissed or found.state not in ("going", "failed"):
@@ -215,7 +224,7 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[Fact]:
     else:
         turns = ", ".join(turn(each) for each in found.under_way) or found.waits
         span = Span(printable(f"roll {count}{'' if brief else f' {turns}'}"), Tone.WARN)
-    return [Fact((span,), drop=1)]
+    return [_Piece((span,), drop=1)]
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
@@ -236,7 +245,22 @@ def _instances(status: ClusterStatus, *, brief: bool) -> Line:
     return counted, Span(words, Tone.BAD)
 
 
-def average_freeness(status: ClusterStatus) -> float | None:
+def _levels(status: ClusterStatus) -> list[tuple[str, str]]:
+    """(level, `6+2 1.9s`): running and waiting requests, and P99 TTFT; none where there is one
+    level only."""
+    levels = ranked(status.levels)
+    if len(levels) < 2:
+        return []
+    return [
+        (
+            printable(level.name),
+            f"{level.num_running_reqs}+{level.num_waiting_reqs} {latency(level.ttft_p99_s)}",
+        )
+        for level in levels
+    ]
+
+
+def _average_freeness(status: ClusterStatus) -> float | None:
     """The mean over instances that get new requests and have reported."""
     found = [
         item.freeness_steps
@@ -246,36 +270,21 @@ def average_freeness(status: ClusterStatus) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def kv_ratio(status: ClusterStatus) -> float | None:
-    """Blocks that requests hold over all blocks, over instances that have reported."""
-    sized = [
-        (item.num_total_blocks, item.num_free_blocks)
-        for item in status.instances
-        if item.num_total_blocks is not None and item.num_free_blocks is not None
-    ]
-    total = sum(blocks for blocks, _ in sized)
-    return sum(blocks - free for blocks, free in sized) / total if total else None
-
-
-def worst_ttft_s(status: ClusterStatus) -> float | None:
+def _worst_ttft_s(status: ClusterStatus) -> float | None:
     """The highest P99 among frontends: the clients of one see it."""
     found = [item.ttft_p99_s for item in status.frontends if item.ttft_p99_s is not None]
     return max(found, default=None)
 
 
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{drawing.percent(ratio)}%"
+def _labelled(label: str, value: str, drop: int) -> _Piece:
+    return _Piece((Span(f"{label} ", Tone.DIM), Span(value)), drop)
 
 
-def _labelled(label: str, value: str, drop: int) -> Fact:
-    return Fact((Span(f"{label} ", Tone.DIM), Span(value)), drop)
-
-
-def between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
+def _between(facts: tuple[_Piece, ...], last: _Piece | None, width: int) -> Line:
     """Facts from the left, two spaces apart, and one at the right end."""
     kept = list(facts)
-    room = width - (drawing.width_of(last.spans) + 2 if last else 0)
-    while len(kept) > 1 and width_of_facts(kept) > room:
+    room = width - (width_of(last.spans) + 2 if last else 0)
+    while len(kept) > 1 and _width(kept) > room:
         most = max(kept, key=lambda fact: fact.drop)
         if not most.drop:
             break
@@ -283,13 +292,85 @@ def between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
     spans: list[Span] = []
     for fact in kept:
         spans += [Span("  "), *fact.spans] if spans else list(fact.spans)
-    if (
-        last is not None
-        and (space := width - width_of_facts(kept) - drawing.width_of(last.spans)) > 1
-    ):
+    if last is not None and (space := width - _width(kept) - width_of(last.spans)) > 1:
         spans += [Span(" " * space), *last.spans]
     return tuple(spans)
 
 
-def width_of_facts(facts: list[Fact]) -> int:
-    return sum(drawing.width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)
+def _width(facts: list[_Piece]) -> int:
+    return sum(width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)
+
+
+def alarm_line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:
+    """The worst trouble with its cause, and where else there is some.
+
+    The others are named as far as there is room, else counted; the worst is cut last.
+    """
+    worst, *others = found
+    head = Span(f" ! {worst.text}", Tone.BAD)
+    words = ""
+    for place, other in enumerate(others):
+        more = words + (", " if words else "  also ") + other.subject
+        left = len(others) - place - 1
+        if width_of((head, Span(more + (f" and {left} more" if left else "")))) > width:
+            rest = len(others) - place
+            words += f" and {rest} more" if words else f"  +{rest}"
+            break
+        words = more
+    if width_of((head, Span(words))) > width:
+        count = f" +{len(others)}" if others else ""
+        head = Span(fitted(head.text, max(1, width - len(count)), glyphs), Tone.BAD)
+        words = count
+    return (head, Span(words, Tone.WARN))
+
+
+def scaling_line(status: ClusterStatus | None, now_s: float, width: int, glyphs: Glyphs) -> Line:
+    """Auto-scaling: its state, how many instances it wants, its last decision and why; nothing
+    while it is off. `now_s`: by the controller's clock."""
+    if status is None or status.autoscale.mode == "off":
+        return ()
+    found = status.autoscale
+    last = found.last
+    is_blocked = last is not None and last.outcome == "blocked"
+    text = fitted(printable(autoscale_words.summary(found, now_s)), max(1, width), glyphs)
+    return (Span(text, Tone.WARN if is_blocked or found.held else Tone.PLAIN),)
+
+
+def replay_line(progress: Progress, live: Liveness, width: int, glyphs: Glyphs) -> Line:
+    """The bar of a replay: where it is, at which pace, and where there was trouble:
+    ` REPLAY  prod-a  1m05s of 5m00s  x1  [====!=O-----!---]  12:04:31`."""
+    where = f"{duration(progress.position_s)} of {duration(progress.length_s)}"
+    facts = [
+        _Piece((Span(" REPLAY"),)),
+        _Piece(_name(live).spans, drop=3),
+        _Piece((Span(where),), drop=1),
+        _Piece((Span(progress.state),)),
+    ]
+    age_s = live.state.age_s(live.now_s)
+    if live.is_stale:
+        since = "no data" if age_s is None else duration(age_s)
+        facts.append(_Piece((Span(f"! STALE {since}", Tone.BAD),)))
+    if progress.hint:
+        facts.append(_Piece((Span(progress.hint),), drop=2))
+    clock = _clock(live)
+    room = width - _width(facts) - _width([clock]) - 4
+    if room >= MIN_TRACK:
+        facts.append(_Piece((Span(_track(progress, room, glyphs)),)))
+    return _between(tuple(facts), clock, width)
+
+
+def _track(progress: Progress, width: int, glyphs: Glyphs) -> str:
+    """`=` is behind, `O` is now, `!` is trouble."""
+    inner = width - 2
+    now = _place(progress.position_s, progress, inner)
+    past, present = ("=", "O") if glyphs is ASCII else ("━", glyphs.bullet)
+    cells = [past] * now + [glyphs.rule] * (inner - now)
+    for trouble_s in progress.troubles_s:
+        cells[_place(trouble_s, progress, inner)] = "!"
+    cells[now] = present
+    return f"[{''.join(cells)}]"
+
+
+def _place(position_s: float, progress: Progress, width: int) -> int:
+    share = position_s / progress.length_s if progress.length_s else 0.0
+    return max(0, min(width - 1, int(share * width)))

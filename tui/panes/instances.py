@@ -1,27 +1,38 @@
-"""The instances table: its columns, the orders, and the filter."""
+"""The instances table: its columns, the orders, the filter, and the groups by node.
+
+Instances of several machines stand in groups: a line for each node, its instances below it. The
+groups stand in the order of their first instance, so that the worst is still on top. A node of
+which all instances are gone is one line: what ran there comes back elsewhere, under its own ids. A
+filter shows the instances of such a node all the same.
+"""
 
 import functools
 import re
-from collections.abc import Callable, Container, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
 from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.status_words import in_need, is_reserved
-from controller.api.wire.status import InstanceState, InstanceStatus
+from controller.api.text.status_words import in_need, is_reserved, ranked, run_and_wait
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from tui import drawing
-from tui.actions import Target
+from tui.actions import NOTHING, Target
 from tui.drawing import GAP, Column, Glyphs, Line, Span, Tone
-from tui.panes.levels import LEVEL_DROP, level_column, level_names
-from tui.panes.names import SHORT, Names
+from tui.panes.requests import SHORT, Names
 from tui.state import DashboardState, History, Minute, Sample
 
 BAR_WIDTH = 9
 WALL = 150
 """From this width on each priority level has a column of its own, if there is room for all."""
 NEARLY_FULL, FULL = 0.9, 0.98
+_LEVEL_DROP = 5
+"""At which turn a table that is too wide leaves out its levels."""
+_LEVEL_HEADS = "RUN+WAIT TTFT99   KEPT"
+_LEVEL_TAIL_WIDTH = 14
+"""Of the latency and the blocks behind the requests."""
 
 _GLYPHS: Mapping[InstanceState, str] = {
     InstanceState.STARTING: "+",
@@ -223,6 +234,17 @@ def kv(item: InstanceStatus) -> Line:
     )
 
 
+def kv_percent(items: Iterable[InstanceStatus]) -> str:
+    """Blocks that requests hold over all blocks, over instances that have reported."""
+    sized = [
+        (item.num_total_blocks, item.num_free_blocks)
+        for item in items
+        if item.num_total_blocks is not None and item.num_free_blocks is not None
+    ]
+    total = sum(blocks for blocks, _ in sized)
+    return f"{drawing.percent(sum(b - free for b, free in sized) / total)}%" if total else "-"
+
+
 def _heat(row: InstanceRow, width: int) -> Line:
     """The KV use of each of the last minutes, the newest on the right."""
     first, trend = int(row.time_s // 60) - width + 1, row.glyphs.trend
@@ -261,6 +283,46 @@ def _kept_for(row: InstanceRow, width: int) -> Span:
     return Span(f"{printable(name)}{space}{lacks}", Tone.WARN)
 
 
+def level_names(status: ClusterStatus) -> tuple[str, ...]:
+    """The highest level first."""
+    return tuple(level.name for level in ranked(status.levels))
+
+
+def _level_column(name: str) -> Column[InstanceRow]:
+    title = f"{printable(name.upper())[:8]} {_LEVEL_HEADS}"
+    return Column(
+        f"level.{name}",
+        title,
+        drawing.num_cells(title),
+        lambda row, width: _level_cell(row.item, name, width),
+        drop=_LEVEL_DROP,
+    )
+
+
+def _level_cell(item: InstanceStatus, name: str, width: int) -> Line:
+    waits = item.num_waiting_by_level.get(name, 0)
+    requests = f"{run_and_wait(item, name):>{max(0, width - _LEVEL_TAIL_WIDTH)}}"
+    ttft = latency(item.ttft_p99_by_level_s.get(name))
+    return (
+        Span(requests, Tone.WARN if waits else Tone.PLAIN),
+        Span(f" {ttft:>6} {_kept_at_level(item, name):>6}"),
+    )
+
+
+def level_of_instance(item: InstanceStatus, name: str) -> str:
+    """`6+2 wait 1.9s kept 743`."""
+    words = [f"{run_and_wait(item, name)} wait"]
+    if (ttft_s := item.ttft_p99_by_level_s.get(name)) is not None:
+        words.append(latency(ttft_s))
+    if (kept := _kept_at_level(item, name)) != "-":
+        words.append(f"kept {kept}")
+    return " ".join(words)
+
+
+def _kept_at_level(item: InstanceStatus, name: str) -> str:
+    return drawing.number(item.headroom_by_level_blocks.get(name))
+
+
 def _span(text: Callable[[InstanceRow], str]) -> Callable[[InstanceRow, int], Span]:
     return lambda row, _: Span(text(row))
 
@@ -295,7 +357,7 @@ def columns(
     """The same object for the same levels, as long as they are shown the same way. `kept`: whether
     any instance is kept for a held request; `lost`: whether requests were lost lately."""
     found = _columns(levels, kept, lost)
-    needed = 1 + sum(each.width + GAP for each in found if each.drop <= LEVEL_DROP)
+    needed = 1 + sum(each.width + GAP for each in found if each.drop <= _LEVEL_DROP)
     return found if width >= max(WALL, needed) else _columns((), kept, lost)
 
 
@@ -309,17 +371,17 @@ def _columns(levels: tuple[str, ...], kept: bool, lost: bool) -> tuple[Column[In
                 8,
                 _span(lambda row: running_by_level(row.item, row.levels)),
                 right=True,
-                drop=LEVEL_DROP,
+                drop=_LEVEL_DROP,
             ),
         )
     else:
-        prio = tuple(level_column(name) for name in levels)
+        prio = tuple(_level_column(name) for name in levels)
     moves, *after = _AFTER
     replays = [_REPLAYS] if lost else []
     return (*_BEFORE, *([_KEPT_FOR] if kept else []), *prio, moves, *replays, *after)
 
 
-def note(row: InstanceRow) -> tuple[str, Span] | None:
+def _note_of_instance(row: InstanceRow) -> tuple[str, Span] | None:
     """Words across the columns of figures, for an instance that has none yet, or no more."""
     item = row.item
     if item.num_running_reqs is not None:
@@ -395,3 +457,113 @@ def matches(text: str, wanted: str) -> bool:
         (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
         for word in wanted.lower().split()
     )
+
+
+# Groups by node
+
+_GONE = (InstanceState.RESTARTING, InstanceState.STALLED)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """The line of a node, on which the cursor never lies. `node` is empty for instances of which
+    no process has been heard of."""
+
+    node: str
+    items: tuple[InstanceStatus, ...]
+    lost: bool
+
+    @property
+    def id(self) -> str:
+        return f"node {self.node}"
+
+    @property
+    def target(self) -> Target:
+        return NOTHING
+
+    @property
+    def text(self) -> str:
+        return f"{self.node} {' '.join(item.id for item in self.items)}"
+
+
+Row = InstanceRow | NodeRow
+
+
+def is_heading(row: Row) -> bool:
+    return isinstance(row, NodeRow)
+
+
+def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
+    """By node; none while all instances are on one."""
+    found: dict[str, list[InstanceStatus]] = {}
+    for item in status.instances if status is not None else ():
+        found.setdefault(item.node, []).append(item)
+    if len(found.keys() - {""}) < 2:
+        return {}
+    return {node: NodeRow(node, tuple(items), _is_lost(items)) for node, items in found.items()}
+
+
+def num_lines(status: ClusterStatus | None) -> int:
+    """How many lines all instances take."""
+    found = groups(status)
+    num_hidden = sum(len(group.items) for group in found.values() if group.lost)
+    return (len(status.instances) if status is not None else 0) + len(found) - num_hidden
+
+
+def grouped(
+    found: Sequence[InstanceRow], status: ClusterStatus | None, *, filtered: bool
+) -> list[Row]:
+    """The rows with a line before those of each node."""
+    heads = groups(status)
+    if not heads:
+        return list(found)
+    by_node: dict[str, list[Row]] = {}
+    for row in found:
+        head = heads[row.item.node]
+        rows = by_node.setdefault(head.node, [head])
+        if filtered or not head.lost:
+            rows.append(row)
+    return [row for rows in by_node.values() for row in rows]
+
+
+def note(row: Row) -> tuple[str, Span] | None:
+    if isinstance(row, InstanceRow):
+        return _note_of_instance(row)
+    return "id", Span(node_line(row), Tone.BAD if row.lost else Tone.STRONG)
+
+
+def node_line(row: NodeRow) -> str:
+    """`10.0.0.12: 4 instances, 1 draining  freeness 1930  run 45 wait 3  kv 55%`, or `! 10.0.0.13
+    lost: i-4 i-5`."""
+    count = f"{len(row.items)} instance{'s' if len(row.items) > 1 else ''}"
+    if row.lost:
+        names = " ".join(item.id for item in row.items)
+        return printable(f"! {row.node} lost with {count}: {names}")
+    facts = [count, *_others(row.items)]
+    name = row.node or "no machine yet"
+    steps = [
+        i.freeness_steps for i in row.items if status_words.state_word(i) == InstanceState.ACTIVE
+    ]
+    known = [each for each in steps if each is not None]
+    loads = (
+        f"freeness {drawing.number(sum(known) if known else None)}",
+        f"run {sum(item.num_running_reqs or 0 for item in row.items)}"
+        f" wait {sum(item.num_waiting_reqs or 0 for item in row.items)}",
+        f"kv {kv_percent(row.items)}",
+    )
+    return printable("  ".join((f"{name}: {', '.join(facts)}", *(loads if row.node else ()))))
+
+
+def _others(items: Sequence[InstanceStatus]) -> list[str]:
+    """`1 draining`, `2 cordoned`: for each state but active, and whatever else keeps new requests
+    away."""
+    counts = Counter(status_words.state_word(item) for item in items)
+    order = [*InstanceState, *sorted(counts.keys() - set(InstanceState))]
+    return [f"{counts[word]} {word}" for word in order if counts[word] and word != "active"]
+
+
+def _is_lost(items: Sequence[InstanceStatus]) -> bool:
+    """As the controller says of a node (`node_lost`): of one with a single instance nobody
+    knows."""
+    gone = all(item.pid is None and item.state in _GONE for item in items)
+    return len(items) > 1 and bool(items[0].node) and gone

@@ -9,7 +9,7 @@ from controller.api.text.alarms import Alarm
 from tui.actions import NOTHING, Place, Target
 from tui.console import Console, console_of
 from tui.drawing import Line
-from tui.panes import alarm_line, header, replay_bar
+from tui.panes import header
 from tui.screens.sorting import SortScreen
 from tui.widgets import Bottom, Lines, TableView
 
@@ -150,12 +150,12 @@ class PaintedScreen(Screen[None]):
         top.styles.height = header_lines + bool(alarms) + len(notes)
         live, count = app.liveness(), max(1, header_lines)
         if live.replay is not None:
-            lines = [replay_bar.line(live.replay, live, width, app.glyphs)]
+            lines = [header.replay_line(live.replay, live, width, app.glyphs)]
             lines += [header.vitals(app.shown.status, live, width)] * (count > 1)
         else:
             lines = header.lines(app.shown, live, width, count, app.glyphs, alarm=bool(alarms))
         if alarms:
-            lines.append(alarm_line.line(alarms, width, app.glyphs))
+            lines.append(header.alarm_line(alarms, width, app.glyphs))
         lines += notes
         top.show(lines, bar=app.is_barred)
         self.query_one(Bottom).say(app.bottom_line(*self.PLACES))

@@ -11,23 +11,12 @@ from controller.api.text.alarms import Alarm
 from tui.actions import Place, Target, bindings
 from tui.console import Console
 from tui.drawing import Line, Span, Tone
-from tui.panes import (
-    event_list,
-    instances,
-    migrations,
-    move_matrix,
-    nodes,
-    queue_heads,
-    scaling_line,
-)
-from tui.panes.event_list import EventRow
-from tui.panes.instances import SORTS, InstanceRow
+from tui.panes import events, header, instances, migrations, requests
+from tui.panes.events import EventRow
+from tui.panes.instances import SORTS, InstanceRow, Row, level_names
 from tui.panes.layout import Arrangement, Box, Pane, arrange
-from tui.panes.levels import level_names
 from tui.panes.migrations import MigrationRow
-from tui.panes.names import names
-from tui.panes.nodes import Row
-from tui.panes.queue_heads import HeadRow
+from tui.panes.requests import HeadRow, names
 from tui.panes.view import View
 from tui.screens.base import PaintedScreen
 from tui.screens.ready import can_draw
@@ -65,8 +54,8 @@ class DashboardScreen(PaintedScreen):
             instances.columns((), 0),
             glyphs,
             id=Pane.INSTANCES,
-            note_of=nodes.note,
-            is_heading=nodes.is_heading,
+            note_of=instances.note,
+            is_heading=instances.is_heading,
             empty="no instances yet",
         )
         with Horizontal(id="lower"):
@@ -75,12 +64,12 @@ class DashboardScreen(PaintedScreen):
                     migrations.COLUMNS, glyphs, id=Pane.MIGRATIONS, empty="nothing moves"
                 )
                 yield TableView[HeadRow](
-                    queue_heads.COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
+                    requests.HEAD_COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
                 )
             with Vertical(id="right"):
                 yield Lines(id="matrix")
                 yield TableView[EventRow](
-                    event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="nothing notable yet"
+                    events.COLUMNS, glyphs, id=Pane.EVENTS, empty="nothing notable yet"
                 )
         yield Bottom()
 
@@ -111,7 +100,7 @@ class DashboardScreen(PaintedScreen):
         arrangement = arrange(
             self.size.width,
             self.size.height,
-            num_instances=nodes.num_lines(app.shown.status),
+            num_instances=instances.num_lines(app.shown.status),
             held=app.shown.status is not None and app.shown.status.held is not None,
             alarm=bool(alarms),
             scaling=bool(self._scaling()),
@@ -120,13 +109,13 @@ class DashboardScreen(PaintedScreen):
             expanded=view.expanded,
             focused=view.focused,
             empty=_empty(app.shown, found),
-            matrix_lines=move_matrix.num_lines(app.shown),
+            matrix_lines=migrations.num_matrix_lines(app.shown),
             replay=app.replay is not None,
         )
         self._place(arrangement)
         if (box := arrangement.matrix) is not None:
             self.query_one("#matrix", Lines).show(
-                move_matrix.lines(app.shown, box.width, box.height, app.glyphs)
+                migrations.matrix_lines(app.shown, box.width, box.height, app.glyphs)
             )
         self._paint_frame(arrangement, alarms)
         for pane, (rows, num, num_all) in found.items():
@@ -151,7 +140,7 @@ class DashboardScreen(PaintedScreen):
     def _scaling(self) -> Line:
         app = self.console
         now_s = app.shown.controller_time_s(app.source.now_s()) or 0.0
-        return scaling_line.line(app.shown.status, now_s, self.size.width, app.glyphs)
+        return header.scaling_line(app.shown.status, now_s, self.size.width, app.glyphs)
 
     def _rows(self, app: Console, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
         named = names(app.shown, app.glyphs.ellipsis, routine=self._all_events())
@@ -162,8 +151,8 @@ class DashboardScreen(PaintedScreen):
                 descending=self.view.descending,
             ),
             Pane.MIGRATIONS: migrations.rows(app.shown, named),
-            Pane.QUEUE: queue_heads.rows(app.shown, named),
-            Pane.EVENTS: event_list.rows(
+            Pane.QUEUE: requests.head_rows(app.shown, named),
+            Pane.EVENTS: events.rows(
                 app.shown, app.options.zone, named, routine=self._all_events()
             ),
         }
@@ -177,7 +166,7 @@ class DashboardScreen(PaintedScreen):
 
     def _grouped(self, rows: list[InstanceRow]) -> list[Row]:
         filtered = bool(self.view.filters.get(Pane.INSTANCES))
-        return nodes.grouped(rows, self.console.shown.status, filtered=filtered)
+        return instances.grouped(rows, self.console.shown.status, filtered=filtered)
 
     def _all_events(self) -> bool:
         """Routine events are lines too where the operator asks for details, or for some word."""
@@ -186,7 +175,7 @@ class DashboardScreen(PaintedScreen):
     def _rates(self, box: Box | None) -> list[Line]:
         if box is None or self._all_events() or box.height < 4:
             return []
-        return event_list.rates(self.console.shown, box.width, 2 if box.height > 7 else 1)
+        return events.rates(self.console.shown, box.width, 2 if box.height > 7 else 1)
 
     def _passing(self, pane: Pane, rows: list[Any]) -> list[Any]:
         if not (wanted := self.view.filters.get(pane)):
@@ -199,7 +188,7 @@ class DashboardScreen(PaintedScreen):
         if view.focused not in boxes:
             view.focused = next(iter(boxes))
         self.table(Pane.EVENTS).set_columns(
-            event_list.EXPANDED_COLUMNS if view.expanded else event_list.COLUMNS
+            events.EXPANDED_COLUMNS if view.expanded else events.COLUMNS
         )
         status = self.console.shown.status
         levels = level_names(status) if status else ()

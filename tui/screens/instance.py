@@ -1,51 +1,26 @@
 """One instance: its status, its requests, its history."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import tzinfo
 from typing import ClassVar
 
 from textual.app import ComposeResult
 
-from controller.api.text.quantities import printable, time_of_day
-from tui.actions import NOTHING, Target
-from tui.drawing import Column, Line, Span, Tone
-from tui.panes import event_list, instances, log_lines, request_list
+from controller.api.text.quantities import printable
+from tui.actions import Target
+from tui.drawing import Line, Span, Tone
+from tui.panes import events, requests
+from tui.panes.events import HISTORY_COLUMNS, HistoryRow, LogRow, history_rows
 from tui.panes.facts import facts
-from tui.panes.log_lines import LogRow
-from tui.panes.request_list import RequestRow
+from tui.panes.requests import RequestRow
 from tui.screens.ready import can_draw
 from tui.screens.requests import RequestsScreen
-from tui.state import Change, DashboardState
+from tui.state import DashboardState
 from tui.widgets import Bottom, Lines, TableView
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryRow:
-    """A change of state, or an event of the instance itself (not of its requests)."""
-
-    id: str
-    time_s: float
-    what: Span
-    detail: str
-    zone: tzinfo | None
-    target: Target = NOTHING
-
-    @property
-    def text(self) -> str:
-        return f"{self.what.text} {self.detail}"
-
-
-HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
-    Column("time", "TIME", 8, lambda row, _: Span(time_of_day(row.time_s, row.zone), Tone.DIM)),
-    Column("what", "WHAT", 18, lambda row, _: row.what),
-    Column("detail", "DETAIL", 10, lambda row, _: Span(row.detail), max_width=400),
-)
 
 
 class InstanceScreen(RequestsScreen):
     SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {
-        "requests": request_list.SORTS,
+        "requests": requests.SORTS,
         "history": {"time": True},
         "log": {"time": False},
     }
@@ -67,9 +42,9 @@ class InstanceScreen(RequestsScreen):
         glyphs = self.console.glyphs
         yield Lines(id="header")
         yield Lines(id="facts")
-        yield TableView[RequestRow](request_list.COLUMNS, glyphs, id="requests", empty="none")
+        yield TableView[RequestRow](requests.COLUMNS, glyphs, id="requests", empty="none")
         yield TableView[HistoryRow](HISTORY_COLUMNS, glyphs, id="history", empty="none")
-        yield TableView[LogRow](log_lines.COLUMNS, glyphs, id="log", empty="nothing yet")
+        yield TableView[LogRow](events.LOG_COLUMNS, glyphs, id="log", empty="nothing yet")
         yield Bottom()
 
     def on_mount(self) -> None:
@@ -145,7 +120,7 @@ class InstanceScreen(RequestsScreen):
 
     def _fill_log(self, state: DashboardState) -> None:
         """The newest line comes last, and is in view until the operator goes elsewhere."""
-        lines = log_lines.rows(state, self.instance_id)
+        lines = events.log_rows(state, self.instance_id)
         newest_first = self.choices["log"].descending
         self.fill(
             "log",
@@ -172,34 +147,3 @@ class InstanceScreen(RequestsScreen):
     def ask_more(self) -> None:
         if self.table("log").display:
             self._no_log = not self.console.source.ask_log(self.instance_id)
-
-
-def _words(change: Change) -> tuple[str, ...]:
-    """The first status tells what is, not since when."""
-    before = "already so when this view began" if change.was_so else ""
-    return f"incarnation {change.incarnation}", before, change.detail
-
-
-def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:
-    """Newest first."""
-    history = state.histories.get(instance_id)
-    found = [
-        HistoryRow(
-            f"change-{change.time_s}",
-            change.time_s,
-            Span(str(change.state), instances.state_tone(change.state))
-            if change.state
-            else Span("gone", Tone.BAD),
-            printable("  ".join(filter(None, _words(change)))),
-            zone,
-        )
-        for change in (history.changes if history else ())
-    ]
-    for entry in state.rare:
-        event = entry.event
-        if event is None or event.instance_id != instance_id or event.request_id:
-            continue
-        words = f"{event_list.what(event)}  {event_list.figures(event)}"
-        what = Span(f"* {event_list.word(event)}", event_list.tone(event))
-        found.append(HistoryRow(f"event-{entry.seq}", entry.time_s, what, words.strip(), zone))
-    return sorted(found, key=lambda row: row.time_s, reverse=True)

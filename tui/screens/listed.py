@@ -3,10 +3,9 @@ answer, and 2,000 rows each time were a third of a core."""
 
 from collections.abc import Sequence
 
-from tui.panes import request_list
+from tui.panes import requests
 from tui.panes.instances import matches
-from tui.panes.names import names
-from tui.panes.request_list import RequestRow
+from tui.panes.requests import RequestRow, names
 from tui.screens.detail import Choice
 from tui.state import DashboardState, RequestsArrived
 
@@ -31,13 +30,13 @@ class Listed:
         """`state` says which other requests the screens name."""
         if answer is not self._answer:
             self._answer, self._chosen_by = answer, None
-            self._rows = request_list.rows(answer.found, names(state, ellipsis, routine=False))
+            self._rows = requests.rows(answer.found, names(state, ellipsis, routine=False))
 
     def chosen(self, choice: Choice) -> Sequence[RequestRow]:
         """What passes the filter, in order; the same object until something about it changes."""
         by = (choice.sort, choice.descending, choice.wanted)
         if by != self._chosen_by:
-            rows = request_list.ordered(self._rows, choice.sort, descending=choice.descending)
+            rows = requests.ordered(self._rows, choice.sort, descending=choice.descending)
             if choice.wanted:
                 rows = [row for row in rows if matches(row.text, choice.wanted)]
             self._chosen, self._chosen_by = rows, by

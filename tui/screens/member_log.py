@@ -8,8 +8,8 @@ from textual.app import ComposeResult
 from controller.api.text.quantities import printable
 from tui.actions import Target
 from tui.drawing import Line, Span, Tone
-from tui.panes import log_lines
-from tui.panes.log_lines import LogRow
+from tui.panes import events
+from tui.panes.events import LogRow
 from tui.screens.detail import DetailScreen
 from tui.screens.ready import can_draw
 from tui.widgets import Bottom, Lines, TableView
@@ -29,7 +29,7 @@ class MemberLogScreen(DetailScreen):
     def compose(self) -> ComposeResult:
         yield Lines(id="header")
         yield TableView[LogRow](
-            log_lines.COLUMNS, self.console.glyphs, id="log", empty="nothing yet"
+            events.LOG_COLUMNS, self.console.glyphs, id="log", empty="nothing yet"
         )
         yield Bottom()
 
@@ -42,7 +42,7 @@ class MemberLogScreen(DetailScreen):
             return
         self._ask()
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
-        lines = log_lines.rows(self.console.shown, self.member_id)
+        lines = events.log_rows(self.console.shown, self.member_id)
         newest_first = self.choices["log"].descending
         self.table("log").styles.height = "1fr"
         self.fill(

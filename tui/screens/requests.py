@@ -9,8 +9,8 @@ from controller.api.text.quantities import printable
 from controller.api.wire.requests import RequestList
 from tui.actions import Target
 from tui.drawing import Line, Span, Tone
-from tui.panes import request_list
-from tui.panes.request_list import RequestRow
+from tui.panes import requests
+from tui.panes.requests import RequestRow
 from tui.screens.detail import DetailScreen
 from tui.screens.listed import Listed
 from tui.screens.ready import can_draw
@@ -21,7 +21,7 @@ from tui.widgets import Bottom, Lines, TableView
 class RequestsScreen(DetailScreen):
     """`instance_id`: of this instance alone; empty: of all."""
 
-    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {"requests": request_list.SORTS}
+    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {"requests": requests.SORTS}
 
     def __init__(self, instance_id: str = "") -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class RequestsScreen(DetailScreen):
     def compose(self) -> ComposeResult:
         yield Lines(id="header")
         yield TableView[RequestRow](
-            request_list.COLUMNS, self.console.glyphs, id="requests", empty="none"
+            requests.COLUMNS, self.console.glyphs, id="requests", empty="none"
         )
         yield Bottom()
 

@@ -12,7 +12,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses, settle
 from tui.drawing import ASCII, Line, Tone
-from tui.panes import scaling_line
+from tui.panes import header
 from tui.screens.choose import ChooseScreen
 
 LAST = AutoscaleCheck(
@@ -94,7 +94,7 @@ async def test_the_main_screen_has_its_state_target_and_last_decision() -> None:
 )
 def test_what_it_cannot_do_stands_out(found: AutoscaleStatus, tone: Tone, words: str) -> None:
     status = status_with(found).status
-    line = scaling_line.line(status, synthetic.START_S, 40, ASCII)
+    line = header.scaling_line(status, synthetic.START_S, 40, ASCII)
     assert [span.tone for span in line] == [tone]
     assert text_of(line).startswith(words)
     assert len(text_of(line)) <= 40

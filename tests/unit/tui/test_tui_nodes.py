@@ -6,7 +6,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
 from tui.app import Dashboard
 from tui.drawing import UNICODE
-from tui.panes import instances, nodes
+from tui.panes import instances
 from tui.panes.layout import Pane
 from tui.screens.dashboard import DashboardScreen
 from tui.state import Arrived, DashboardState, reduce
@@ -25,9 +25,11 @@ def state_of(*found: InstanceStatus) -> DashboardState:
 def lines(*found: InstanceStatus, filtered: bool = False) -> list[str]:
     state = state_of(*found)
     rows = instances.ordered(instances.rows(state, UNICODE), "freeness", descending=False)
-    shown = nodes.grouped(rows, state.status, filtered=filtered)
-    assert filtered or len(shown) == nodes.num_lines(state.status)
-    return [nodes.words(row) if isinstance(row, nodes.NodeRow) else row.id for row in shown]
+    shown = instances.grouped(rows, state.status, filtered=filtered)
+    assert filtered or len(shown) == instances.num_lines(state.status)
+    return [
+        instances.node_line(row) if isinstance(row, instances.NodeRow) else row.id for row in shown
+    ]
 
 
 def test_on_one_node_nothing_is_grouped() -> None:
@@ -90,7 +92,7 @@ async def test_the_cursor_passes_the_lines_of_nodes() -> None:
         source.feed(synthetic.on_four_nodes(1))
         await settle(app, pilot)
         found = table(app)
-        rows = [item.id for item in found.items if not nodes.is_heading(item)]
+        rows = [item.id for item in found.items if not instances.is_heading(item)]
         assert len(rows) < len(found.items)
         assert found.cursor_id == rows[0]
         seen = [found.cursor_id]
@@ -102,8 +104,10 @@ async def test_the_cursor_passes_the_lines_of_nodes() -> None:
             await pilot.press("k")
             assert found.cursor_id == row
         first_line = found.items[0]
-        assert isinstance(first_line, nodes.NodeRow)
-        assert nodes.words(first_line)[:12] in await drawn(pilot), "its node is in view again"
+        assert isinstance(first_line, instances.NodeRow)
+        assert instances.node_line(first_line)[:12] in await drawn(pilot), (
+            "its node is in view again"
+        )
         await pilot.press("G")
         assert found.cursor_id == rows[-1]
         assert found.position.endswith(f"-{len(rows)} of {len(rows)}")

@@ -18,7 +18,7 @@ from tui import moments
 from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import ASCII, UNICODE, Glyphs
-from tui.panes import replay_bar
+from tui.panes import header
 from tui.panes.header import Liveness
 from tui.replay import Progress, ReplaySource, typed_moment_s
 from tui.screens.dashboard import DashboardScreen
@@ -318,7 +318,7 @@ def test_a_time_of_day_after_midnight() -> None:
 def test_the_bar_shows_where_trouble_is(glyphs: Glyphs) -> None:
     progress = Progress(50.0, 100.0, "paused", troubles_s=(10.0, 90.0, 100.0))
     live = Liveness(DashboardState(), 0.0, 1.0, "prod-a", (), UTC, progress)
-    text = "".join(span.text for span in replay_bar.line(progress, live, 100, glyphs))
+    text = "".join(span.text for span in header.replay_line(progress, live, 100, glyphs))
     assert text.startswith(" REPLAY  prod-a  50s of 1m40s  paused  [")
     track = text[text.index("[") + 1 : text.index("]")]
     places = [track.index("!") / len(track), track.rindex("!") / len(track)]
@@ -326,7 +326,7 @@ def test_the_bar_shows_where_trouble_is(glyphs: Glyphs) -> None:
     assert track.index("O" if glyphs is ASCII else "●") == len(track) // 2
     assert cell_len(text) == 100
     for width in (1, 20, 40, 60, 79):
-        line = replay_bar.line(progress, live, width, glyphs)
+        line = header.replay_line(progress, live, width, glyphs)
         assert line[0].text == " REPLAY"
 
 

@@ -13,20 +13,12 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tui import actions, drawing
 from tui.actions import Place, Target
 from tui.drawing import ASCII, UNICODE, Line, Span, Tone, width_of
-from tui.panes import (
-    alarm_line,
-    event_list,
-    header,
-    instances,
-    migrations,
-    move_matrix,
-    queue_heads,
-)
+from tui.panes import events, header, instances, migrations, requests
 from tui.panes.facts import facts
 from tui.panes.header import Liveness
 from tui.panes.instances import InstanceRow
 from tui.panes.layout import Pane, arrange
-from tui.panes.names import Names, names
+from tui.panes.requests import Names, names
 from tui.state import Arrived, DashboardState, Entry, Lost, reduce
 from tui.widgets import key_line
 
@@ -308,12 +300,12 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
         synthetic.instance("i-2"),
         synthetic.instance("i-3", num_free_blocks=14, queue_head=head(3.2, evicted=True)),
     )
-    found = queue_heads.rows(state, names(state, "…"))
+    found = requests.head_rows(state, names(state, "…"))
     assert [row.id for row in found] == ["i-3", "i-1"]
-    placed = drawing.place(queue_heads.COLUMNS, 90)
+    placed = drawing.place(requests.HEAD_COLUMNS, 90)
     shown = [span.text.strip() for _, span in drawing.cells(placed, found[0], UNICODE)]
     assert shown == ["i-3", "r8c10", "high", "3.2s", "118", "4", "fragmented (evicted)"]
-    narrow = drawing.place(queue_heads.COLUMNS, 58)
+    narrow = drawing.place(requests.HEAD_COLUMNS, 58)
     assert [span.text.strip() for _, span in drawing.cells(narrow, found[0], UNICODE)][-1] == (
         "fragmented"
     )
@@ -327,12 +319,12 @@ def held_state() -> DashboardState:
 
 def test_the_queue_at_the_controller_stands_first() -> None:
     state = held_state()
-    row, *others = queue_heads.rows(state, names(state, "…"))
+    row, *others = requests.head_rows(state, names(state, "…"))
     assert (row.id, row.target, others) == ("held", Target("", "r9001c9"), [])
     words = {
         width: [
             span.text.strip()
-            for _, span in drawing.cells(drawing.place(queue_heads.COLUMNS, width), row, UNICODE)
+            for _, span in drawing.cells(drawing.place(requests.HEAD_COLUMNS, width), row, UNICODE)
         ]
         for width in (100, 80, 64)
     }
@@ -363,9 +355,9 @@ def test_an_instance_that_is_kept_is_marked_and_says_for_whom() -> None:
 
 
 def event_cells(entry: Entry, *, expanded: bool = False) -> list[str]:
-    columns = event_list.EXPANDED_COLUMNS if expanded else event_list.COLUMNS
+    columns = events.EXPANDED_COLUMNS if expanded else events.COLUMNS
     placed = drawing.place(columns, 120)
-    row = event_list.EventRow(entry, UTC, Names([], "…"))
+    row = events.EventRow(entry, UTC, Names([], "…"))
     return [span.text.strip() for _, span in drawing.cells(placed, row, UNICODE)]
 
 
@@ -404,12 +396,12 @@ def test_an_event_short_and_expanded() -> None:
 )
 def test_events_of_members(kind: str, word: str, who: str) -> None:
     found = Event(kind=kind, time_s=1.0, cause_id="c", instance_id="i-3", frontend_id="f-0")
-    assert (event_list.word(found), event_list.who(found)) == (word, who)
+    assert (events.word(found), events.who(found)) == (word, who)
 
 
 def test_operators_are_named() -> None:
     found = Event(kind="operator", time_s=1.0, cause_id="op-1", reason="stop", actor="ana@head")
-    assert event_list.what(found) == "stop  by ana@head"
+    assert events.what(found) == "stop  by ana@head"
 
 
 def test_gaps_say_how_many() -> None:
@@ -434,9 +426,9 @@ def test_routine_events_are_lines_only_where_all_are_wanted() -> None:
     state = heard_of(
         ("dispatched", 1.0, "r1"), ("instance_died", 2.0, None), ("finished", 3.0, "r1")
     )
-    brief = event_list.rows(state, UTC, Names([], "…"), routine=False)
+    brief = events.rows(state, UTC, Names([], "…"), routine=False)
     assert [row.text.split()[0] for row in brief] == ["instance_died"]
-    assert len(event_list.rows(state, UTC, Names([], "…"), routine=True)) == 3
+    assert len(events.rows(state, UTC, Names([], "…"), routine=True)) == 3
 
 
 def test_what_happens_to_many_requests_at_once_is_one_line() -> None:
@@ -448,9 +440,9 @@ def test_what_happens_to_many_requests_at_once_is_one_line() -> None:
         ("operator", 2.1, None),
         ("operator", 2.2, None),
     )
-    found = event_list.rows(state, UTC, Names([], "…"), routine=False)
+    found = events.rows(state, UTC, Names([], "…"), routine=False)
     assert [row.count for row in found] == [3, 1, 1, 1]
-    placed = drawing.place(event_list.COLUMNS, 60)
+    placed = drawing.place(events.COLUMNS, 60)
     words = [drawing.cells(placed, row, UNICODE)[3][1].text.strip() for row in found]
     assert words[:2] == ["3 requests", "r4"]
 
@@ -463,7 +455,7 @@ def test_rates_of_routine_events_fit(width: int) -> None:
         ("evicted", 6.1, "r"),
     )
     for count in (1, 2):
-        found = [text(line) for line in event_list.rates(state, width, count)]
+        found = [text(line) for line in events.rates(state, width, count)]
         assert len(found) <= count
         assert all(len(line) <= width for line in found)
     if width > 40:
@@ -575,10 +567,10 @@ def test_the_alarm_line_names_the_worst_and_counts_the_others(width: int) -> Non
     )
     others = [synthetic.instance(f"i-{n}", ttft_p99_s=10.0 + n) for n in (9, 8, 7, 5)]
     found = state_of(*others, worst).alarms
-    shown = text(alarm_line.line(found, width, UNICODE))
+    shown = text(header.alarm_line(found, width, UNICODE))
     assert len(shown) <= width
     assert shown.startswith(" ! i-6: 61 wait")
-    assert len(alarm_line.line(found[:1], width, UNICODE)[0].text) <= width
+    assert len(header.alarm_line(found[:1], width, UNICODE)[0].text) <= width
     if width < 76:
         assert shown.endswith("+4")
     if width > 132:
@@ -774,15 +766,15 @@ def moved(*found: tuple[float, str, str]) -> DashboardState:
 
 def test_who_moves_where() -> None:
     state = moved((1.0, "i-9", "i-2"), (62.0, "i-10", "i-2"), *[(63.0, "i-2", "i-10")] * 12)
-    found = [text(line).rstrip() for line in move_matrix.lines(state, 40, 10, UNICODE)]
+    found = [text(line).rstrip() for line in migrations.matrix_lines(state, 40, 10, UNICODE)]
     assert found == [
         "─ Who moves where (13 in the last minute)",
         " FROM      >i-2 >i-10",
         " i-2               12",
         " i-10         1",
     ]
-    assert move_matrix.num_lines(state) == 2
-    assert move_matrix.num_lines(DashboardState()) == 0
+    assert migrations.num_matrix_lines(state) == 2
+    assert migrations.num_matrix_lines(DashboardState()) == 0
     assert moved((1.0, "i-0", "i-1"), (90.0, "i-0", "i-1")).ways[0].time_s == 90.0
 
 
@@ -790,8 +782,8 @@ def test_the_matrix_keeps_those_that_move_most() -> None:
     busy = moved(*[(5.0, f"i-{n}", f"i-{n + 1}") for n in range(64) for _ in range(n + 1)])
     for width in (1, 12, 40, 90, 200):
         for height in (1, 2, 5, 18):
-            assert len(move_matrix.lines(busy, width, height, ASCII)) <= max(2, height)
-    shown = [text(line) for line in move_matrix.lines(busy, 40, 5, ASCII)]
+            assert len(migrations.matrix_lines(busy, width, height, ASCII)) <= max(2, height)
+    shown = [text(line) for line in migrations.matrix_lines(busy, 40, 5, ASCII)]
     assert [line.split()[0] for line in shown[2:]] == ["i-61", "i-62", "i-63"]
     assert shown[1].split() == ["FROM", ">i-60", ">i-61", ">i-62", ">i-63", ">i-64"]
 

@@ -6,7 +6,7 @@ from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
-from tui.screens.instance import history_rows
+from tui.panes.events import history_rows
 from tui.state import MAX_EVENTS, MAX_RARE, Arrived, DashboardState, Lost, RecordingFailed, reduce
 
 

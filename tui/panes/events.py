@@ -1,18 +1,23 @@
-"""The event list: a line per event that is not routine, and a line where some were lost. Routine
-events are rates below it, and lines among the others where all are wanted."""
+"""What happened: the event list of the cluster, the history of one instance, the end of a log.
+
+The event list has a line per event that is not routine, and a line where some were lost. Routine
+events are rates below it, and lines among the others where all are wanted.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 
+from controller.api.state.log_tail import harmless
 from controller.api.text import events as event_words
 from controller.api.text.events import Severity
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.requests import Event
 from tui.actions import NOTHING, Target
 from tui.drawing import Column, Line, Span, Tone
-from tui.panes.names import Names
-from tui.state import DashboardState, Entry
+from tui.panes.instances import state_tone
+from tui.panes.requests import Names
+from tui.state import Change, DashboardState, Entry
 
 _TONES: Mapping[Severity, Tone] = {
     Severity.PLAIN: Tone.PLAIN,
@@ -98,6 +103,13 @@ _RATED = (
 )
 
 
+_RATE_WORDS = {
+    "migration_failed": "moves failed",
+    "not_moved": "not moved",
+    "room_not_made": "no room",
+}
+
+
 def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
     """`+23 dispatched/s  +22 finished/s`: routine events of each kind, in as many lines as said."""
     found = state.rates()
@@ -112,13 +124,6 @@ def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
         elif len(lines) < max_lines and len(words) < width:
             lines.append(words[1:])
     return [(Span(text, Tone.DIM),) for text in lines]
-
-
-_RATE_WORDS = {
-    "migration_failed": "moves failed",
-    "not_moved": "not moved",
-    "room_not_made": "no room",
-}
 
 
 def word(event: Event) -> str:
@@ -207,3 +212,92 @@ EXPANDED_COLUMNS: tuple[Column[EventRow], ...] = (
     Column("what", "WHAT", 24, _what, max_width=30),
     Column("figures", "FIGURES", 20, _figures, drop=2, max_width=400),
 )
+
+
+# The history of one instance
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """A change of state, or an event of the instance itself (not of its requests)."""
+
+    id: str
+    time_s: float
+    what: Span
+    detail: str
+    zone: tzinfo | None
+    target: Target = NOTHING
+
+    @property
+    def text(self) -> str:
+        return f"{self.what.text} {self.detail}"
+
+
+HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
+    Column("time", "TIME", 8, lambda row, _: Span(time_of_day(row.time_s, row.zone), Tone.DIM)),
+    Column("what", "WHAT", 18, lambda row, _: row.what),
+    Column("detail", "DETAIL", 10, lambda row, _: Span(row.detail), max_width=400),
+)
+
+
+def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:
+    """Newest first."""
+    history = state.histories.get(instance_id)
+    found = [
+        HistoryRow(
+            f"change-{change.time_s}",
+            change.time_s,
+            Span(str(change.state), state_tone(change.state))
+            if change.state
+            else Span("gone", Tone.BAD),
+            printable("  ".join(filter(None, _change(change)))),
+            zone,
+        )
+        for change in (history.changes if history else ())
+    ]
+    for entry in state.rare:
+        event = entry.event
+        if event is None or event.instance_id != instance_id or event.request_id:
+            continue
+        words = f"{what(event)}  {figures(event)}"
+        kind = Span(f"* {word(event)}", tone(event))
+        found.append(HistoryRow(f"event-{entry.seq}", entry.time_s, kind, words.strip(), zone))
+    return sorted(found, key=lambda row: row.time_s, reverse=True)
+
+
+def _change(change: Change) -> tuple[str, ...]:
+    """The first status tells what is, not since when."""
+    before = "already so when this view began" if change.was_so else ""
+    return f"incarnation {change.incarnation}", before, change.detail
+
+
+# The last lines of a log, harmless on a terminal
+
+_TROUBLE = (" ERROR ", " CRITICAL ", "Traceback ", "Error: ")
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    id: str
+    text: str
+    target: Target = NOTHING
+
+
+def log_rows(state: DashboardState, member_id: str) -> list[LogRow]:
+    """As they were written, the newest last. A tab would shift what stands behind it."""
+    answer = state.log
+    if answer is None or answer.member_id != member_id or answer.found is None:
+        return []
+    return [
+        LogRow(str(place), harmless(line).replace("\t", "    "))
+        for place, line in enumerate(answer.found.lines)
+    ]
+
+
+def _line(row: LogRow, _: int) -> Span:
+    if any(word in row.text for word in _TROUBLE):
+        return Span(row.text, Tone.BAD)
+    return Span(row.text, Tone.WARN if " WARNING " in row.text else Tone.PLAIN)
+
+
+LOG_COLUMNS: tuple[Column[LogRow], ...] = (Column("line", "LINE", 20, _line, max_width=1000),)
