@@ -34,10 +34,9 @@ from tui.live import Caller
 from tui.outbox import TONES, Call, Phase, SessionOrders, told
 from tui.own_commands import OwnCommand, Program, Run, filled, in_terminal, values
 from tui.screens.base import PaintedScreen
-from tui.screens.choose import ChooseScreen
-from tui.screens.confirm import ConfirmScreen
-from tui.screens.edit import EditScreen
-from tui.screens.output import OutputScreen
+from tui.screens.dialogs import ChooseScreen, ConfirmScreen
+from tui.screens.lists import OutputScreen
+from tui.screens.tuning import EditScreen
 from tui.state import DashboardState
 from tui.themes import THEMES
 from tui.typed_commands import Command, Known, Typing, parse

@@ -50,15 +50,11 @@ from tui.outbox import Call, Phase, Then, under_way
 from tui.own_commands import OWN, own_actions
 from tui.panes.header import Liveness, recording_badge
 from tui.replay import Replaying, ReplaySource
-from tui.screens.base import PaintedScreen
+from tui.screens.base import Dialog, PaintedScreen
 from tui.screens.dashboard import DashboardScreen
-from tui.screens.dialog import Dialog
-from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
-from tui.screens.log import LogScreen
-from tui.screens.member_log import MemberLogScreen
-from tui.screens.request import RequestScreen
-from tui.screens.requests import RequestsScreen
+from tui.screens.lists import HelpScreen, LogScreen, MemberLogScreen
+from tui.screens.requests import RequestScreen, RequestsScreen
 from tui.screens.tuning import TuningScreen
 from tui.state import DashboardState, reduce
 from tui.themes import THEMES

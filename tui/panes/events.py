@@ -294,6 +294,16 @@ def log_rows(state: DashboardState, member_id: str) -> list[LogRow]:
     ]
 
 
+def log_trouble(state: DashboardState, member_id: str, *, has_logs: bool) -> Line:
+    """Why there are no lines; nothing if there may be some. `has_logs`: a recording has none."""
+    answer = state.log
+    if not has_logs:
+        return (Span("  a recording has no logs", Tone.DIM),)
+    if answer is None or answer.member_id != member_id:
+        return (Span("  asking ...", Tone.DIM),)
+    return (Span(f"  {printable(answer.reason)}", Tone.BAD),) if answer.reason else ()
+
+
 def _line(row: LogRow, _: int) -> Span:
     if any(word in row.text for word in _TROUBLE):
         return Span(row.text, Tone.BAD)

@@ -1,1 +1,1 @@
-"""The screens: the dashboard, one instance, help."""
+"""The screens: the main one, an instance, requests, tuning, lists; and their dialogs."""

@@ -1,6 +1,8 @@
-"""The main screen: instances, migrations, queue heads, events."""
+"""The main screen: instances, migrations, queue heads, events; and where these panes go."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from textual.app import ComposeResult
@@ -13,15 +15,153 @@ from tui.console import Console
 from tui.drawing import Line, Span, Tone
 from tui.panes import events, header, instances, migrations, requests
 from tui.panes.events import EventRow
-from tui.panes.instances import SORTS, InstanceRow, Row, level_names
-from tui.panes.layout import Arrangement, Box, Pane, arrange
+from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row, level_names
 from tui.panes.migrations import MigrationRow
 from tui.panes.requests import HeadRow, names
-from tui.panes.view import View
-from tui.screens.base import PaintedScreen
-from tui.screens.ready import can_draw
+from tui.screens.base import WIDE, PaintedScreen, can_draw
 from tui.state import DashboardState
 from tui.widgets import Bottom, Lines, TableView
+
+TALL = 10
+"""Below this many lines there is one pane only."""
+MIN_FOR_ALARM = 6
+MIN_LOWER = 5
+EMPTY, EMPTY_WIDTH = 3, 28
+"""The room of an empty pane: its title, its heads and a line that says so."""
+MIN_BESIDE_MATRIX = 12
+"""Lines that events keep below the matrix of moves."""
+
+
+class Pane(StrEnum):
+    """What the main screen shows, by the ids of the tables."""
+
+    INSTANCES = "instances"
+    MIGRATIONS = "migrations"
+    QUEUE = "queue"
+    EVENTS = "events"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """`gap`: empty columns on its left."""
+
+    width: int
+    height: int
+    gap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What is visible; panes that are not in `boxes` are hidden. Side by side, moves are above
+    queue heads, and on the right of both are events, below the matrix of moves if there is one."""
+
+    header_lines: int
+    alarm_lines: int
+    scaling_lines: int
+    boxes: dict[Pane, Box]
+    tabs: bool
+    """The lower panes share one place."""
+    matrix: Box | None = None
+
+
+def arrange(
+    width: int,
+    height: int,
+    *,
+    num_instances: int,
+    held: bool = False,
+    alarm: bool = False,
+    scaling: bool = False,
+    tab: Pane,
+    zoomed: Pane | None = None,
+    expanded: bool = False,
+    focused: Pane = Pane.INSTANCES,
+    empty: Collection[Pane] = (),
+    matrix_lines: int = 0,
+    replay: bool = False,
+) -> Arrangement:
+    """Where the panes go: pure, for any size of terminal.
+
+    `held`: whether there is a queue at the controller. `tab`: the lower pane that shows where
+    there is room for one. `scaling`: whether auto-scaling has a line. `expanded`: events take the
+    whole width below and half of the height. `empty` panes leave their room to the others.
+    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only.
+    `replay`: its bar takes a line of the header at any width.
+    """
+    wide = width >= WIDE
+    header_lines = 2 if (wide or replay) and height >= TALL else min(1, max(0, height - 2))
+    alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
+    scaling_lines = int(scaling and height >= TALL)
+    lines = (header_lines, alarm_lines, scaling_lines)
+    room = max(1, height - sum(lines) - 1)
+    if zoomed is None and height < TALL:
+        zoomed = focused
+    if zoomed is not None:
+        return Arrangement(*lines, {zoomed: Box(width, room)}, tabs=not wide)
+    side_by_side = wide and not expanded
+    least_lower = EMPTY if not side_by_side and tab in empty else max(MIN_LOWER, room * 3 // 10)
+    most_upper = room // 2 if expanded else room - least_lower
+    upper = max(3, min(num_instances + 2, most_upper))
+    boxes = {Pane.INSTANCES: Box(width, upper)}
+    lower = room - upper
+    if not side_by_side:
+        boxes[Pane.EVENTS if expanded else tab] = Box(width, lower)
+        return Arrangement(*lines, boxes, tabs=True)
+    idle = {Pane.MIGRATIONS, Pane.QUEUE} & set(empty)
+    left = EMPTY_WIDTH if len(idle) == 2 else width // 2 + 4
+    above = lower // 2
+    # At most a queue head for each instance, and the controller's.
+    above = max(above, lower - max(1, num_instances + held) - 2)
+    if len(idle) == 1 and lower > 2 * EMPTY:
+        above = EMPTY if Pane.MIGRATIONS in idle else lower - EMPTY
+    matrix = None
+    if 0 < matrix_lines <= lower - MIN_BESIDE_MATRIX:
+        matrix = Box(width - left - 1, matrix_lines, gap=1)
+    boxes |= {
+        Pane.MIGRATIONS: Box(left, above),
+        Pane.QUEUE: Box(left, lower - above),
+        Pane.EVENTS: Box(width - left - 1, lower - (matrix.height if matrix else 0), gap=1),
+    }
+    return Arrangement(*lines, boxes, tabs=False, matrix=matrix)
+
+
+@dataclass
+class View:
+    """What the operator chose to see; data does not change it."""
+
+    sort: str = "freeness"
+    descending: bool = False
+    filters: dict[Pane, str] = field(default_factory=dict)
+    focused: Pane = Pane.INSTANCES
+    tab: Pane = Pane.QUEUE
+    """The lower pane that shows where there is room for one."""
+    zoomed: Pane | None = None
+    expanded: bool = False
+    """Whether events show causes and figures, in the whole width."""
+    follow: bool = True
+    """The newest event stays in view."""
+
+    def sort_by(self, column: str) -> None:
+        """In the direction that puts what an operator looks for first; again: reversed."""
+        again = column == self.sort
+        self.descending = not self.descending if again else ORDERS[column]
+        self.sort = column
+
+    def go_to(self, pane: Pane) -> None:
+        self.focused = pane
+        if pane is not Pane.INSTANCES:
+            self.tab = pane
+            self.expanded = self.expanded and pane is Pane.EVENTS
+        if self.zoomed is not None:
+            self.zoomed = pane
+
+    def back(self) -> None:
+        """Goes one step: out of the zoom, then to the instances."""
+        if self.zoomed is not None:
+            self.zoomed = None
+        else:
+            self.focused = Pane.INSTANCES
+
 
 _TITLES = {
     Pane.INSTANCES: "Instances",

@@ -5,14 +5,12 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 
-from controller.api.text.quantities import printable
 from tui.actions import Target
-from tui.drawing import Line, Span, Tone
 from tui.panes import events, requests
 from tui.panes.events import HISTORY_COLUMNS, HistoryRow, LogRow, history_rows
 from tui.panes.facts import facts
 from tui.panes.requests import RequestRow
-from tui.screens.ready import can_draw
+from tui.screens.base import can_draw
 from tui.screens.requests import RequestsScreen
 from tui.state import DashboardState
 from tui.widgets import Bottom, Lines, TableView
@@ -62,7 +60,7 @@ class InstanceScreen(RequestsScreen):
         app = self.console
         self._place()
         self.ask_requests()
-        self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
+        self.paint_top()
         lines = facts(
             app.shown, self.instance_id, self.size.width, app.glyphs, self._request_shown()
         )
@@ -126,18 +124,9 @@ class InstanceScreen(RequestsScreen):
             "log",
             lines[::-1] if newest_first else lines,
             self._tabs("Log"),
-            *self._of_log(),
+            *events.log_trouble(state, self.instance_id, has_logs=not self._no_log),
             follow=self._follows and not newest_first,
         )
-
-    def _of_log(self) -> Line:
-        """Why there are no lines."""
-        answer = self.console.shown.log
-        if self._no_log:
-            return (Span("  a recording has no logs", Tone.DIM),)
-        if answer is None or answer.member_id != self.instance_id:
-            return (Span("  asking ...", Tone.DIM),)
-        return (Span(f"  {printable(answer.reason)}", Tone.BAD),) if answer.reason else ()
 
     def _request_shown(self) -> str:
         """The request under the cursor, else the one whose row was opened."""

@@ -1,4 +1,4 @@
-"""The requests of the cluster, or of one instance."""
+"""The requests of the cluster or of one instance as a list, and the life of one of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -6,16 +6,52 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
-from controller.api.wire.requests import RequestList
+from controller.api.wire.requests import ENDED_STATES, Explanation, RequestList
 from tui.actions import Target
 from tui.drawing import Line, Span, Tone
-from tui.panes import requests
-from tui.panes.requests import RequestRow
-from tui.screens.detail import DetailScreen
-from tui.screens.listed import Listed
-from tui.screens.ready import can_draw
-from tui.state import DashboardState
+from tui.panes import requests, timeline
+from tui.panes.instances import matches
+from tui.panes.requests import RequestRow, names
+from tui.panes.timeline import TimelineRow
+from tui.screens.base import DetailScreen, TableChoice, can_draw
+from tui.state import DashboardState, RequestsArrived
 from tui.widgets import Bottom, Lines, TableView
+
+S_PER_REQUEST = 0.001
+"""A list is asked for again after so long for each of its requests: fetching, parsing and drawing
+one takes some 20 us."""
+
+
+class Listed:
+    """The requests of one answer as rows, made once: a screen is drawn several times before the
+    next answer, and 2,000 rows each time were a third of a core."""
+
+    def __init__(self) -> None:
+        self._answer: RequestsArrived | None = None
+        self._rows: list[RequestRow] = []
+        self._chosen: Sequence[RequestRow] = ()
+        self._chosen_by: tuple[str, bool, str] | None = None
+
+    @property
+    def every_s(self) -> float:
+        """How often such a list is asked for at most."""
+        return len(self._rows) * S_PER_REQUEST
+
+    def take(self, answer: RequestsArrived, state: DashboardState, ellipsis: str) -> None:
+        """`state` says which other requests the screens name."""
+        if answer is not self._answer:
+            self._answer, self._chosen_by = answer, None
+            self._rows = requests.rows(answer.found, names(state, ellipsis, routine=False))
+
+    def chosen(self, choice: TableChoice) -> Sequence[RequestRow]:
+        """What passes the filter, in order; the same object until something about it changes."""
+        by = (choice.sort, choice.descending, choice.wanted)
+        if by != self._chosen_by:
+            rows = requests.ordered(self._rows, choice.sort, descending=choice.descending)
+            if choice.wanted:
+                rows = [row for row in rows if matches(row.text, choice.wanted)]
+            self._chosen, self._chosen_by = rows, by
+        return self._chosen
 
 
 class RequestsScreen(DetailScreen):
@@ -48,7 +84,7 @@ class RequestsScreen(DetailScreen):
         if not can_draw(self):
             return
         self.ask_requests()
-        self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
+        self.paint_top()
         self.fill_requests(self.console.shown)
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
@@ -99,3 +135,77 @@ class RequestsScreen(DetailScreen):
             words = f"  without those of {', '.join(silent)}: no answer"
             spans.append(Span(printable(words), Tone.WARN))
         return tuple(spans)
+
+
+class RequestScreen(DetailScreen):
+    """One request: how it stands, and its life with the reasons for each decision."""
+
+    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {"timeline": timeline.SORTS}
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
+        self._known: Explanation | None = None
+        self._asked_at_s: float | None = None
+        self._impossible = False
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="header")
+        yield Lines(id="facts")
+        yield TableView[TimelineRow](
+            timeline.COLUMNS, self.console.glyphs, id="timeline", note_of=timeline.note
+        )
+        yield Bottom()
+
+    def show(self) -> None:
+        if not can_draw(self):
+            return
+        app, width = self.console, self.size.width
+        self._ask()
+        self.paint_top()
+        trouble = self._trouble()
+        lines: list[Line] = [(Span(f" {printable(self.request_id)}", Tone.STRONG),)]
+        rows: list[TimelineRow] = []
+        if (found := self._known) is not None:
+            lines = timeline.facts(found, width, app.glyphs)
+            chosen = self.choice
+            rows = timeline.ordered(
+                timeline.rows(found, width), chosen.sort, descending=chosen.descending
+            )
+        top = self.query_one("#facts", Lines)
+        top.styles.height = len(lines)
+        top.show(lines)
+        self.fill("timeline", rows, "Life", *trouble)
+
+    def target(self) -> Target:
+        """The request, and the instance that has it."""
+        instance_id = self._known.request.instance_id if self._known else None
+        return Target(instance_id or "", self.request_id)
+
+    def on_table_view_opened(self, event: TableView.Opened) -> None:
+        row = next((row for row in event.view.items if row.id == event.item_id), None)
+        if row is not None:
+            self.console.open_instance(row.target.instance_id, self.request_id)
+
+    def _ask(self) -> None:
+        """Asks as often as statuses come; of a live controller until the request has ended."""
+        app = self.console
+        now_s = app.source.now_s()
+        ended = self._known is not None and self._known.request.state in ENDED_STATES
+        ended = ended and app.liveness().replay is None  # there it may be before its end again
+        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= app.source.status_every_s
+        if self.is_current and due and not ended:
+            self._asked_at_s = now_s
+            self._impossible = not app.source.ask_explanation(self.request_id)
+
+    def _trouble(self) -> list[Span]:
+        """Why there is nothing to show, or nothing new. Takes what has come."""
+        if self._impossible:
+            return [Span("  no requests are recorded up to here", Tone.DIM)]
+        answer = self.console.shown.explanation
+        if answer is None or answer.request_id != self.request_id:
+            return [] if self._known else [Span("  asking ...", Tone.DIM)]
+        if answer.found is None:
+            return [Span(f"  {printable(answer.reason)}", Tone.BAD)]
+        self._known = answer.found
+        return []

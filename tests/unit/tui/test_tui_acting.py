@@ -19,11 +19,9 @@ from controller.api.settings.settings import ConsoleTable
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, presses, replaying, settle
-from tui.panes.layout import Pane
-from tui.screens.choose import ChooseScreen
-from tui.screens.confirm import ConfirmScreen
-from tui.screens.dashboard import DashboardScreen
-from tui.screens.log import LogScreen
+from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.dialogs import ChooseScreen, ConfirmScreen
+from tui.screens.lists import LogScreen
 
 
 @presses("drain")

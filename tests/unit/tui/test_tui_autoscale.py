@@ -13,7 +13,7 @@ from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses, settle
 from tui.drawing import ASCII, Line, Tone
 from tui.panes import header
-from tui.screens.choose import ChooseScreen
+from tui.screens.dialogs import ChooseScreen
 
 LAST = AutoscaleCheck(
     cause_id="autoscale-a-7",

@@ -19,15 +19,11 @@ from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, 
 from tui import typed_commands
 from tui.actions import ACTIONS
 from tui.own_commands import Program
-from tui.panes.layout import Pane
-from tui.screens.choose import ChooseScreen
-from tui.screens.dashboard import DashboardScreen
-from tui.screens.help import HelpScreen
+from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.dialogs import ChooseScreen
 from tui.screens.instance import InstanceScreen
-from tui.screens.member_log import MemberLogScreen
-from tui.screens.output import OutputScreen
-from tui.screens.request import RequestScreen
-from tui.screens.requests import RequestsScreen
+from tui.screens.lists import HelpScreen, MemberLogScreen, OutputScreen
+from tui.screens.requests import RequestScreen, RequestsScreen
 from tui.screens.tuning import TuningScreen
 from tui.typed_commands import Command, Known, Tabbing, TypedHistory, complete, parse
 

@@ -7,7 +7,7 @@ from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 from tui import actions
 from tui.actions import ACTIONS, KeymapError, Place
 from tui.screens.dashboard import DashboardScreen
-from tui.screens.help import HelpScreen
+from tui.screens.lists import HelpScreen
 
 
 def refusal(wanted: dict[str, str]) -> KeymapError:

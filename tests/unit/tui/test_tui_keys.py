@@ -33,11 +33,10 @@ from tui.actions import ACTIONS, TOGETHER, Place, Target
 from tui.app import Dashboard
 from tui.drawing import ASCII
 from tui.panes.instances import ORDERS
-from tui.panes.layout import Pane
-from tui.screens.dashboard import DashboardScreen
-from tui.screens.help import HelpScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.instance import InstanceScreen
-from tui.screens.request import RequestScreen
+from tui.screens.lists import HelpScreen
+from tui.screens.requests import RequestScreen
 
 
 def test_every_key_is_pressed_by_a_test() -> None:

@@ -8,10 +8,8 @@ from controller.api.wire.status import ClusterStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses
-from tui.panes.layout import Pane
-from tui.screens.choose import ChooseScreen
-from tui.screens.confirm import ConfirmScreen
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.dialogs import ChooseScreen, ConfirmScreen
 
 
 @presses("abort")

@@ -7,8 +7,7 @@ from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, set
 from tui.app import Dashboard
 from tui.drawing import UNICODE
 from tui.panes import instances
-from tui.panes.layout import Pane
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 from tui.state import Arrived, DashboardState, reduce
 from tui.widgets import TableView
 

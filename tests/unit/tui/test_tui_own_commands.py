@@ -27,9 +27,9 @@ from tui import own_commands
 from tui.actions import Target
 from tui.app import Dashboard
 from tui.own_commands import FIELDS, OwnCommand, OwnCommandError, Program, filled, values
-from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
-from tui.screens.output import OutputScreen
+from tui.screens.dialogs import ConfirmScreen
+from tui.screens.lists import OutputScreen
 from tui.widgets import TableView
 
 ECHO = shutil.which("echo") or "echo"

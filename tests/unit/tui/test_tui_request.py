@@ -16,10 +16,9 @@ from tests.unit.tui.tui_support import (
     settle,
 )
 from tui.actions import Target
-from tui.panes.layout import Pane
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.instance import InstanceScreen
-from tui.screens.request import RequestScreen
+from tui.screens.requests import RequestScreen
 from tui.state import ExplanationArrived
 
 REQUEST_ID = tui_lives.REQUEST_ID

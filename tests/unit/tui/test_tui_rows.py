@@ -17,8 +17,8 @@ from tui.panes import events, header, instances, migrations, requests
 from tui.panes.facts import facts
 from tui.panes.header import Liveness
 from tui.panes.instances import InstanceRow
-from tui.panes.layout import Pane, arrange
 from tui.panes.requests import Names, names
+from tui.screens.dashboard import Pane, arrange
 from tui.state import Arrived, DashboardState, Entry, Lost, reduce
 from tui.widgets import key_line
 

@@ -10,8 +10,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, drawn, settle
 from tui.actions import Target
 from tui.drawing import ASCII, GAP, Span, Tone
-from tui.panes.layout import Pane
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 from tui.state import RecordingFailed, RequestsArrived
 from tui.themes import THEMES
 from tui.widgets import Lines, TableView

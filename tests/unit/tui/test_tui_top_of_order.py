@@ -10,8 +10,7 @@ from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import UNICODE
 from tui.panes import instances
-from tui.panes.layout import Pane
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.instance import InstanceScreen
 from tui.state import Arrived, DashboardState, reduce
 from tui.widgets import TableView

@@ -9,11 +9,10 @@ from controller.api.operations.on_cluster import InstanceRole, SetSettings, Sett
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
-from tui.panes import setting_list
-from tui.screens.confirm import ConfirmScreen
-from tui.screens.edit import EditScreen
-from tui.screens.log import LogScreen
-from tui.screens.tuning import TuningScreen
+from tui.screens import tuning
+from tui.screens.dialogs import ConfirmScreen
+from tui.screens.lists import LogScreen
+from tui.screens.tuning import EditScreen, TuningScreen
 
 LOW = "migration.source_below_steps"
 MOVES = "migration.max_moves"
@@ -151,7 +150,7 @@ async def test_nothing_is_set_where_nothing_may_be_changed(tmp_path: Path) -> No
 def test_what_was_changed_comes_first_if_one_likes() -> None:
     found = [Setting(key=name, value=n, default=0) for n, name in enumerate("abc")]
     keys = lambda sort, descending: [  # noqa: E731
-        each.id for each in setting_list.ordered(found, sort, descending=descending)
+        each.id for each in tuning.ordered(found, sort, descending=descending)
     ]
     assert keys("table", False) == ["a", "b", "c"]
     assert keys("table", True) == ["c", "b", "a"]

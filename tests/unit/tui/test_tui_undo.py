@@ -16,7 +16,7 @@ from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import drawn, presses, settle
 from tui.asking import TakeBack
-from tui.screens.confirm import ConfirmScreen
+from tui.screens.dialogs import ConfirmScreen
 
 WHY = "undo of op-0"
 NINE: dict[str, SettingValue] = {"migration.max_moves": 9}

@@ -13,8 +13,7 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import FakeCaller, FakeSource, dashboard, drawn, settle
 from tui.app import Dashboard
-from tui.panes.layout import Pane
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 
 
 @dataclass
