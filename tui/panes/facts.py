@@ -36,10 +36,10 @@ def facts(
     return [
         tuple(title),
         *columns(_facts(item, levels, curve, steps), width, glyphs),
-        *block_map(item, LABEL_WIDTH, width),
+        *block_map(item, width),
         _head(item),
         *_kept_for(item),
-        *([_request(request_id)] if request_id else []),
+        *([labelled("request", Span(printable(request_id)))] if request_id else []),
     ]
 
 
@@ -88,16 +88,15 @@ def _virtual(item: InstanceStatus) -> str:
 
 
 def _head(item: InstanceStatus) -> Line:
-    label = Span(f" {'queue head':<{LABEL_WIDTH}} ", Tone.DIM)
     head = item.queue_head
     if head is None:
-        return (label, Span("nobody waits", Tone.DIM))
+        return labelled("queue head", Span("nobody waits", Tone.DIM))
     free = drawing.number(free_blocks(item))
     words = (
         f"{head.request_id}  {head.level}  waited {duration(head_wait_s(head))}"
         f"  needs {head.demand_blocks} blk of {free}  {requests.why_waiting(head)}"
     )
-    return (label, Span(printable(words), Tone.WARN))
+    return labelled("queue head", Span(printable(words), Tone.WARN))
 
 
 def _kept_for(item: InstanceStatus) -> list[Line]:
@@ -110,12 +109,12 @@ def _kept_for(item: InstanceStatus) -> list[Line]:
         f"{kept.request_id}  {kept.level}  waited {duration(kept.waited_s)}"
         f"  needs {kept.demand_blocks} blk{lacks}"
     )
-    return [(Span(f" {'kept for':<{LABEL_WIDTH}} ", Tone.DIM), Span(printable(words), Tone.WARN))]
+    return [labelled("kept for", Span(printable(words), Tone.WARN))]
 
 
-def _request(request_id: str) -> Line:
-    label = Span(f" {'request':<{LABEL_WIDTH}} ", Tone.DIM)
-    return (label, Span(printable(request_id)))
+def labelled(label: str, *spans: Span) -> Line:
+    """A line of its own, below the columns."""
+    return (Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM), *spans)
 
 
 def columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
@@ -139,14 +138,14 @@ _Part = tuple[str, int, str, Tone]
 """(glyph, blocks, word, tone)."""
 
 
-def block_map(item: InstanceStatus, label_width: int, width: int) -> list[Line]:
+def block_map(item: InstanceStatus, width: int) -> list[Line]:
     """The blocks that are held, wanted by the queue head, reserved and free, as a line in the room
     behind a label, and what its glyphs mean; nothing where nothing is
     known."""
     if not item.num_total_blocks or item.num_free_blocks is None:
         return []
     found = block_parts(item)
-    cells = apportion([blocks for _, blocks, _, _ in found], width - label_width - 3)
+    cells = apportion([blocks for _, blocks, _, _ in found], width - LABEL_WIDTH - 3)
     bar = [
         Span(glyph * count, tone)
         for (glyph, _, _, tone), count in zip(found, cells, strict=True)
@@ -155,10 +154,7 @@ def block_map(item: InstanceStatus, label_width: int, width: int) -> list[Line]:
     missing = _num_lacking(item)
     legend = [Span(f"the head lacks {missing}  ", Tone.BAD)] if missing else []
     legend += [Span(f"{g} {blocks} {word}  ", tone) for g, blocks, word, tone in found if blocks]
-    return [
-        (Span(f" {'block map':<{label_width}} ", Tone.DIM), *bar),
-        (Span(" " * (label_width + 2)), *legend),
-    ]
+    return [labelled("block map", *bar), (Span(" " * (LABEL_WIDTH + 2)), *legend)]
 
 
 def block_parts(item: InstanceStatus) -> list[_Part]:

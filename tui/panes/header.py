@@ -119,13 +119,18 @@ def _age(live: Liveness, glyphs: Glyphs, *, brief: bool, alarm: bool) -> _Piece:
         since = duration(live.now_s - live.state.stopped.at_s)
         return _Piece((Span(f"! STOPPED {since}", Tone.BAD),))
     if live.is_stale:
-        since = "no data" if age_s is None else duration(age_s)
-        return _Piece((Span(f"! STALE {since}", Tone.BAD),))
+        return _stale(live)
     if age_s is None:
         return _Piece((Span("+ connecting", Tone.WARN),))
     ago = "" if brief else " ago"
     tone = Tone.PLAIN if alarm else Tone.GOOD
     return _Piece((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", tone),))
+
+
+def _stale(live: Liveness) -> _Piece:
+    age_s = live.state.age_s(live.now_s)
+    since = "no data" if age_s is None else duration(age_s)
+    return _Piece((Span(f"! STALE {since}", Tone.BAD),))
 
 
 def _badges(live: Liveness) -> _Piece:
@@ -346,10 +351,8 @@ def replay_line(progress: Progress, live: Liveness, width: int, glyphs: Glyphs) 
         _Piece((Span(where),), drop=1),
         _Piece((Span(progress.state),)),
     ]
-    age_s = live.state.age_s(live.now_s)
     if live.is_stale:
-        since = "no data" if age_s is None else duration(age_s)
-        facts.append(_Piece((Span(f"! STALE {since}", Tone.BAD),)))
+        facts.append(_stale(live))
     if progress.hint:
         facts.append(_Piece((Span(progress.hint),), drop=2))
     clock = _clock(live)

@@ -27,7 +27,7 @@ from controller.api.wire.requests import (
 from tui import drawing
 from tui.actions import Target
 from tui.drawing import Column, Glyphs, Line, Span, Tone, apportion
-from tui.panes.facts import LABEL_WIDTH, Fact, columns
+from tui.panes.facts import LABEL_WIDTH, Fact, columns, labelled
 
 _ENDS = frozenset(str(state) for state in ENDED_STATES)
 
@@ -302,7 +302,7 @@ def facts(found: Explanation, width: int, glyphs: Glyphs) -> list[Line]:
     if found.waiting is not None:
         lines += _wrapped("waits", decisions.waits(found.waiting), width, Tone.WARN)
     if movable := decisions.movable(found):
-        lines.append(_labelled("movable", movable))
+        lines.append(labelled("movable", Span(printable(movable))))
     return [*lines, *life(moments(found), request.age_s, width)]
 
 
@@ -334,15 +334,11 @@ def _facts(request: RequestStatus) -> list[Fact]:
     ]
 
 
-def _labelled(label: str, words: str, tone: Tone = Tone.PLAIN) -> Line:
-    return (Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM), Span(printable(words), tone))
-
-
 def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
     """Why a held request waits takes some 170 characters."""
     room = max(20, width - LABEL_WIDTH - 3)
     first, *rest = drawing.wrapped(printable(words), room) or [""]
-    return [_labelled(label, first, tone), *(_labelled("", more, tone) for more in rest)]
+    return [labelled(label, Span(first, tone)), *(labelled("", Span(more, tone)) for more in rest)]
 
 
 def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
@@ -366,7 +362,4 @@ def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
         for phase, each in sums.items()
         if sum(each) > 0
     ]
-    return [
-        (Span(f" {'life':<{LABEL_WIDTH}} ", Tone.DIM), *bar),
-        (Span(" " * (LABEL_WIDTH + 2)), *legend),
-    ]
+    return [labelled("life", *bar), (Span(" " * (LABEL_WIDTH + 2)), *legend)]

@@ -24,7 +24,7 @@ def head(demand_blocks: int) -> QueueHeadStatus:
 
 
 def text(width: int = 114, **fields: object) -> list[str]:
-    found = facts.block_map(synthetic.instance(**fields), 11, width)
+    found = facts.block_map(synthetic.instance(**fields), width)
     return ["".join(span.text for span in line)[13:] for line in found]
 
 
@@ -72,7 +72,7 @@ def test_the_parts_are_all_blocks(
     found = facts.block_parts(item)
     assert all(blocks >= 0 for _, blocks, _, _ in found)
     assert sum(blocks for _, blocks, _, _ in found) == 1000
-    bar = facts.block_map(item, 11, width)[0][1:]
+    bar = facts.block_map(item, width)[0][1:]
     assert sum(len(span.text) for span in bar) == max(0, width - 14)
 
 
