@@ -52,9 +52,8 @@ from tui.panes.header import Liveness, recording_badge
 from tui.replay import Replaying, ReplaySource
 from tui.screens.base import Dialog, PaintedScreen
 from tui.screens.dashboard import DashboardScreen
-from tui.screens.instance import InstanceScreen
+from tui.screens.details import InstanceScreen, RequestScreen, RequestsScreen
 from tui.screens.lists import HelpScreen, LogScreen, MemberLogScreen
-from tui.screens.requests import RequestScreen, RequestsScreen
 from tui.screens.tuning import TuningScreen
 from tui.state import DashboardState, reduce
 from tui.themes import THEMES

@@ -20,10 +20,9 @@ from tui import typed_commands
 from tui.actions import ACTIONS
 from tui.own_commands import Program
 from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.details import InstanceScreen, RequestScreen, RequestsScreen
 from tui.screens.dialogs import ChooseScreen
-from tui.screens.instance import InstanceScreen
 from tui.screens.lists import HelpScreen, MemberLogScreen, OutputScreen
-from tui.screens.requests import RequestScreen, RequestsScreen
 from tui.screens.tuning import TuningScreen
 from tui.typed_commands import Command, Known, Tabbing, TypedHistory, complete, parse
 

@@ -34,9 +34,8 @@ from tui.app import Dashboard
 from tui.drawing import ASCII
 from tui.panes.instances import ORDERS
 from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.instance import InstanceScreen
+from tui.screens.details import InstanceScreen, RequestScreen
 from tui.screens.lists import HelpScreen
-from tui.screens.requests import RequestScreen
 
 
 def test_every_key_is_pressed_by_a_test() -> None:

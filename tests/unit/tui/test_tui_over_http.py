@@ -13,8 +13,8 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import dashboard, settle, shown
 from tui.app import Dashboard
 from tui.live import LiveCaller, LiveSource
+from tui.screens.details import InstanceScreen
 from tui.screens.dialogs import ConfirmScreen
-from tui.screens.instance import InstanceScreen
 
 LIMIT_S = 20.0
 

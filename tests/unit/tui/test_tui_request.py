@@ -17,8 +17,7 @@ from tests.unit.tui.tui_support import (
 )
 from tui.actions import Target
 from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.instance import InstanceScreen
-from tui.screens.requests import RequestScreen
+from tui.screens.details import InstanceScreen, RequestScreen
 from tui.state import ExplanationArrived
 
 REQUEST_ID = tui_lives.REQUEST_ID

@@ -11,7 +11,7 @@ from tui.app import Dashboard
 from tui.drawing import UNICODE
 from tui.panes import instances
 from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.instance import InstanceScreen
+from tui.screens.details import InstanceScreen
 from tui.state import Arrived, DashboardState, reduce
 from tui.widgets import TableView
 
