@@ -2,7 +2,6 @@
 has accepted the arguments, and why a start failed."""
 
 import math
-import os
 import re
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from controller.adapters.ray.ray_starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.core.start_backoff import MAX_FAILED_STARTS
-from controller.main.machine.capacity import num_cores
 from controller.main.machine.log_folders import session_logs
 from controller.main.plan import ClusterPlan
 from controller.runtime.messages.members import IMPORTING, LAUNCHING
@@ -18,8 +16,6 @@ from controller.runtime.messages.members import IMPORTING, LAUNCHING
 FIRST_WORD_S = 5.0
 # Each further word comes when 1.5 times the time so far has passed.
 FACTOR = 1.5
-BUSY = 2.0
-"""Processes that want to run, for each core. A start by itself has about one."""
 BEFORE_ARGS = (LAUNCHING, IMPORTING)
 """What a member does before vLLM has its arguments."""
 # Parts of vLLM's own messages, and the command that helps.
@@ -71,12 +67,6 @@ def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str
     if (logs / "gcs_server.out").exists():
         return "Ray, whose head comes up"
     return "Ray"
-
-
-def load() -> str:
-    """How busy the machine is, if that explains a slow start; else empty."""
-    running, cores = os.getloadavg()[0], num_cores()
-    return f"a load of {running:.0f} on {cores} cores" if running > BUSY * cores else ""
 
 
 def are_taken(status: ClusterStatus) -> bool:

@@ -30,10 +30,10 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
-from controller.main.checks.vllm_version import check_vllm_version
+from controller.main.checks.preflight import check_vllm_version
 from controller.main.down import note, present_grace_s, session_of, tear_down
 from controller.main.machine import log_folders, temp_folder
-from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
+from controller.main.machine.capacity import available_bytes, default_frontends, load, num_cores
 from controller.main.machine.processes import (
     no_interrupts,
     processes_of,
@@ -49,7 +49,6 @@ from controller.main.start_report import (
     awaited,
     explain_failure,
     head_failure,
-    load,
     refuse_given_up,
     retry_command,
 )

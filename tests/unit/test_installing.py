@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from controller.api import version
-from controller.main.checks.vllm_version import SUPPORTED
+from controller.main.checks.preflight import SUPPORTED
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}

