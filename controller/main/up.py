@@ -1,10 +1,13 @@
 """Starts a cluster: makes the plan with all checks, starts the head, and waits until it serves.
+It says what it waits for, and why a start failed.
 
 Ray is not imported here: the head process starts Ray and the controller, and from then on this
 process is a client of the control API like any other.
 """
 
+import math
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
+from controller.adapters.ray.ray_starts import failure_of
 from controller.adapters.zmq.inbox_access import new_secret_key
 from controller.api.client import ControlClient
 from controller.api.connection import actor
@@ -25,15 +29,22 @@ from controller.api.settings.settings import Settings
 from controller.api.state import run_state, user_files
 from controller.api.state.audit import DOWN, AuditLog, last_stop_words
 from controller.api.state.run_state import RunState
-from controller.api.wire.status import ClusterState, ClusterStatus
+from controller.api.wire.status import (
+    ClusterState,
+    ClusterStatus,
+    FrontendStatus,
+    InstanceState,
+    InstanceStatus,
+)
+from controller.core.start_backoff import MAX_FAILED_STARTS
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
-from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
 from controller.main.down import note, present_grace_s, session_of, tear_down
-from controller.main.machine import log_folders, temp_folder
-from controller.main.machine.capacity import available_bytes, default_frontends, load, num_cores
+from controller.main.machine import capacity, log_folders, temp_folder
+from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
 from controller.main.machine.processes import (
     no_interrupts,
     processes_of,
@@ -43,15 +54,7 @@ from controller.main.machine.processes import (
 from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
 from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import ClusterPlan, state_of
-from controller.main.start_report import (
-    Patience,
-    are_taken,
-    awaited,
-    explain_failure,
-    head_failure,
-    refuse_given_up,
-    retry_command,
-)
+from controller.runtime.messages.members import IMPORTING, LAUNCHING
 
 Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
@@ -59,6 +62,13 @@ STAY_POLL_S = 1.0
 HEAD_COMMAND = (sys.executable, "-P", "-m", "controller.main.head")
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACKS = ("127.0.0.1", "::1")
+FIRST_WORD_S = 5.0
+NEXT_WORD_FACTOR = 1.5
+"""Each further word comes when 1.5 times the time so far has passed."""
+BEFORE_ARGS = (LAUNCHING, IMPORTING)
+"""What a member does before vLLM has its arguments."""
+TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+LONG_START_S = 1200
 
 
 def run(
@@ -287,7 +297,7 @@ def _watch_start(
                 progress(word)
             time.sleep(POLL_S)
     waited_s = time.monotonic() - began_s
-    busy = load()
+    busy = capacity.load()
     raise TimedOutError(
         f"cluster {state.cluster} was not ready after {waited_s:.0f} s: it waited for {awaits}"
         + (f", with {busy}" if busy else ""),
@@ -381,3 +391,88 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
     except (OSError, ValueError) as error:
         raise LlumctlError(f"cannot read {file}: {error}", f"ls -l {file}") from error
     return tuple(line.strip() for line in lines if line.strip())
+
+
+class Patience:
+    """Says now and then what `up` waits for, less often the longer it takes."""
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s = began_s
+        self._next_s = FIRST_WORD_S
+
+    def word(self, now_s: float, what: str) -> str:
+        """The next message; empty if it is too early for one."""
+        waited_s = now_s - self._began_s
+        if waited_s < self._next_s:
+            return ""
+        self._next_s = waited_s * NEXT_WORD_FACTOR
+        return f"waiting for {what}, {waited_s:.0f} s"
+
+
+def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str) -> str:
+    """The members that do not serve yet; without a status the controller, or Ray before it."""
+    if status is not None:
+        members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
+        absent = [m for m in members if m.state != InstanceState.ACTIVE]
+        return ", ".join(f"{m.id} ({m.detail})" if m.detail else m.id for m in absent) or "a report"
+    reason, _ = failure_of(log_dir, "controller", run)
+    if reason:
+        return f"the controller (its last start failed: {reason})"
+    if (log_dir / "controller.log").exists():
+        return "the controller"
+    logs = log_folders.session_logs(temp_dir)
+    if (logs / "raylet.out").exists():
+        return "Ray, whose node joins its head and starts the controller's process"
+    if (logs / "gcs_server.out").exists():
+        return "Ray, whose head comes up"
+    return "Ray"
+
+
+def are_taken(status: ClusterStatus) -> bool:
+    """Whether vLLM has accepted the arguments, so that `up --detach` may return.
+
+    vLLM finds many faults of arguments only once it is imported and has built its configuration
+    (docs/decisions/0018). All members have the same arguments, so one instance and one frontend
+    that have built theirs are enough. `llumctl status` tells of later failures, such as of loading
+    weights."""
+    return any(map(_has_taken, status.instances)) and any(map(_has_taken, status.frontends))
+
+
+def _has_taken(member: InstanceStatus | FrontendStatus) -> bool:
+    starts = member.state is InstanceState.STARTING
+    return member.state is InstanceState.ACTIVE or (starts and member.detail not in BEFORE_ARGS)
+
+
+def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
+    """The error of the first member that could not start, in its own words, and a hint."""
+    members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
+    failed = next(m for m in members if m.state == InstanceState.FAILED)
+    log = Path(plan.log_dir) / f"{failed.id}.log"
+    return explain_cause(f"{failed.id} could not start {plan.model_name}", failed.detail, log)
+
+
+def refuse_given_up(log_dir: Path, run: str) -> None:
+    """Raises LlumctlError if the controller died at its start so often that it is given up."""
+    reason, given_up = failure_of(log_dir, "controller", run)
+    if given_up:
+        raise LlumctlError(
+            f"the controller could not start, {MAX_FAILED_STARTS} times in a row: {reason}",
+            f"less {log_dir / 'controller.log'}",
+        )
+
+
+def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:
+    log = log_dir / "head.log"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    why = lines[-1][:300] if lines else "it said nothing"
+    what = f"Ray at {ray_address}" if ray_address else "Ray"
+    hint = f"less {log}"
+    if TIMED_OUT.search(why):
+        hint = f"{retry_command()}      or      {hint}"
+    return LlumctlError(f"{what} could not be started or joined: {why}", hint)
+
+
+def retry_command(waited_s: float = 0.0) -> str:
+    """Ray waits for its parts no shorter than `up` does."""
+    return f"llumctl up --timeout {max(LONG_START_S, 2 * math.ceil(waited_s))}"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState
-from controller.main.start_report import are_taken
+from controller.main.up import are_taken
 from controller.runtime.messages.members import IMPORTING, LAUNCHING
 from tests.unit.cli_support import cluster, instance
 

@@ -20,7 +20,7 @@ from controller.main import emulation, up
 from controller.main.checks import preflight
 from controller.main.checks.model_weights import Weights, weights_of
 from controller.main.machine import capacity
-from controller.main.start_report import explain_failure, head_failure
+from controller.main.up import explain_failure, head_failure
 
 GIB = 1 << 30
 

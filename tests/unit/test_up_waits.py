@@ -17,7 +17,7 @@ from controller.main import up
 from controller.main.machine import log_folders
 from controller.main.machine.temp_folder import RAY
 from controller.main.plan import state_of
-from controller.main.start_report import Patience, awaited
+from controller.main.up import Patience, awaited
 from tests.unit.cli_support import cluster, instance
 from tests.unit.test_security import plan
 
@@ -98,7 +98,7 @@ def test_a_controller_that_is_given_up_ends_up_at_once(watch: Watch, tmp_path: P
 def test_a_time_out_names_what_was_waited_for(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.main.start_report.FIRST_WORD_S", 0.1)
+    monkeypatch.setattr("controller.main.up.FIRST_WORD_S", 0.1)
     note(tmp_path, 3)
     note(tmp_path, 3, run="another")
     told: list[object] = []

@@ -1,12 +1,14 @@
 """Checks what a user writes into `[engine]`: vLLM's engine arguments, by name and by value; and
 those that a rolling restart is to change, before anything is touched.
 
-What only an engine can judge, as arguments that do not go together, its first new process says; a
-rolling restart ends there (`controller/core/operations/rolling.py`).
+What only an engine can judge, as arguments that do not go together, its first process says, and
+`explain_cause` makes that readable. A rolling restart ends there
+(`controller/core/operations/rolling.py`).
 """
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from controller.api.errors import UsageError, WrongSettingError
+from controller.api.errors import LlumctlError, UsageError, WrongSettingError
 from controller.api.settings.endpoint_options import EndpointOptions, code_in
 from controller.api.settings.engine_options import (
     CHANGEABLE,
@@ -35,6 +37,18 @@ STRUCTURED_OUTPUTS = "structured_outputs_config"
 GRAMMAR_BACKENDS = ("auto", "xgrammar")
 RESTART = "llumctl restart --rolling --engine-arg"
 KEYS_AT_START = "llumctl down      then      llumctl up --engine-arg {}=..."
+# Parts of vLLM's own messages, and the command that helps.
+KNOWN_CAUSES = (
+    (
+        "KV cache",
+        "llumctl up --engine-arg kv_cache_memory_bytes=...      or      "
+        "--engine-arg max_model_len=...",
+    ),
+    ("memory", "llumctl up -n 1      or      --engine-arg max_model_len=..."),
+    ("address already in use", "llumctl up --port ..."),
+)
+# pydantic adds the value in Python's words and a link to vLLM's sentence.
+PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
 
 
 def check_engine_args(args: Mapping[str, Any]) -> None:
@@ -215,3 +229,14 @@ def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[s
             f" {available / preflight.GIB:.1f} GiB are available",
             f"{RESTART} kv_cache_memory_bytes=...",
         )
+
+
+def explain_cause(what: str, detail: str, log: Path) -> LlumctlError:
+    """`detail`: the exception's type and its text, as an engine reports them."""
+    cause = " ".join(PYDANTIC_ADDS.sub("", detail).split())[:600]
+    hint = next(
+        (hint for part, hint in KNOWN_CAUSES if part.lower() in cause.lower()), f"less {log}"
+    )
+    wrong_input = cause.startswith(("ValueError", "ValidationError", "TypeError"))
+    kind = UsageError if wrong_input else LlumctlError
+    return kind(f"{what}: {cause}", hint)

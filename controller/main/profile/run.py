@@ -25,7 +25,7 @@ from controller.api.state import run_state
 from controller.api.version import own_version
 from controller.main import emulation
 from controller.main.checks import preflight
-from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
 from controller.main.machine.capacity import default_frontends, num_cores
 from controller.main.machine.processes import Session, no_interrupts, stops_interrupt, sweep
@@ -33,7 +33,6 @@ from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environm
 from controller.main.profile import profile_file
 from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
 from controller.main.profile.points import DegenerateError, FitError, Measured, StepConstants, fit
-from controller.main.start_report import explain_cause
 from controller.model.profile import LatencyProfile
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.profile.engine_process")
