@@ -32,9 +32,10 @@ PRODUCT = ("controller", "llumctl", "tui")
 TESTS = "tests"
 SHORT_LINES = 60
 AT_MOST = (320, 49_000, 40, 60)
-"""The aims, in the table's columns."""
+BETTER = ("", 46_000)
+"""The aims, in the table's columns: what is to be reached, and what would be better still."""
 MAX_CIRCLES = 0
-MAX_TEST_LINES = 50_000
+MAX_TEST_LINES, BETTER_TEST_LINES = 50_000, 42_000
 NO_CODE = frozenset(
     {
         *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -180,9 +181,11 @@ def table(modules: Sequence[Module], num_test_lines: int) -> list[str]:
     return [
         *lines,
         _row("aim, at most", *AT_MOST),
+        _row("better", *BETTER),
         "",
         f"import circles: {num_circles} (aim: {MAX_CIRCLES})",
-        f"code of tests: {num_test_lines:,} lines (aim: {MAX_TEST_LINES:,} at most)",
+        f"code of tests: {num_test_lines:,} lines (aim: {MAX_TEST_LINES:,} at most, better"
+        f" {BETTER_TEST_LINES:,})",
     ]
 
 
