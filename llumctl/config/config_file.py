@@ -112,11 +112,6 @@ def read(path: Path, origin: str) -> ConfigFile:
     return ConfigFile(path, text, _parse(path, text), is_private, others)
 
 
-def tables_of(text: str) -> dict[str, Any]:
-    """Of a text that parses."""
-    return tomllib.loads(text)
-
-
 def edit_command(path: Path, line: int) -> str:
     return f"${{EDITOR:-vi}} +{line} {shlex.quote(str(path))}"
 

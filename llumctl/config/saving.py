@@ -128,11 +128,11 @@ def _edited(text: str, key: str, value: "SettingValue") -> str:
     table, *level, name = key.split(".")
     if not level:
         return set_value(text, (table,), name, value)
-    levels = config_file.tables_of(text).get(table)
+    levels = tomllib.loads(text).get(table)
     if levels is None:  # those without a file are all written, as a file has all or none
         defaults = Settings().priority
         text = with_tables(text, table, [_pairs(each) for each in defaults])
-        levels = config_file.tables_of(text)[table]
+        levels = tomllib.loads(text)[table]
     found = [n for n, each in enumerate(levels) if each.get("name") == level[0]]
     if not found:
         raise CannotEditError(1, f"it has no priority level {level[0]!r}")

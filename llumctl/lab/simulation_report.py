@@ -294,7 +294,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
     return found
 
 
-def _cells(group: Group, figure: Any) -> list[str]:
+def _cells(group: Group, figure: Figure) -> list[str]:
     return [with_interval(seeds.mean(figure)) for seeds in group.policies]
 
 
