@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from controller.adapters.files.incarnation_file import FILE as INCARNATION_FILE
-from controller.adapters.files.spec_file import FILE as SPEC_FILE
+from controller.adapters.files.state_files import INCARNATION_FILE, SPEC_FILE
 from controller.adapters.ray.head_watch import RECONNECT_DEFAULT_S, RECONNECT_VARIABLE, HeadWatch
 from controller.adapters.ray.ray_starts import noted_processes
 from controller.api.client import ControlClient

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.listener.keeper import Keeper
-from controller.adapters.listener.shared_listener import HEAD, keeper_path
+from controller.adapters.listener import HEAD, Keeper, keeper_path
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.ray_launcher import launch_actor
 from controller.main.machine import controller_ports, temp_folder

@@ -41,8 +41,7 @@ async def controller(plan_json: str, start: Start) -> None:
         log.error("the controller is given up: %s", start.failure)
         await asyncio.Event().wait()
     from controller.adapters.files.event_file import EventFile
-    from controller.adapters.files.incarnation_file import IncarnationFile
-    from controller.adapters.files.spec_file import SpecFile
+    from controller.adapters.files.state_files import IncarnationFile, SpecFile
     from controller.adapters.http.cluster_view import ClusterLabels
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_settings import live_config
@@ -215,10 +214,10 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
     if start.failure:
         await _stay_failed("frontend", member_id, plan, controller_address, start.failure)
     if plan.num_frontends > 1:  # before anything imports prometheus_client
-        from controller.adapters.prometheus.shared import share
+        from controller.adapters.prometheus import share
 
         share(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
-    from controller.adapters.listener.shared_listener import SharedListener
+    from controller.adapters.listener import SharedListener
     from controller.adapters.prometheus.request_metrics import RequestMetrics
     from controller.adapters.vllm.endpoint.frontend import FrontendConfig, OpenAIFrontend
     from controller.adapters.vllm.endpoint.gate import GateLimits

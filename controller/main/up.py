@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from controller.adapters.files.spec_file import FILE as SPEC_FILE
+from controller.adapters.files.state_files import SPEC_FILE
 from controller.adapters.ray.ray_starts import failure_of
 from controller.adapters.zmq.inbox_access import new_secret_key
 from controller.api.client import ControlClient

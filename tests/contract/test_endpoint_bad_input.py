@@ -20,7 +20,7 @@ import pytest
 from uvicorn import Config, Server
 from vllm.exceptions import GracefulHTTPError
 
-from controller.adapters.listener import listening_socket
+from controller.adapters import listener
 from controller.adapters.vllm.endpoint.error_bodies import error_type, is_anthropic
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.engine import VllmEngine
@@ -707,7 +707,7 @@ async def a_client_that_leaves_a_trial(bed: Bed) -> None:
     content = json.dumps(body).encode()
     num_outcomes = len(bed.router.outcomes)
     server = Server(Config(bed.gate, log_level="critical", lifespan="off"))
-    listening = listening_socket.listen("127.0.0.1", 0, write_timeout_s=10.0)
+    listening = listener.listen("127.0.0.1", 0, write_timeout_s=10.0)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     with limited_trials(bed, limits_of(30.0)):
         _, client = await asyncio.open_connection(*listening.getsockname())
@@ -770,8 +770,8 @@ async def a_client_that_does_not_read(bed: Bed) -> None:
     body = {"model": "embedded", "prompt": "one", "max_tokens": 500, "ignore_eos": True}
     content = json.dumps(body | {"stream": True, "logprobs": 20}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listening_socket, "SEND_BUFFER_BYTES", 4096)
-        listening = listening_socket.listen("127.0.0.1", 0, write_timeout_s=0.2)
+        patch.setattr(listener, "SEND_BUFFER_BYTES", 4096)
+        listening = listener.listen("127.0.0.1", 0, write_timeout_s=0.2)
     server = Server(Config(bed.gate, log_level="critical", lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     loop = asyncio.get_running_loop()

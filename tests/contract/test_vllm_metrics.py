@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 FRONTEND = """
 import asyncio, sys
 from pathlib import Path
-from controller.adapters.prometheus.shared import share
+from controller.adapters.prometheus import share
 
 if sys.argv[1:]:
     share(Path(sys.argv[1]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.listener.keeper import Keeper
+from controller.adapters.listener import Keeper
 from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.api.errors import LlumctlError

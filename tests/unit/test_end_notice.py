@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from controller.adapters.ray.end_notice import EndNotice
+from controller.adapters.ray.ray_starts import EndNotice
 
 
 @pytest.fixture

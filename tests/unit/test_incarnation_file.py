@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.files.incarnation_file import FILE, IncarnationFile
+from controller.adapters.files.state_files import INCARNATION_FILE, IncarnationFile
 from controller.core.fleet.incarnations import LastIncarnation
 
 FIRST, SECOND = LastIncarnation(1, alive=False), LastIncarnation(2, alive=True)
@@ -19,7 +19,7 @@ def test_the_last_of_each_member_comes_back(tmp_path: Path) -> None:
     store.keep("f-0", SECOND)
     store.keep("i-0", SECOND)
     assert IncarnationFile(tmp_path, "run").load() == {"i-0": SECOND, "f-0": SECOND}
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / INCARNATION_FILE).stat().st_mode) == 0o600
 
 
 def test_another_run_begins_anew(tmp_path: Path) -> None:
@@ -34,14 +34,14 @@ def test_another_run_begins_anew(tmp_path: Path) -> None:
 def test_a_torn_line_costs_no_other(tmp_path: Path, torn: bytes) -> None:
     store = IncarnationFile(tmp_path, "run")
     store.keep("i-0", FIRST)
-    with (tmp_path / FILE).open("ab") as file:
+    with (tmp_path / INCARNATION_FILE).open("ab") as file:
         file.write(torn)
     store.keep("i-1", SECOND)
     assert store.load() == {"i-0": FIRST, "i-1": SECOND}
 
 
 def test_what_cannot_be_kept_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / INCARNATION_FILE).mkdir()
     store = IncarnationFile(tmp_path, "run")
     with caplog.at_level(logging.ERROR):
         store.keep("i-0", SECOND)

@@ -21,7 +21,7 @@ MAX_BYTES = 20_000
 MEMBER = """
 import ctypes, logging, subprocess, sys, time
 from controller.adapters.ray import log_rotation
-from controller.adapters.ray.member import RayMember
+from controller.adapters.ray.ray_launcher import RayMember
 
 log_rotation.MAX_BYTES, log_rotation.LOOK_EVERY_S = {max_bytes}, 0.01
 

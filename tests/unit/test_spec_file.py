@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.files.spec_file import FILE, SpecFile
+from controller.adapters.files.state_files import SPEC_FILE, SpecFile
 from controller.api.errors import LlumctlError
 from controller.core.emptying.claims import Drain, Evacuate, Remove, Restart, SlowDrain
 from controller.core.operations.cluster_spec import (
@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_what_was(file: SpecFile, monkeypatch: pytest.MonkeyP
     with pytest.raises(LlumctlError, match=r"spec\.json: No space left"):
         file.save(ClusterSpec.first(1))
     assert file.load() == SPEC
-    assert os.listdir(file.path.parent) == [FILE]  # noqa: PTH208 - nothing temporary stays
+    assert os.listdir(file.path.parent) == [SPEC_FILE]  # noqa: PTH208 - nothing temporary stays
 
 
 def changed(**changes: object) -> dict[str, object]:
@@ -126,6 +126,6 @@ def test_fields_of_a_newer_version_are_skipped(file: SpecFile) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / SPEC_FILE).mkdir()
     with pytest.raises(LlumctlError, match=r"cannot read .*spec\.json"):
         SpecFile(tmp_path, "n").load()

@@ -45,7 +45,7 @@ import sys, threading, faulthandler
 faulthandler.enable()  # as Ray does in its workers
 import controller.core.start_backoff as restarts
 restarts.FIRST_DELAY_S = 0.001
-from controller.adapters.ray.member import RayMember
+from controller.adapters.ray.ray_launcher import RayMember
 log_dir, role, run = sys.argv[1:]
 member = RayMember("i-0", role, {}, log_dir, run)
 threading.Event().wait()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from controller.adapters.embedded_model import ensure
-from controller.adapters.listener.listening_socket import listen
+from controller.adapters.listener import listen
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings

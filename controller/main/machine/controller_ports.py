@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from controller.adapters.listener.keeper import Keeper, receive
+from controller.adapters.listener import Keeper, receive
 from controller.main.plan import ClusterPlan
 
 log = logging.getLogger(__name__)

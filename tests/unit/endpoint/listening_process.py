@@ -14,7 +14,7 @@ import uvloop
 from uvicorn import Config, Server
 
 from controller.adapters.connections import KeepAlive
-from controller.adapters.listener.shared_listener import SharedListener
+from controller.adapters.listener import SharedListener
 from controller.adapters.vllm.endpoint.error_bodies import error_body
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from uvicorn import Config, Server
 
-from controller.adapters.listener.listening_socket import (
+from controller.adapters.listener import (
     SEND_BUFFER_BYTES,
     listen,
     set_write_timeout,

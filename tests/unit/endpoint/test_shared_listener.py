@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.listener import keeper as keeper_module
-from controller.adapters.listener.keeper import Keeper, receive
-from controller.adapters.listener.listening_socket import listen
-from controller.adapters.listener.shared_listener import HEAD, SharedListener, keeper_path
+from controller.adapters import listener as keeper_module
+from controller.adapters.listener import HEAD, Keeper, SharedListener, keeper_path, listen, receive
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 PATIENCE_S = 20.0

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from controller.adapters.prometheus import request_metrics, shared
+from controller.adapters import prometheus
+from controller.adapters.prometheus import request_metrics
 from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.core.record.request_record import RequestState
 from tests.unit.prometheus.prometheus_support import labels_of, record, samples, value
@@ -147,7 +148,7 @@ def test_bucket_bounds(buckets: tuple[float, ...], first_s: float, last_s: float
 FRONTEND = """
 import sys
 from pathlib import Path
-from controller.adapters.prometheus.shared import share
+from controller.adapters.prometheus import share
 share(Path(sys.argv[1]))
 from controller.adapters.prometheus.request_metrics import RequestMetrics
 RequestMetrics(("normal",)).first_token("normal", float(sys.argv[2]))
@@ -173,5 +174,5 @@ def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
 
 def test_sharing_too_late_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="was imported before"):
-        shared.share(tmp_path / "metrics")
+        prometheus.share(tmp_path / "metrics")
     assert not (tmp_path / "metrics").exists()

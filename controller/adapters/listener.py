@@ -1,0 +1,155 @@
+"""The endpoint's listening socket: bound once, kept, and handed to every frontend.
+
+`listen` binds it. A keeper hands out duplicates of it to other processes, over a Unix socket, so
+every frontend accepts from the same queue. The folder is private to the user; both ends also ask
+the kernel which user is at the other end. `SharedListener` is a frontend's way to it.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+# What the kernel may hold back for a client that reads slowly; the kernel's own limit is 4 MB.
+SEND_BUFFER_BYTES = 256 * 1024
+# Connections that wait for a frontend. uvicorn sets its default later, which is the same number.
+BACKLOG = 2048
+
+
+def listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
+    """Binds the port. Without SO_REUSEPORT no other program can listen on it too.
+
+    A client that takes nothing for `write_timeout_s`, or is gone without a word, is cut by the
+    kernel; vLLM then hears that it has left, and aborts. Until then little is kept for it: the
+    kernel's buffer, 64 KB in the server, and what vLLM has generated meanwhile.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    found.setblocking(False)  # all processes share this flag, too
+    set_write_timeout(found, write_timeout_s)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return found
+
+
+def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
+    """Later connections inherit the time-out, whichever process accepts them."""
+    milliseconds = round(write_timeout_s * 1000)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+log = logging.getLogger(__name__)
+
+HEAD = "head"
+
+
+class SharedListener:
+    """The head process keeps the socket. Each frontend keeps it for the others too, so that a
+    frontend which starts again finds the socket although the head has died."""
+
+    def __init__(self, folder: Path, frontend_id: str) -> None:
+        self._folder = folder
+        self._frontend_id = frontend_id
+        self._kept: socket.socket | None = None
+        self._keeper: Keeper | None = None
+
+    async def open(self) -> socket.socket:
+        self._kept = await asyncio.to_thread(self._find)
+        self._keeper = Keeper(self._kept, keeper_path(self._folder, self._frontend_id))
+        return self._kept.dup()  # the server closes the one that it got when it drains
+
+    def set_write_timeout(self, write_timeout_s: float) -> None:
+        assert self._kept is not None
+        set_write_timeout(self._kept, write_timeout_s)
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _find(self) -> socket.socket:
+        first = keeper_path(self._folder, HEAD)
+        others = sorted(path for path in self._folder.glob("*.sock") if path != first)
+        for path in (first, *others):
+            try:
+                return receive(path)
+            except OSError as error:
+                log.warning("no listening socket from %s: %s", path.stem, error)
+        raise ConnectionError(
+            "nobody keeps the endpoint's socket any more; llumctl down, then: llumctl up"
+        )
+
+
+def keeper_path(folder: Path, holder: str) -> Path:
+    return folder / f"{holder}.sock"
+
+
+# A keeper answers at once; a keeper that is stopped or hangs is passed over.
+PATIENCE_S = 1.0
+# Without a free descriptor a keeper can accept nobody, and tries again after this.
+AGAIN_S = 0.5
+ROOT = 0
+
+
+class Keeper:
+    """Owns `kept` and hands it out, from a thread of its own, until the keeper is closed."""
+
+    def __init__(self, kept: socket.socket, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # an earlier process of this name may have left it
+        self._kept = kept
+        self._closed = threading.Event()
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(str(path))
+        self._door.listen()
+        self._thread = threading.Thread(target=self._serve, name="keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Other processes' duplicates of the socket stay open."""
+        self._closed.set()
+        self._door.shutdown(socket.SHUT_RDWR)  # wakes its thread
+        self._thread.join()
+        self._kept.close()
+
+    def _serve(self) -> None:
+        is_told = False
+        while not self._closed.is_set():
+            try:
+                caller, _ = self._door.accept()
+            except OSError as error:
+                if not is_told and not self._closed.is_set():
+                    log.warning("nobody can ask for the listening socket now: %s", error)
+                    is_told = True
+                self._closed.wait(AGAIN_S)
+                continue
+            is_told = False
+            with caller:
+                try:
+                    check_peer(caller)
+                    socket.send_fds(caller, [b"."], [self._kept.fileno()])
+                except OSError as error:
+                    log.warning("the listening socket was not handed out: %s", error)
+        self._door.close()
+
+
+def receive(path: Path) -> socket.socket:
+    """The socket that the keeper at `path` keeps. Raises OSError if it hands out none."""
+    with socket.socket(socket.AF_UNIX) as keeper:
+        keeper.settimeout(PATIENCE_S)
+        keeper.connect(str(path))
+        check_peer(keeper)
+        _, descriptors, _, _ = socket.recv_fds(keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise ConnectionError(f"the keeper at {path} handed out nothing")
+    return socket.socket(fileno=descriptors[0])
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raises PermissionError unless this user, or root, is at the other end."""
+    size = struct.calcsize("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, uid, _gid = struct.unpack("3i", found)
+    if uid not in (os.getuid(), ROOT):
+        raise PermissionError(f"user {uid} is at the other end")

@@ -1,1 +1,0 @@
-"""The endpoint's listening socket: bound once, kept, and handed to every frontend."""
