@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.embedded_model.architecture import EOS_ID
+from controller.adapters.embedded_model.model_folder import EOS_ID
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of

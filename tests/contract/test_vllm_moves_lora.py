@@ -10,7 +10,7 @@ import pytest
 from conftest import empty
 from safetensors.numpy import save_file
 
-from controller.adapters.embedded_model.architecture import (
+from controller.adapters.embedded_model.model_folder import (
     HEAD_DIM,
     HIDDEN,
     NUM_KV_HEADS,

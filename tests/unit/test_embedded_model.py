@@ -16,13 +16,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from controller.adapters.embedded_model import build as build_module
 from controller.adapters.embedded_model import ensure
-from controller.adapters.embedded_model.architecture import EOS_ID, HIDDEN
-from controller.adapters.embedded_model.grammar import SHARES, STATES
-from controller.adapters.embedded_model.tokenizer import tokenizer
-from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, byte_symbol, vocabulary
-from controller.adapters.embedded_model.word_list import words
+from controller.adapters.embedded_model import model_folder as build_module
+from controller.adapters.embedded_model.language import (
+    SHARES,
+    SPECIAL_TOKENS,
+    STATES,
+    byte_symbol,
+    vocabulary,
+    words,
+)
+from controller.adapters.embedded_model.model_folder import EOS_ID, HIDDEN, tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = tokenizer()

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.embedded_model.architecture import config
+from controller.adapters.embedded_model.model_folder import config
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.main import emulation, up

@@ -27,7 +27,8 @@ def ensure(cache_dir: Path) -> Path:
     folder = folder_of(cache_dir)
     if folder.is_dir():
         return folder
-    from controller.adapters.embedded_model.build import build  # numpy: only when it is needed
+    # Imports numpy, so only when it is needed.
+    from controller.adapters.embedded_model.model_folder import build
 
     cache_dir.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".building-", dir=cache_dir))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.embedded_model.architecture import MAX_TOKENS
+from controller.adapters.embedded_model.model_folder import MAX_TOKENS
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings

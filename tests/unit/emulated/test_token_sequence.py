@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.embedded_model.architecture import EOS_ID
-from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, vocabulary
-from controller.adapters.embedded_model.word_list import words
+from controller.adapters.embedded_model.language import SPECIAL_TOKENS, vocabulary, words
+from controller.adapters.embedded_model.model_folder import EOS_ID
 from controller.api import token_sequence
 from controller.api.token_sequence import (
     COUNT,
