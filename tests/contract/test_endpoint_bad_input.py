@@ -813,7 +813,7 @@ async def a_failure_in_mid_message(bed: Bed) -> None:
 
 
 async def a_refusal_in_a_stream_is_one_line_in_the_log(bed: Bed) -> None:
-    """vLLM logs a traceback for each; `refusal_log` names its loggers."""
+    """vLLM logs a traceback for each."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append
@@ -826,6 +826,10 @@ async def a_refusal_in_a_stream_is_one_line_in_the_log(bed: Bed) -> None:
                 (CHAT, {"messages": USER, **wrong}),
                 ("/v1/messages", {"messages": [{"role": "user", "content": [PICTURE]}]}),
                 ("/v1/messages/count_tokens", {"messages": []}),
+                (
+                    "/generative_scoring",
+                    {"query": "a", "items": ["b"], "label_token_ids": [300] * 50},
+                ),
             ):
                 records.clear()
                 await http.post(

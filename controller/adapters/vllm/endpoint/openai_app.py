@@ -128,7 +128,6 @@ async def build_server(
 ) -> NoSignalServer:
     """`why_not_ready`: empty while new requests are taken."""
     make_models_fail_fast()
-    shorten_refusals()
     app = build_app(without_outermost(args), tasks, llm.model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
@@ -136,6 +135,7 @@ async def build_server(
     add_model_route(app)
     add_ready_route(app, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
+    shorten_refusals()
     tell_errors(app.state.anthropic_serving_messages)
     mend_calls(app.state.anthropic_serving_messages)
     gate.app, gate.json_paths = within(app, args), json_paths(app)
@@ -216,23 +216,19 @@ def _set_fail_fast(schema: Any) -> None:
 # -- a refused request is one line in the log ------------------------------------------------------
 # Makes a refused request one line in a frontend's log, not a traceback.
 #
-# When vLLM finds a request wrong only once its stream has begun, it logs the exception as its own
-# failure: 2.9 MB in 40 minutes of `make fuzz`, among which nobody would have seen a defect. The
+# When vLLM finds a request wrong only after it has begun to serve it, it logs the exception as its
+# own failure: 2.9 MB in 40 minutes of `make fuzz`, among which nobody would have seen a defect. The
 # client gets its 400 either way. An error that may be a defect of the server keeps its traceback.
 
-LOGGERS = (
-    "vllm.entrypoints.anthropic.api_router",
-    "vllm.entrypoints.anthropic.serving",
-    "vllm.entrypoints.openai.chat_completion.serving",
-    "vllm.entrypoints.openai.completion.serving",
-)
 # vLLM answers these with 400 too, but no check raises them on purpose.
 _DEFECTS = (TypeError, OverflowError)
 
 
 def shorten_refusals() -> None:
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(_shorten)
+    """In the log of every module of vLLM's endpoint that is imported: several catch and log."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("vllm.entrypoints.") and isinstance(logger, logging.Logger):
+            logger.addFilter(_shorten)
 
 
 def _shorten(record: logging.LogRecord) -> bool:
