@@ -15,25 +15,21 @@ from llumctl.commands import (
     bench,
     config,
     doctor,
-    down,
     events,
-    get,
+    get_set,
     instances,
     logs,
     profile,
     record,
-    record_traffic,
     requests,
     scale,
-    set_settings,
     simulate,
     status,
     top,
     undo,
     up,
-    wait,
 )
-from llumctl.commands.endpoint_flags import UpCommand
+from llumctl.commands.up import UpCommand
 from llumctl.text import output
 
 app = typer.Typer(
@@ -47,21 +43,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up", cls=UpCommand)(up.up)
-app.command("down")(down.down)
+app.command("down")(up.down)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("record")(record.record)
-app.command("record-traffic")(record_traffic.record_traffic)
+app.command("record-traffic")(record.record_traffic)
 for name, command in {**requests.COMMANDS, **instances.COMMANDS}.items():
     app.command(name)(command)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("autoscale")(autoscale.autoscale)
-app.command("get")(get.get)
-app.command("set")(set_settings.set_settings)
+app.command("get")(get_set.get)
+app.command("set")(get_set.set_settings)
 app.command("undo")(undo.undo)
 app.command("events")(events.events)
 app.command("logs")(logs.logs)
-app.command("wait")(wait.wait)
+app.command("wait")(status.wait)
 app.add_typer(config.app)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)

@@ -1,1 +1,2 @@
-"""One command per file; each imports what it needs when it runs, so that help stays fast."""
+"""The commands, a file for each subject: options, following and text stand together. What is heavy
+is imported where it is used, so that help stays fast."""

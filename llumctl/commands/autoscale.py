@@ -7,7 +7,9 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_INSTANCES
-from llumctl import connect, durations
+from controller.api.text.quantities import duration
+from llumctl import arguments, connect, meant
+from llumctl.commands.get_set import changes_text
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -17,14 +19,13 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.commands.set_settings import text as settings_text
 from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.on_cluster import SettingChanges
     from controller.api.wire.base import SettingValue
-    from controller.api.wire.status import ClusterStatus
+    from controller.api.wire.status import AutoscaleStatus, ClusterStatus
 
 
 class Mode(StrEnum):
@@ -76,7 +77,7 @@ def autoscale(
                 changes=wanted, dry_run=dry_run, reason=reason, if_revision=if_revision
             )
             found = client.send(SetSettings(patch))
-            if dry_run and (planned := settings_text(found, output_format)):
+            if dry_run and (planned := changes_text(found, output_format)):
                 output.emit(planned)
             _say(found)
         if not dry_run:
@@ -109,7 +110,7 @@ def _changes(
         ("--target-tpot", "target_tpot_s", target_tpot),
     ):
         if text is not None:
-            found[key] = None if text == "none" else durations.positive(text, flag)
+            found[key] = None if text == "none" else arguments.positive(text, flag)
     return {f"autoscale.{key}": value for key, value in found.items()}
 
 
@@ -125,12 +126,34 @@ def _say(found: "SettingChanges") -> None:
 
 def _shown(status: "ClusterStatus", output_format: Format) -> str:
     from controller.api.wire.status import AutoscaleReport
-    from llumctl.text import autoscale_text
 
     found = status.autoscale
     if output_format is Format.NAME:
         return found.mode
     if output_format in (Format.TABLE, Format.WIDE):
-        return autoscale_text.render(found, status.time_s)
+        return _facts(found, status.time_s)
     report = AutoscaleReport(**dict(found))
     return output.encode(output_format, report, (report,))
+
+
+def _facts(status: "AutoscaleStatus", now_s: float) -> str:
+    """One to a line. `now_s`: seconds since the epoch."""
+    from controller.api.text import autoscale_words as words
+
+    wanted = "" if status.num_wanted is None else f", {status.num_wanted} wanted"
+    facts = [("mode", words.state(status))]
+    if held := words.held(status, now_s):
+        facts.append(("held", meant.aimed(held)))
+    facts += [
+        ("instances", f"{words.instances(status)}{wanted}"),
+        ("targets", words.targets(status) or "none"),
+    ]
+    if status.last is not None:
+        facts.append(("last look", words.decision(status.last, now_s)))
+    if status.last_change is not None:
+        facts.append(("last change", words.decision(status.last_change, now_s)))
+    if status.next_check_in_s is not None:
+        facts.append(("next look", f"in {duration(status.next_check_in_s)}"))
+    if status.cold_start_s is not None:
+        facts.append(("a start takes", duration(status.cold_start_s)))
+    return output.facts(facts)

@@ -2,44 +2,140 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 from llumctl import connect
-from llumctl.commands import bench_options as options
-from llumctl.commands.options import Cluster, TableOrJson, positive
+from llumctl.commands.options import Cluster, TableOrJson, format_option, positive
 from llumctl.lab.option_values import Arrivals, Verify
 from llumctl.text import output
 
 if TYPE_CHECKING:
     from llumctl.lab.bench import Measured
 
+DEFAULT_RATE = 1.0
+DEFAULT_DURATION_S = 30.0
+DEFAULT_LENGTHS = "S-S"
+
+
+# -- options: the load --------------------------------------------------------------------
+
+Rate = Annotated[
+    float | None, typer.Option(metavar="R", help=f"Requests per second ({DEFAULT_RATE:g}).")
+]
+ArrivalKind = Annotated[
+    Arrivals | None, typer.Option(help="How the gaps between requests vary (poisson).")
+]
+Cv = Annotated[
+    float | None,
+    typer.Option(metavar="C", help="Gamma arrivals: coefficient of variation of the gaps."),
+]
+Duration = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", help=f"Send for so many seconds ({DEFAULT_DURATION_S:g}, unless --requests)."
+    ),
+]
+NumRequests = Annotated[int | None, typer.Option(metavar="N", help="Send so many requests.")]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|IN,OUT",
+        help="Tokens of prompts and outputs: S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt as in"
+        " table 1 of the Llumnix paper; zipf:M-M as its authors drew them; or two numbers"
+        f" ({DEFAULT_LENGTHS}).",
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Replay a trace of Azure, BurstGPT, Mooncake or Qwen, or a recording of llumctl's.",
+    ),
+]
+ScaleRate = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Replay the trace so many times as fast (1)."),
+]
+MaxTokensCap = Annotated[
+    int | None, typer.Option(metavar="N", help="No prompt and no output is longer than this.")
+]
+Priorities = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LEVEL=SHARE",
+        help="A share of the requests, as in high=0.1; the rest is of rank 0. LEVEL is a name"
+        " or vLLM's number (lower goes first). Repeatable.",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Fixes arrivals, lengths, levels and prompts.")]
+
+# -- options: what is measured and checked ------------------------------------------------
+
+Warmup = Annotated[
+    float,
+    typer.Option(metavar="S", help="Leave requests due in the first seconds out of latencies."),
+]
+Verification = Annotated[
+    Verify,
+    typer.Option(
+        help="tokens: every id, as emulated engines must answer; counts: how many ids came;"
+        " usage: only how many the server says came; auto: tokens if emulated, else counts."
+    ),
+]
+Timeout = Annotated[float, typer.Option(metavar="S", help="How long one request may take.")]
+
+# -- options: the endpoint ----------------------------------------------------------------
+
+Url = Annotated[
+    str | None, typer.Option(metavar="URL", help="Any OpenAI endpoint instead of a cluster's.")
+]
+Model = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The model to ask for; default the first.")
+]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Its first line is the endpoint's API key.")
+]
+
+# -- options: where the figures go --------------------------------------------------------
+
+OutputFormat = Annotated[TableOrJson, format_option]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON report there too.")
+]
+Records = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a JSON line per request.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw a PNG of latencies and rates.")
+]
+
 
 def bench(
-    rate: options.Rate = None,
-    arrivals: options.ArrivalKind = None,
-    cv: options.Cv = None,
-    duration: options.Duration = None,
-    requests: options.NumRequests = None,
-    lengths: options.Lengths = None,
-    trace: options.Trace = None,
-    scale_rate: options.ScaleRate = None,
-    max_tokens_cap: options.MaxTokensCap = None,
-    priority: options.Priorities = None,
-    seed: options.Seed = 0,
-    warmup: options.Warmup = 0.0,
-    verify: options.Verification = Verify.AUTO,
-    timeout: options.Timeout = 600.0,
-    url: options.Url = None,
-    model: options.Model = None,
-    api_key_file: options.ApiKeyFile = None,
+    rate: Rate = None,
+    arrivals: ArrivalKind = None,
+    cv: Cv = None,
+    duration: Duration = None,
+    requests: NumRequests = None,
+    lengths: Lengths = None,
+    trace: Trace = None,
+    scale_rate: ScaleRate = None,
+    max_tokens_cap: MaxTokensCap = None,
+    priority: Priorities = None,
+    seed: Seed = 0,
+    warmup: Warmup = 0.0,
+    verify: Verification = Verify.AUTO,
+    timeout: Timeout = 600.0,
+    url: Url = None,
+    model: Model = None,
+    api_key_file: ApiKeyFile = None,
     cluster: Cluster = None,
-    output_format: options.OutputFormat = TableOrJson.TABLE,
-    json_file: options.JsonFile = None,
-    records: options.Records = None,
-    plot: options.Plot = None,
+    output_format: OutputFormat = TableOrJson.TABLE,
+    json_file: JsonFile = None,
+    records: Records = None,
+    plot: Plot = None,
 ) -> None:
     """Send load at a fixed rate, check every answer, report latencies.
 
@@ -61,15 +157,15 @@ def bench(
             "--url: a cluster has an endpoint of its own", f"llumctl bench --cluster {cluster}"
         )
     if duration is None and requests is None and trace is None:
-        duration = options.DEFAULT_DURATION_S
+        duration = DEFAULT_DURATION_S
     from llumctl.lab import bench
     from llumctl.lab.bench_load import Load
 
     load = Load(
-        rate=options.DEFAULT_RATE if rate is None else rate,
+        rate=DEFAULT_RATE if rate is None else rate,
         arrivals=arrivals or (Arrivals.POISSON if cv is None else Arrivals.GAMMA),
         cv=cv,
-        lengths=options.DEFAULT_LENGTHS if lengths is None else lengths,
+        lengths=DEFAULT_LENGTHS if lengths is None else lengths,
         trace=trace,
         speed=1.0 if scale_rate is None else scale_rate,
         duration_s=duration,

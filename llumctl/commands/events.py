@@ -1,24 +1,26 @@
 """`llumctl events`: what happened in the cluster, and what happens now."""
 
 import re
+import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controller.api.errors import NotRunningError, UsageError
-from llumctl import choices, connect, durations
+from controller.api.text.quantities import printable, time_of_day
+from llumctl import arguments, connect
+from llumctl.commands import following
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.following import following
 from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
     from controller.api.wire.requests import Event
-    from llumctl.text.event_lines import EventLines
 
 PAGE = 1000
 FOLLOW_LAST = 10
@@ -96,7 +98,7 @@ def events(
             "llumctl events --follow -o jsonl",
         )
     wanted = Wanted(
-        None if since is None else durations.moment(since, "--since", time.time()),
+        None if since is None else arguments.moment(since, "--since", time.time()),
         _kinds(kind),
         instance,
         request,
@@ -110,7 +112,6 @@ def events(
     if output_format in DOCUMENTS:
         output.emit(_whole(kept, position, output_format))
         return
-    from llumctl.text.event_lines import EventLines
 
     show = EventLines(output_format)
     for event in kept:
@@ -126,7 +127,7 @@ def _kinds(text: str | None) -> tuple[str, ...]:
         return ()
     from controller.api.text import events as event_words
 
-    return choices.several_of(text, event_words.KINDS, "--kind", "a kind of event")
+    return arguments.several_of(text, event_words.KINDS, "--kind", "a kind of event")
 
 
 def _kept(
@@ -177,3 +178,73 @@ def _whole(kept: deque["Event"], position: str, output_format: Format) -> str:
 
     page = EventPage(events=tuple(kept), next_position=position)
     return output.encode(output_format, page, page.events)
+
+
+_TINTS: Mapping[str, str] = {
+    "good": output.GREEN,
+    "noted": output.BOLD,
+    "warn": output.YELLOW,
+    "bad": output.RED,
+}
+"""Of the severities (`controller.api.text.events.Severity`)."""
+
+
+class EventLines:
+    """Shows each event that it is called with at once: as table, wide, jsonl or name.
+
+    Columns are of fixed width, so that events still to come fit below; what is longer than its
+    column is not cut. A date stands on a line of its own before the first event of a day other
+    than today.
+    """
+
+    def __init__(self, output_format: Format) -> None:
+        from controller.api.text.events import KINDS
+
+        widths = (8, max(map(len, KINDS)), 18)
+        self._format = output_format
+        self._wide = output_format is Format.WIDE
+        self._widths = (12, *widths[1:], 8, 8, 24) if self._wide else widths
+        self._colours = output.use_colours(sys.stdout)
+        self._day = time.strftime("%Y-%m-%d")
+        self._begun = False
+
+    def __call__(self, event: "Event") -> None:
+        if self._format is Format.NAME:
+            output.emit(event.position)
+        elif self._format is Format.JSONL:
+            from controller.api.wire.base import SCHEMA_VERSION
+
+            row = {"schema_version": SCHEMA_VERSION, **output.plain(event)}
+            output.emit(output.json_text(row))
+        else:
+            if not self._begun:
+                self._begun = True
+                output.emit(self._header())
+            output.emit(self._dated(event.time_s, self._row(event)))
+
+    def _header(self) -> str:
+        wide = ("WHERE", "LEVEL", "CAUSE") if self._wide else ()
+        line = self._line("TIME", "KIND", "SUBJECT", *wide, "WHAT")
+        return output.paint(line, output.BOLD) if self._colours else line
+
+    def _row(self, event: "Event") -> str:
+        from controller.api.text.events import severity, subject, what, where
+
+        wide = (where(event) or "-", event.level or "-", event.cause_id) if self._wide else ()
+        clock = time_of_day(event.time_s, millis=self._wide)
+        line = self._line(clock, event.kind, subject(event), *wide, what(event))
+        if self._colours and (colour := _TINTS.get(severity(event))):
+            line = line.replace(event.kind, output.paint(event.kind, colour), 1)
+        return line
+
+    def _line(self, *cells: str) -> str:
+        *columns, last = (printable(cell).strip() for cell in cells)
+        padded = [cell.ljust(width) for cell, width in zip(columns, self._widths, strict=True)]
+        return "  ".join((*padded, last)).rstrip()
+
+    def _dated(self, time_s: float, line: str) -> str:
+        day = time.strftime("%Y-%m-%d", time.localtime(time_s))
+        if day == self._day:
+            return line
+        self._day = day
+        return f"-- {day} --\n{line}"

@@ -15,7 +15,7 @@ from controller.api.errors import (
     UsageError,
 )
 from controller.api.settings.bounds import MAX_DEADLINE_S
-from llumctl import choices, completion, confirm, connect, durations
+from llumctl import arguments, completion, connect
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -82,7 +82,7 @@ def drain(
     Ctrl-C leaves the drain going; llumctl undrain takes it back.
     """
     wanted_ids = ids_once(instance_ids)
-    choices.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
+    arguments.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
     deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
         raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
@@ -295,11 +295,11 @@ def evacuate(
     first; what cannot arrive in time is replayed elsewhere when the instance is gone. Ctrl-C leaves
     it going; llumctl undrain takes it back.
     """
-    choices.an_id(instance_id, "ID")
-    within_s = durations.positive(within, "--within")
+    arguments.an_id(instance_id, "ID")
+    within_s = arguments.positive(within, "--within")
     if within_s > MAX_DEADLINE_S:
         raise UsageError(
-            "--within: must be at most 7d", f"durations look like {durations.EXAMPLES}"
+            "--within: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
         )
     one_line(reason)
     not_negative(if_revision, "--if-revision")
@@ -408,7 +408,7 @@ def restart(
         _of_one(flags, instance_id, deadline_s, now=now)
         return
     _check_flags({"--now": now})
-    from llumctl.commands import restart_rolling as rolling_restart
+    from llumctl.commands import rolling as rolling_restart
 
     if rolling:
         rolling_restart.begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
@@ -420,7 +420,7 @@ def restart(
 
 def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
     """Plans, asks, restarts one instance and follows that."""
-    choices.an_id(instance_id, "ID")
+    arguments.an_id(instance_id, "ID")
     if now and deadline_s is not None:
         raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
     name = connect.attached(flags.cluster)
@@ -464,17 +464,17 @@ def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:
 
 def ids_once(instance_ids: list[str]) -> list[str]:
     """The ids in the order given, each once. Raises UsageError for what is no id."""
-    return list(dict.fromkeys(choices.an_id(each, "ID") for each in instance_ids))
+    return list(dict.fromkeys(arguments.an_id(each, "ID") for each in instance_ids))
 
 
 def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(report.instance_id for report in reports)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import drain_text
+        from llumctl.commands import drain_watch
 
         wide = output_format is Format.WIDE
-        return drain_text.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
+        return drain_watch.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
     from controller.api.operations.on_instances import DrainList
 
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
@@ -483,17 +483,17 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
     """The orders that the operator agreed to, bound to the revision that was shown. `command`: what
     was typed, if that is not the command of the first one."""
-    from llumctl.text import drain_text
+    from llumctl.commands import drain_watch
 
     first, command = orders[0], command or orders[0].command
     connect.check(cluster)
-    confirm.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
+    output.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
     with connect.client(cluster) as client:
         plans = [client.send(each.dry()) for each in orders]
         status = client.status()
-    output.say(drain_text.question(plans, status, colours=output.use_colours(sys.stderr)))
+    output.say(drain_watch.question(plans, status, colours=output.use_colours(sys.stderr)))
     names = ", ".join(each.target for each in orders)
-    confirm.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
+    output.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
     if first.revision is not None:
         return list(orders)
     # All of what was shown is at least as new as the first plan.
@@ -508,7 +508,7 @@ def follow(
     detached: "Callable[[Sequence[DrainReport]], str] | None" = None,
 ) -> None:
     """Until all is over. `detached`: what Ctrl-C says of those that go on; None: drains."""
-    from llumctl.following import drain_watch
+    from llumctl.commands import drain_watch
 
     with drain_watch.Watch(cluster, begun) as watch:
         try:

@@ -1,6 +1,7 @@
-"""`llumctl logs`: what the processes of the cluster wrote."""
+"""`llumctl logs`: what the processes of the cluster wrote, each into its file."""
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from controller.api.errors import UsageError
+from controller.api.errors import LlumctlError, NotFoundError, UsageError
 from llumctl import completion
 from llumctl.commands.options import ClusterName
 from llumctl.config import config_file
@@ -48,11 +49,10 @@ def logs(
         raise UsageError(f"--all: the log of {member[:60]!r} is among all of them")
     name = config_file.cluster_name(cluster)
     from controller.api.state.log_tail import LogTail
-    from llumctl import log_files
 
-    folder = log_files.folder(name)
+    folder = _folder_of(name)
     one = DEFAULT_MEMBER if member is None else member
-    found = log_files.choose(log_files.find(folder), None if everyone else one, name)
+    found = _chosen(_logs_in(folder), None if everyone else one, name)
     show = _Printer(found, everyone=everyone)
     with contextlib.ExitStack() as stack:
 
@@ -73,9 +73,49 @@ def logs(
             for key, tail in tails.items():
                 show(key, tail.added())
             if everyone:
-                for key, path in log_files.find(folder).items():
+                for key, path in _logs_in(folder).items():
                     if key not in tails:
                         tails[key] = opened(path)
+
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+def _folder_of(cluster: str) -> Path:
+    """Where the logs are; of a cluster that was stopped, where they were left."""
+    from controller.api.state import run_state
+
+    state = run_state.load(cluster)
+    return run_state.state_path(cluster) / "logs" if state is None else Path(state.log_dir)
+
+
+def _logs_in(folder: Path) -> dict[str, Path]:
+    """Member -> file, i-2 before i-10."""
+    try:
+        files = [path for path in folder.iterdir() if path.suffix == ".log"]
+    except (FileNotFoundError, NotADirectoryError):
+        files = []
+    except OSError as error:
+        raise LlumctlError(f"cannot read {folder}: {error.strerror}", f"ls -ld {folder}") from error
+    return {path.stem: path for path in sorted(files, key=_natural)}
+
+
+def _chosen(logs: dict[str, Path], member: str | None, cluster: str) -> dict[str, Path]:
+    """The log of one member, or all. Raises NotFoundError with the names that there are."""
+    if not logs:
+        raise NotFoundError(f"cluster {cluster} has left no logs", "llumctl up")
+    if member is None:
+        return logs
+    if member not in logs:
+        raise NotFoundError(
+            f"cluster {cluster} has no log of {member[:60]!r}",
+            f"llumctl logs ID      with one of {', '.join(logs)}",
+        )
+    return {member: logs[member]}
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part or 0) if part.isdigit() else -1, part) for part in _NUMBER.split(path.stem)]
 
 
 class _Printer:

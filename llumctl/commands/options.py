@@ -9,7 +9,7 @@ import typer
 
 from controller.api.errors import UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
-from llumctl import completion, durations, meant
+from llumctl import arguments, completion, meant
 from llumctl.text.output import Format
 
 Cluster = Annotated[
@@ -87,10 +87,10 @@ def deadline_of(text: str | None) -> float | None:
     """How many seconds a drain may take."""
     if text is None:
         return None
-    found = durations.positive(text, "--deadline")
+    found = arguments.positive(text, "--deadline")
     if found > MAX_DEADLINE_S:
         raise UsageError(
-            "--deadline: must be at most 7d", f"durations look like {durations.EXAMPLES}"
+            "--deadline: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
         )
     return found
 

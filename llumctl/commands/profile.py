@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ from llumctl.commands.options import Config
 from llumctl.text import output
 
 if TYPE_CHECKING:
+    from controller.main.profile.points import FitError
+    from controller.main.profile.run import Profiled
     from llumctl.config.settings import Flags
 
 ROUNDS = 5
@@ -66,13 +69,12 @@ def profile(
     }
     settings, origins = settings_module.load_with_origins(config, flags, engine_arg or [])
     from controller.main.profile import profile_file, run
-    from llumctl.text.profile import text_of
 
     path = file or Path(f"{_file_stem(settings.cluster.model)}.toml")
     wanted = run.Wanted(path, force, rounds, profile_file.parse_given(set_ or []))
     with settings_module.located(origins):
         found = run.run(settings, wanted, output.say)
-    output.emit(text_of(found, colours=output.use_colours(sys.stdout)))
+    output.emit(_text(found, colours=output.use_colours(sys.stdout)))
     output.say(f"written to {path}")
     output.say(f"next:  llumctl up --engine emulated --profile {shlex.quote(str(path))}")
 
@@ -81,3 +83,80 @@ def _file_stem(model: str) -> str:
     """`Qwen/Qwen3-0.6B` -> `qwen3-0.6b`."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     return re.sub(r"[^a-z0-9._-]+", "-", name).strip(".-") or "model"
+
+
+HEADER = ("KIND", "WORK", "MEASURED", "FITTED", "ERROR")
+
+
+def _text(found: "Profiled", *, colours: bool) -> str:
+    """Points as measured and as fitted, the fit's error, the rest."""
+    from controller.main.profile.profile_file import work
+
+    profile = found.profile
+    rows = [
+        (kind, work(p), _ms(p.time_s), _ms(p.fitted_s(profile)), f"{p.error(profile):+.1%}")
+        for kind, points in found.measured.points.by_kind()
+        for p in points
+    ]
+    parts = [output.table(HEADER, rows, colours=colours), "", output.facts(list(_facts(found)))]
+    return "\n".join(parts)
+
+
+def _facts(found: "Profiled") -> Iterator[tuple[str, str]]:
+    from controller.main.profile.points import FitError
+    from controller.main.profile.run import BUSY_RATIO, UNSTEADY_RATIO
+
+    profile, points = found.profile, found.measured.points
+    yield "fit", _error(FitError.of((*points.prefill, *points.decode), profile))
+    for kind, each in points.by_kind():
+        yield f"  {kind}", _error(FitError.of(each, profile))
+    yield (
+        "prefill",
+        f"{_ms(profile.prefill_base_s)} + {_us(profile.prefill_per_token_s)} per token"
+        f" + {_us(profile.prefill_per_token_squared_s)} per token squared",
+    )
+    yield (
+        "decode",
+        f"{_ms(profile.decode_base_s)} + {_us(profile.decode_per_request_s)} per request"
+        f" + {_us(profile.decode_per_context_token_s)} per token in the batch",
+    )
+    yield (
+        "memory",
+        f"{profile.num_total_blocks:,} blocks of {profile.block_size} tokens,"
+        f" {profile.kv_bytes_per_token:,} bytes per token",
+    )
+    link, waited_ratio = found.measured.link, found.measured.waited_ratio
+    if waited_ratio > BUSY_RATIO:
+        yield (
+            "busy",
+            f"{waited_ratio:.0%} of the time the engine waited for a core that others had: not"
+            " counted, but measure again on a quiet machine",
+        )
+    if (excess := points.decode_excess) > UNSTEADY_RATIO:
+        yield (
+            "unsteady",
+            f"decode steps took {excess:.0%} longer in the mean than in the median, which is what"
+            " counts: under load the engine will be slower than this, so measure again later",
+        )
+    if link is None:
+        yield "copy", f"{profile.copy_bytes_per_s / 1e9:.2f} GB/s, given"
+    else:
+        yield (
+            "copy",
+            f"{link.bytes_per_s / 1e9:.2f} GB/s over the KV link on this machine,"
+            f" {_ms(link.one_block_s)} for one block",
+        )
+
+
+def _error(error: "FitError | None") -> str:
+    if error is None:
+        return "no point"
+    return f"{error.median:.1%} off in the median, {error.largest:.1%} at most"
+
+
+def _ms(time_s: float) -> str:
+    return f"{time_s * 1e3:.3f}ms"
+
+
+def _us(time_s: float) -> str:
+    return f"{time_s * 1e6:.4g}us"

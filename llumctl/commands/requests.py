@@ -1,7 +1,10 @@
-"""`llumctl requests` and `explain`, and orders about a request: `migrate`, `priority`, `abort`."""
+"""`llumctl requests` and `explain`, and orders about a request: `migrate`, `priority`, `abort`.
+
+In what they print, a dash stands for what is not known, or not yet.
+"""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +17,8 @@ from controller.api.errors import (
     LlumctlError,
     UsageError,
 )
-from llumctl import choices, completion, connect
+from controller.api.text.quantities import duration, latency, printable, sized, time_of_day
+from llumctl import arguments, completion, connect
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -28,8 +32,22 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.operations.on_requests import AbortReport, MigrationReport, PriorityReport
-    from controller.api.wire.requests import Explanation, RequestDetail, RequestList, RequestState
+    from controller.api.operations.on_requests import (
+        AbortReport,
+        MigrationReport,
+        MoveAttempt,
+        MovePlanned,
+        PriorityReport,
+    )
+    from controller.api.wire.requests import (
+        Considered,
+        Explanation,
+        RequestDetail,
+        RequestList,
+        RequestState,
+        RequestStatus,
+        Step,
+    )
 
 DEFAULT_LIMIT = 100
 # The controller lists no more.
@@ -77,9 +95,9 @@ def requests(
     if reference is not None and given:
         raise UsageError(f"{given[0]}: only for the list, not for one request")
     if reference is not None:
-        choices.an_id(reference, "REQUEST")
+        arguments.an_id(reference, "REQUEST")
     if instance is not None:
-        choices.an_id(instance, "--instance")
+        arguments.an_id(instance, "--instance")
     states = _states(state)
     with connect.client(connect.attached(cluster)) as client:
         if reference is not None:
@@ -96,7 +114,7 @@ def _states(text: str | None) -> "tuple[RequestState, ...]":
         return ()
     from controller.api.wire.requests import RequestState
 
-    found = choices.several_of(text, list(RequestState), "--state", "a state of a request")
+    found = arguments.several_of(text, list(RequestState), "--state", "a state of a request")
     return tuple(map(RequestState, found))
 
 
@@ -106,10 +124,8 @@ def _listed(found: "RequestList", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import requests_text as requests_table
-
         colours = output.use_colours(sys.stdout)
-        return requests_table.render(rows, wide=output_format is Format.WIDE, colours=colours)
+        return _table(rows, wide=output_format is Format.WIDE, colours=colours)
     return output.encode(output_format, found, rows)
 
 
@@ -117,9 +133,7 @@ def _detail(found: "RequestDetail", output_format: Format) -> str:
     if output_format is Format.NAME:
         return found.id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import requests_text as requests_table
-
-        return requests_table.render_detail(found, colours=output.use_colours(sys.stdout))
+        return _life(found, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, (found,))
 
 
@@ -132,13 +146,86 @@ def _tell_what_is_missing(found: "RequestList") -> None:
         output.say(f"{shown} of {found.num_matching} requests{hint}")
 
 
+_Column = tuple[str, "Callable[[RequestStatus], str]"]
+
+_COLUMNS: tuple[_Column, ...] = (
+    ("ID", lambda item: item.id),
+    ("CLIENT-ID", lambda item: item.client_id),
+    ("STATE", lambda item: item.state),
+    ("LEVEL", lambda item: item.level),
+    ("INSTANCE", lambda item: "controller" if item.held else item.instance_id or ""),
+    ("AGE", lambda item: duration(item.age_s)),
+    ("TTFT", lambda item: latency(item.ttft_s)),
+    ("TOK-IN", lambda item: str(item.num_prompt_tokens)),
+    ("TOK-OUT", lambda item: str(item.num_output_tokens)),
+    ("EVICT", lambda item: str(item.num_evictions)),
+    ("MOVABLE", lambda item: _movable(item)),
+)
+_HELD_COLUMNS: tuple[_Column, ...] = (
+    ("PLACE", lambda item: str(item.held.place) if item.held else ""),
+    ("NEEDS", lambda item: _needed_blocks(item.held.demand_blocks) if item.held else ""),
+    ("KEPT", lambda item: (item.held and item.held.instance_id) or ""),
+    ("WHY", lambda item: item.held.why if item.held else ""),
+)
+"""Shown while the controller holds any of the requests."""
+_WIDE_COLUMNS: tuple[_Column, ...] = (
+    *_COLUMNS,
+    ("MOVES", lambda item: str(item.num_moves)),
+    ("REPLAYS", lambda item: str(item.num_replays)),
+    ("FRONTEND", lambda item: item.frontend_id),
+    ("ARRIVED", lambda item: time_of_day(item.arrival_time_s, millis=True)),
+    ("PARENT", lambda item: item.parent_id or ""),
+    ("END", lambda item: item.finish_reason or ""),
+)
+
+
+def _needed_blocks(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _movable(item: "RequestStatus") -> str:
+    """yes, or the reason code (docs/metrics.md)."""
+    if item.movable is None:
+        return ""
+    return "yes" if item.movable else item.why_not_movable or "no"
+
+
+def _table(requests: "Sequence[RequestStatus]", *, wide: bool, colours: bool) -> str:
+    """The rows stay in the controller's order."""
+    columns = _WIDE_COLUMNS if wide else _COLUMNS
+    if any(item.held for item in requests):
+        columns += _HELD_COLUMNS
+    rows = [[cell(item) for _, cell in columns] for item in requests]
+    names = [name for name, _ in columns]
+    return output.table(names, rows, colours=colours, ids=("CLIENT-ID", "ID"))
+
+
+def _life(item: "RequestDetail", *, colours: bool) -> str:
+    """The request's fields, then its history: since its arrival, what, where, why."""
+    from controller.api.text.events import where, why
+
+    columns = _WIDE_COLUMNS + (_HELD_COLUMNS if item.held else ())
+    facts = [(name.lower(), cell(item) or "-") for name, cell in columns]
+    rows = [
+        (
+            f"+{latency(max(0.0, event.time_s - item.arrival_time_s))}",
+            event.kind,
+            where(event),
+            why(event),
+        )
+        for event in item.history
+    ]
+    history = output.table(("SINCE", "WHAT", "WHERE", "WHY"), rows, colours=colours)
+    return "\n\n".join((output.facts(facts), history))
+
+
 def explain(
     reference: Reference,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
     """Show which instances were considered for a request, what was chosen, what not, and why."""
-    choices.an_id(reference, "REQUEST")
+    arguments.an_id(reference, "REQUEST")
     with connect.client(connect.attached(cluster)) as client:
         found = client.explain(reference)
     output.emit(_explained(found, output_format))
@@ -148,11 +235,74 @@ def _explained(found: "Explanation", output_format: Format) -> str:
     if output_format is Format.NAME:
         return found.request.id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import explain as explain_text
-
         wide = output_format is Format.WIDE
-        return explain_text.render(found, wide=wide, colours=output.use_colours(sys.stdout))
+        return _decisions(found, wide=wide, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, found.steps)
+
+
+_INDENT = "    "
+
+
+def _decisions(found: "Explanation", *, wide: bool, colours: bool) -> str:
+    """Where the request is now, then its steps, each with the time since it arrived."""
+    parts = [output.facts(_request_facts(found))]
+    for step in found.steps:
+        since_s = max(0.0, step.time_s - found.request.arrival_time_s)
+        parts.append(_step(step, f"+{latency(since_s)}", wide=wide, colours=colours))
+    return "\n\n".join(parts)
+
+
+def _request_facts(found: "Explanation") -> list[tuple[str, str]]:
+    from controller.api.text import decisions
+
+    request = found.request
+    on = f" on {request.instance_id}" if request.instance_id else ""
+    where = " at the controller" if request.held else on
+    facts = [
+        ("request", request.id),
+        ("client-id", request.client_id),
+        ("state", f"{request.state}{where}"),
+        ("level", request.level),
+    ]
+    if found.waiting is not None:
+        facts.append(("waits", decisions.waits(found.waiting)))
+    if movable := decisions.movable(found):
+        facts.append(("movable", movable))
+    return facts
+
+
+def _step(step: "Step", since: str, *, wide: bool, colours: bool) -> str:
+    from controller.api.text import decisions
+    from controller.api.wire.requests import DispatchStep, MoveStep, NotMovedStep
+
+    headline, figures = decisions.told(step)
+    lines = [f"{since}  {headline}" + (f"  ({step.cause_id})" if wide and step.cause_id else "")]
+    lines += [f"{_INDENT}{text}" for text in figures if text]
+    lines = [printable(line) for line in lines]
+    if isinstance(step, DispatchStep):
+        lines += _candidates(step.candidates, step.instance_id, "SCORE", colours=colours)
+    elif isinstance(step, MoveStep | NotMovedStep):
+        chosen = step.to_instance_id
+        lines += _candidates(step.candidates, chosen, "FREENESS", colours=colours)
+    return "\n".join(lines)
+
+
+def _candidates(
+    candidates: "tuple[Considered, ...]", chosen: str, unit: str, *, colours: bool
+) -> list[str]:
+    """The chosen one need not be the first: the freest may be another source's destination."""
+    if not candidates:
+        return []
+    rows = [
+        (
+            item.instance_id,
+            "-" if item.figure is None else f"{item.figure:.0f}",
+            "chosen" if item.instance_id == chosen else "-",
+        )
+        for item in candidates
+    ]
+    header = ("INSTANCE", unit, "")
+    return [_INDENT + line for line in output.table(header, rows, colours=colours).splitlines()]
 
 
 def migrate(
@@ -180,9 +330,9 @@ def migrate(
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Move a live request to another instance. Its client does not notice."""
-    choices.an_id(reference, "REQUEST")
+    arguments.an_id(reference, "REQUEST")
     if to is not None:
-        choices.an_id(to, "--to")
+        arguments.an_id(to, "--to")
     positive(timeout, "--timeout")
     if timeout > MAX_TIMEOUT_S:
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
@@ -213,9 +363,7 @@ def _moved(report: "MigrationReport", output_format: Format) -> str:
     if output_format is Format.NAME:
         return report.attempts[-1].migration_id if report.attempts else report.request_id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import migrations as migration_text
-
-        return migration_text.render(report, colours=output.use_colours(sys.stdout))
+        return _move(report, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, report, (report,))
 
 
@@ -242,6 +390,92 @@ def _no_move(report: "MigrationReport") -> LlumctlError:
     )
 
 
+_Fact = tuple[str, str]
+
+_NO_DOWNTIME = "none, the request waits for memory"
+
+
+def _move(report: "MigrationReport", *, colours: bool) -> str:
+    """The move's figures, its last attempt's stages, and the attempts if there were several."""
+    facts = [
+        ("request", report.request_id),
+        ("client-id", report.client_id),
+        ("from", report.from_instance_id),
+        ("to", report.to_instance_id or "-"),
+        ("outcome", report.outcome.replace("_", " ")),
+        *([("why", report.why)] if report.why else []),
+        *([("note", report.note)] if report.note else []),
+    ]
+    last = report.attempts[-1] if report.attempts else None
+    if report.plan is not None:
+        facts += _planned_facts(report.plan)
+    elif last is not None and last.duration_s is not None:
+        facts += _moved_facts(report, last)
+    parts = [output.facts(facts)]
+    if last is not None and last.stages:
+        parts.append(_stages(last, colours=colours))
+    if len(report.attempts) > 1:
+        parts.append(_attempts(report.attempts, colours=colours))
+    return "\n\n".join(parts)
+
+
+def _planned_facts(plan: "MovePlanned") -> list[_Fact]:
+    return [
+        ("tokens", str(plan.num_tokens)),
+        ("blocks", str(plan.num_blocks)),
+        ("bytes", sized(plan.num_bytes)),
+        ("copy", _millis(plan.copy_time_s)),
+        ("downtime", _expected_downtime(plan)),
+    ]
+
+
+def _expected_downtime(plan: "MovePlanned") -> str:
+    if not plan.num_blocks:
+        return _NO_DOWNTIME
+    return f"about {_millis(plan.downtime_s)}" if plan.downtime_s else "-"
+
+
+def _moved_facts(report: "MigrationReport", last: "MoveAttempt") -> list[_Fact]:
+    cached = f", {last.num_cached_blocks} were there" if last.num_cached_blocks else ""
+    return [
+        ("migration", last.migration_id),
+        ("tokens", "-" if last.num_tokens is None else str(last.num_tokens)),
+        ("blocks", f"{report.num_blocks}{cached}"),
+        ("bytes", sized(report.num_bytes)),
+        ("copy", _millis(report.copy_time_s)),
+        ("took", _millis(last.duration_s)),
+        ("downtime", _downtime(report, last)),
+        ("excess", _millis(report.excess_s)),
+    ]
+
+
+def _downtime(report: "MigrationReport", last: "MoveAttempt") -> str:
+    """A move without any block is one of a request that waits."""
+    if report.downtime_s is None and not (report.num_blocks or last.num_cached_blocks):
+        return _NO_DOWNTIME
+    return _millis(report.downtime_s)
+
+
+def _stages(attempt: "MoveAttempt", *, colours: bool) -> str:
+    rows = [
+        (str(index), str(stage.num_blocks), sized(stage.num_bytes), _millis(stage.copy_time_s))
+        for index, stage in enumerate(attempt.stages)
+    ]
+    return output.table(("STAGE", "BLOCKS", "BYTES", "COPY"), rows, colours=colours)
+
+
+def _attempts(attempts: "tuple[MoveAttempt, ...]", *, colours: bool) -> str:
+    rows = [(each.migration_id, each.to_instance_id, each.outcome, each.why) for each in attempts]
+    return output.table(("MIGRATION", "TO", "OUTCOME", "WHY"), rows, colours=colours)
+
+
+def _millis(seconds: float | None) -> str:
+    """A step is some milliseconds: tenths of one count."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f}s" if seconds >= 1 else f"{1000 * seconds:.1f}ms"
+
+
 def priority(
     reference: Reference,
     level: Annotated[
@@ -253,8 +487,8 @@ def priority(
     cluster: Cluster = None,
 ) -> None:
     """Change the priority of a live request: in the queues, and in the room kept beside it."""
-    choices.an_id(reference, "REQUEST")
-    choices.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
+    arguments.an_id(reference, "REQUEST")
+    arguments.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import PriorityRequest, SetPriority
@@ -293,7 +527,7 @@ def abort(
     cluster: Cluster = None,
 ) -> None:
     """End a live request: its client gets one error, its instance the memory. There is no undo."""
-    choices.an_id(reference, "REQUEST")
+    arguments.an_id(reference, "REQUEST")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import Abort, AbortRequest

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_INSTANCES
-from llumctl import confirm, connect, durations
+from llumctl import arguments, connect
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -92,7 +92,7 @@ def scale(
     """
     target_count, change = _wanted(target)
     deadline_s = deadline_of(deadline)
-    timeout_s = None if timeout is None else durations.positive(timeout, "--timeout")
+    timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
     if timeout_s is not None and not wait:
         raise UsageError("--timeout: only with --wait", "llumctl scale --help")
     one_line(reason)
@@ -172,17 +172,17 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
 def agreed(cluster: str, command: str, order: "Scale", *, yes: bool) -> "Scale":
     """The order for what the plan says; if instances are to go, for those that were agreed to.
     `command`: what was typed."""
-    from llumctl.text import drain_text
+    from llumctl.commands import drain_watch
 
     with connect.client(cluster) as client:
         planned = client.send(order.dry())
         status = client.status() if planned.draining and not yes else None
     if status is not None:
-        confirm.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
+        output.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
         colours = output.use_colours(sys.stderr)
-        output.say(drain_text.question(planned.draining, status, colours=colours))
+        output.say(drain_watch.question(planned.draining, status, colours=colours))
         going = ", ".join(report.instance_id for report in planned.draining)
-        confirm.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
+        output.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
     return order.planned(planned)
 
 
@@ -191,11 +191,27 @@ def _text(report: "ScaleReport", output_format: Format) -> str:
         going = [drain.instance_id for drain in report.draining]
         return "\n".join([*report.added, *report.undrained, *going])
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import scale as scale_text
-
         wide = output_format is Format.WIDE
-        return scale_text.render(report, wide=wide, colours=output.use_colours(sys.stdout))
+        return _table(report, wide=wide, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, report, (report,))
+
+
+def _table(report: "ScaleReport", *, wide: bool, colours: bool) -> str:
+    """Numbers and names; then the drains of a scale-in."""
+    draining = tuple(drain.instance_id for drain in report.draining)
+    facts = (
+        ("instances", f"{report.previous} -> {report.target}"),
+        ("added", " ".join(report.added)),
+        ("undrained", " ".join(report.undrained)),
+        ("draining", " ".join(draining)),
+        ("revision", str(report.revision)),
+    )
+    parts = [output.facts([(name, value) for name, value in facts if value])]
+    if report.draining:
+        from llumctl.commands import drain_watch
+
+        parts.append(drain_watch.render(report.draining, wide=wide, colours=colours))
+    return "\n\n".join(parts)
 
 
 def _wait(
@@ -205,14 +221,14 @@ def _wait(
     deadline_s: float | None,
     output_format: Format,
 ) -> None:
-    from llumctl.following import conditions, drain_watch, waiting
+    from llumctl.commands import drain_watch, waiting
 
     deadline_at_s = time.monotonic() + timeout_s
     watch = drain_watch.Watch(cluster, report.draining)
     try:
         with watch:
             for each in (*report.added, *report.undrained):
-                condition = conditions.MemberIs("instance", each, "active")
+                condition = waiting.MemberIs("instance", each, "active")
                 left_s = max(0.0, deadline_at_s - time.monotonic())
                 output.say(waiting.wait(cluster, condition, f"instance/{each}=active", left_s))
             watch.until_over(max(0.0, deadline_at_s - time.monotonic()))

@@ -1,14 +1,17 @@
-"""`llumctl status`: how the cluster is, once or again and again."""
+"""`llumctl status` and `wait`: how the cluster is, once, again and again, or until it is so."""
 
 import functools
+import shutil
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_FAILED, UsageError
-from llumctl import connect
+from controller.api.errors import EXIT_FAILED, UnreachableError, UsageError
+from controller.api.text.quantities import duration, time_of_day
+from llumctl import arguments, connect
 from llumctl.commands.options import Cluster, OutputFormat, positive
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from controller.api.wire.status import ClusterStatus
 
 DEFAULT_EVERY_S = 2.0
+DEFAULT_WAIT = "600"
 
 
 def status(
@@ -83,8 +87,8 @@ def _texts(output_format: Format) -> "Callable[[ClusterStatus], str]":
         return lambda found: "\n".join(item.id for item in found.instances)
     if output_format not in (Format.TABLE, Format.WIDE):
         return lambda found: output.encode(output_format, found, found.instances)
+    from llumctl.commands import status_table
     from llumctl.config import settings
-    from llumctl.text import status as status_table
 
     return functools.partial(
         status_table.render,
@@ -115,15 +119,79 @@ def _watch(
     every_s: float,
     timeout_s: float,
 ) -> None:
-    from llumctl.following import status_watch
+    """Shows the status until stdout's reader leaves, in place on a terminal.
 
+    A controller that does not answer is waited for: a terminal keeps its last status, with
+    its age; elsewhere it is said once on stderr.
+    """
     lines_only = output_format is Format.JSONL
+    paint = _Screen() if not lines_only and output.can_redraw(sys.stdout) else None
+    status, asked_s, trouble = first, time.monotonic(), ""
+    seen_s = asked_s
+    while not output.reader_left():
+        if paint is not None:
+            paint(f"{_head(trouble, time.monotonic() - seen_s)}\n{text_of(status)}")
+        elif lines_only and not trouble:
+            output.emit(output.json_text(output.plain(status)))
+        elif not trouble:
+            output.emit(f"{_head()}\n{text_of(status)}\n")
+        time.sleep(max(0.0, asked_s + every_s - time.monotonic()))
+        asked_s = time.monotonic()
+        try:
+            status = fetch(cluster, timeout_s)
+            if trouble and paint is None:
+                output.say("the controller answers again")
+            trouble, seen_s = "", time.monotonic()
+        except UnreachableError as error:
+            if not trouble and paint is None:
+                output.say(f"{error.message}; waiting for it")
+            trouble = error.message
 
-    def render(status: "ClusterStatus") -> str:
-        if lines_only:
-            return output.json_text(output.plain(status))
-        return text_of(status)
 
-    status_watch.watch(
-        cluster, first, render, every_s=every_s, timeout_s=timeout_s, lines_only=lines_only
-    )
+def _head(trouble: str = "", age_s: float = 0.0) -> str:
+    clock = time_of_day(time.time())
+    return f"{clock}  stale for {duration(age_s)}: {trouble}" if trouble else clock
+
+
+# Escape sequences: home, erase the rest of the line, of the screen; clear, cut lines, wrap them.
+_HOME, _END_OF_LINE, _END = "\x1b[H", "\x1b[K", "\x1b[J"
+_CLEAR, _CUT, _WRAP = "\x1b[2J", "\x1b[?7l", "\x1b[?7h"
+
+
+class _Screen:
+    """Writes over what it wrote before; what the terminal has no room for is left out."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def __call__(self, text: str) -> None:
+        height = shutil.get_terminal_size().lines
+        lines = [line + _END_OF_LINE for line in text.splitlines()[: height - 1]]
+        clear = "" if self._begun else _CLEAR
+        self._begun = True
+        output.emit(f"{_CUT}{_HOME}{clear}" + "\n".join(lines) + f"\n{_END}{_WRAP}", end="")
+
+
+def wait(
+    condition: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="COND",
+            help="ready, idle, cluster=STATE, instance/ID=STATE (or gone), frontend/ID=STATE,"
+            " request/ID=STATE, drained=ID.",
+        ),
+    ],
+    timeout: Annotated[
+        str,
+        typer.Option(metavar="S", help="How long: 90, 90s, 5m. Zero: look once."),
+    ] = DEFAULT_WAIT,
+    cluster: Cluster = None,
+) -> None:
+    """Wait for a condition: exit 0 when it holds, 124 when the time is over."""
+    timeout_s = arguments.seconds(timeout, "--timeout")
+    name = connect.attached(cluster)
+    from llumctl.commands import waiting
+
+    wanted = waiting.parse(condition)
+    output.say(waiting.wait(name, wanted, condition.strip(), timeout_s))

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import RefusedError, UsageError
-from llumctl import choosing, connect, durations, meant
-from llumctl.commands import watching
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.text.quantities import printable
+from llumctl import arguments, connect, meant
 from llumctl.commands.options import Cluster, positive
+from llumctl.commands.record import check_refresh, new_recording, reached
+from llumctl.config import config_file
 from llumctl.text import output
 from tui import startup
 from tui.startup import DEFAULT_THEME, MONOCHROME, THEME_NAMES
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from tui.own_commands import OwnCommand
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
+ASK_TIMEOUT_S = 1.0
+"""For each of them: one that hangs must not hide the others."""
 BROWSER_DRIVER = "textual.drivers.web_driver:WebDriver"
 """What $TEXTUAL_DRIVER says where a server for browsers started this process."""
 NO_GLYPHS = ("linux", "vt100", "vt220")
@@ -91,9 +95,9 @@ def top(
     ] = None,
 ) -> None:
     """Show the cluster as it goes, and change it by keys: ? lists them."""
-    watching.check_refresh(refresh)
+    check_refresh(refresh)
     positive(speed, "--speed")
-    at_s = 0.0 if at is None else durations.seconds(at, "--at")
+    at_s = 0.0 if at is None else arguments.seconds(at, "--at")
     if replay is None and (speed is not None or at is not None):
         raise UsageError("--speed and --at go with --replay FILE", "llumctl top --help")
     if replay is not None and (record is not None or cluster is not None):
@@ -116,7 +120,7 @@ def top(
         _serve(look, cluster, shown, refresh=refresh, write=write, port=port or 0)
         return
     with contextlib.ExitStack() as stack:
-        name = choosing.attached_or_asked(cluster) if shown is None else ""
+        name = _attached_or_asked(cluster) if shown is None else ""
         writer = None
         title = f"{name}  + connecting" if shown is None else f"REPLAY  {shown.path.name}"
         frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
@@ -126,9 +130,9 @@ def top(
                 source = stack.enter_context(_recorded(shown, look.limits))
                 app = _dashboard(source, look, recording=False, readonly=True)
             else:
-                called = watching.reached(name)
+                called = reached(name)
                 if record is not None:
-                    recording = watching.writer(record, name, called, refresh)
+                    recording = new_recording(record, name, called, refresh)
                     writer = stack.enter_context(recording)
                 app = _live(name, called, look, refresh, writer, readonly=readonly)
         _run(app)
@@ -150,8 +154,8 @@ def _serve(
     shown = ["--theme", look.theme, "--refresh", f"{refresh:g}"]
     shown += ["--ascii"] * look.ascii_only + ["--readonly"] * (not write)
     if replay is None:
-        name = choosing.attached_or_asked(cluster)
-        watching.reached(name)
+        name = _attached_or_asked(cluster)
+        reached(name)
         shown += ["--cluster", name]
     else:
         with _recorded(replay, look.limits):
@@ -271,6 +275,57 @@ def _dashboard(
         tick_s=tick_s(source),
     )
     return Dashboard(source, options, caller)
+
+
+def _attached_or_asked(flag: str | None) -> str:
+    """What `connect.attached` says, unless there are several clusters, none was named, and somebody
+    can be asked. Raises RefusedError if the answer names none of them."""
+    from controller.api.state import run_state
+
+    there = run_state.clusters()
+    if (
+        (flag is not None and connect.is_url(flag))
+        or config_file.named_cluster(flag) is not None
+        or len(there) < 2
+        or not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stderr))
+    ):
+        return connect.attached(flag)
+    there.sort(key=lambda name: (name != config_file.UNNAMED, name))
+    output.say("several clusters are here:")
+    width = max(map(len, there))
+    for number, name in enumerate(there, start=1):
+        output.say(f"  {number}  {name:<{width}}  {_cluster_state(name)}")
+    output.say_on(f"which one? [1 is {there[0]}] ")
+    found = chosen(sys.stdin.readline(), there)
+    meant.cluster_is(found)
+    return found
+
+
+def chosen(answer: str, there: list[str]) -> str:
+    """By its number or its name; an empty line is the first. End of input names none."""
+    word = answer.strip()
+    if answer.endswith("\n") and not word:
+        return there[0]
+    if word.isdecimal() and 0 < int(word) <= len(there):
+        return there[int(word) - 1]
+    if word in there:
+        return word
+    raise RefusedError(
+        f"{printable(word[:40])!r} is none of {', '.join(there)}",
+        f"llumctl top --cluster {there[0]}",
+    )
+
+
+def _cluster_state(name: str) -> str:
+    try:
+        with connect.client(name, ASK_TIMEOUT_S) as client:
+            found = client.status()
+    except LlumctlError:
+        return "its controller does not answer"
+    return (
+        f"{found.state}  {len(found.instances)} instances of {printable(found.model)}"
+        f"  {found.endpoint_url}"
+    )
 
 
 def _run(app: "Dashboard") -> None:

@@ -8,7 +8,7 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.text.quantities import moment
-from llumctl import choices, connect
+from llumctl import arguments, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Yes, one_line
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -40,7 +40,7 @@ def undo(
     changed since. A second undo takes the first one back.
     """
     if entry_id:
-        choices.an_id(entry_id, "ID")
+        arguments.an_id(entry_id, "ID")
         if listing:
             raise UsageError("--list: give either this or an ID", "llumctl undo --list")
     one_line(reason)

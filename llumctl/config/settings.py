@@ -42,7 +42,7 @@ from controller.api.settings.settings import (
     table_model,
 )
 from controller.api.settings.table import kinds
-from llumctl import choices
+from llumctl import arguments
 from llumctl.config import config_file
 from llumctl.config.config_file import Origins
 from llumctl.config.toml_text import KeyPath
@@ -297,7 +297,7 @@ def _assign_to_level(data: dict[str, Any], origins: Origins, key: str, text: str
     if not isinstance(levels, list | tuple) or not all(isinstance(each, dict) for each in levels):
         return  # validation names it
     names = [str(each.get("name")) for each in levels]
-    index = names.index(choices.one_of(name, names, "--set", "a priority level"))
+    index = names.index(arguments.one_of(name, names, "--set", "a priority level"))
     origins.name(("priority", index), "--set")
     changed = {**levels[index], field: value_of(f"priority.{key}", text)}
     data["priority"] = (*levels[:index], changed, *levels[index + 1 :])

@@ -21,7 +21,7 @@ from typing import Any
 from controller.model.profile import Mode
 from controller.sim.run import Load, Ran, Run
 from controller.sim.statistics import Interval, geometric_mean_ratio, mean_of, ratio_of_means
-from llumctl.choices import one_of
+from llumctl.arguments import one_of
 from llumctl.lab import simulation, simulation_plan, simulation_report
 from llumctl.lab.option_values import FigureName
 from llumctl.lab.simulation_plan import Wanted

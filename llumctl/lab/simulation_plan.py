@@ -21,7 +21,7 @@ from controller.sim.setup import (
 )
 from controller.sim.workload.lengths import are_fixed
 from controller.sim.workload.named import is_file
-from llumctl.choices import nearest
+from llumctl.arguments import nearest
 
 MAX_LOOKED_AT = 50_000
 """So many requests are enough for an estimate."""

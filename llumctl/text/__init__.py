@@ -1,1 +1,1 @@
-"""What commands print: tables, lines and progress."""
+"""The terminal."""

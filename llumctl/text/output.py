@@ -1,4 +1,4 @@
-"""What reaches the terminal: data on stdout, everything else on stderr.
+"""What reaches the terminal: data on stdout, everything else, questions too, on stderr.
 
 Tables are plain columns, never boxed. In a pipe nothing is cut; on a terminal that is too narrow
 ids are shortened, and nothing else.
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO
 
-from controller.api.errors import LlumctlError
+from controller.api.errors import LlumctlError, RefusedError
 from controller.api.text.quantities import num_cells, printable
 from llumctl import meant
 
@@ -51,6 +51,28 @@ def say_on(text: str) -> None:
     """A message on stderr whose line goes on, with an answer or with the next such message."""
     with contextlib.suppress(LlumctlError):
         _write(sys.stderr, meant.aimed(text))
+
+
+def check_terminal(what: str, hint: str) -> None:
+    """Raises RefusedError where there is no terminal to ask on; `what` is the command's name."""
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+        raise RefusedError(f"{what} asks before it acts, and there is no terminal to ask on", hint)
+
+
+def ask(question: str) -> None:
+    """Raises RefusedError unless the answer is yes. End of input counts as no."""
+    say_on(f"{question} [y/N] ")
+    answer = ""
+    with contextlib.suppress(UnicodeDecodeError):
+        try:
+            answer = sys.stdin.readline()
+        except KeyboardInterrupt:
+            say("\ninterrupted: nothing was changed")
+            raise
+    if not answer.endswith("\n"):
+        say("")
+    if answer.strip().lower() not in ("y", "yes"):
+        raise RefusedError("the answer was not yes: nothing was changed")
 
 
 def reader_left() -> bool:

@@ -9,9 +9,9 @@ import pytest
 from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
 from controller.api.recording import RecordingReader
 from controller.api.wire.base import ErrorBody
-from llumctl import choosing, connect, meant
+from llumctl import connect, meant
 from llumctl.app import run
-from llumctl.commands import watching
+from llumctl.commands import record, top
 from tests.unit import fake_controller
 from tests.unit.cli_support import TOKEN, cluster, remember, stop
 from tests.unit.fake_controller import FakeController
@@ -132,7 +132,7 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
             connect.running(fake.url)  # for get --toml, set --save, bench
         monkeypatch.setattr("controller.api.recorded_requests.EVERY_S", 0.01)
         remember("http://127.0.0.1:1", name="default")  # of the same name, but another one
-        with watching.writer(tmp_path / "w.jsonl", fake.url, "default", 1.0):
+        with record.new_recording(tmp_path / "w.jsonl", fake.url, "default", 1.0):
             fake.until_asked("/v1/requests")
         file = tmp_path / "r.jsonl"
         assert run(["record", str(file), "--duration", "0.3s", *arguments]) == 0
@@ -179,13 +179,13 @@ def test_files_that_hold_no_token(
     [("\n", "default"), ("1\n", "default"), (" 2 \n", "prod"), ("prod\n", "prod")],
 )
 def test_an_answer_by_number_or_name(answer: str, name: str) -> None:
-    assert choosing.chosen(answer, ["default", "prod"]) == name
+    assert top.chosen(answer, ["default", "prod"]) == name
 
 
 @pytest.mark.parametrize("answer", ["", "0\n", "3\n", "q\n", "²\n", "prod-a\n", "default prod\n"])
 def test_an_answer_that_names_none(answer: str) -> None:
     with pytest.raises(RefusedError, match="is none of default, prod"):
-        choosing.chosen(answer, ["default", "prod"])
+        top.chosen(answer, ["default", "prod"])
 
 
 @pytest.mark.process

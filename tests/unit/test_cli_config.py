@@ -11,8 +11,8 @@ from controller.api.settings.settings import Settings
 from controller.api.settings.table import kinds
 from controller.core.settings import SchedulerSettings
 from llumctl.app import run
+from llumctl.commands import config
 from llumctl.config import settings, toml_text
-from llumctl.text import config as settings_text
 
 Captured = pytest.CaptureFixture[str]
 
@@ -228,7 +228,7 @@ def test_schema_describes_every_table_and_key(capsys: Captured) -> None:
 
 
 def test_secret_names() -> None:
-    hidden = settings_text._is_secret
+    hidden = config._is_secret
     for name in ("hf_token", "token", "API_KEY", "x-api-key", "apikey", "auth_key", "a_password"):
         assert hidden(name, "x"), name
     for name in ("tokenizer", "max_tokens", "keys", "api_key_file", "monkey", "max_num_tokens"):

@@ -25,7 +25,7 @@ from controller.api.operations.on_instances import (
 from controller.api.state import run_state
 from controller.api.wire.base import ErrorBody
 from llumctl.app import run
-from llumctl.following import drain_watch
+from llumctl.commands import drain_watch
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import Answer, FakeController, meanwhile, until
@@ -103,8 +103,8 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("llumctl.following.drain_watch.POLL_S", 0.01)
-    monkeypatch.setattr("llumctl.following.waiting.DRAINS_POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.commands.drain_watch.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.commands.waiting.DRAINS_POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)

@@ -18,7 +18,7 @@ from controller.api.state.run_state import RunState
 from controller.api.text.quantities import setting_value
 from controller.main import down
 from llumctl.app import run
-from llumctl.text import settings_text as setting_text
+from llumctl.commands import get_set
 from tests.unit.cli_support import remember
 from tests.unit.control_support import TOKEN, Listener, listening
 
@@ -391,4 +391,4 @@ async def test_options_that_do_not_go_together(
 )
 def test_a_value_is_shown_as_it_can_be_typed(value: float | None, text: str) -> None:
     assert setting_value(value) == text
-    assert setting_text.parse([f"a.b={text}"]) == {"a.b": value}
+    assert get_set.parse([f"a.b={text}"]) == {"a.b": value}

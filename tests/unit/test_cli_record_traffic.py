@@ -19,8 +19,8 @@ from controller.api.wire.stream import RequestTraffic, TrafficBatch
 from controller.sim.workload.trace import TraceRequest
 from controller.sim.workload.trace_files import read_trace
 from llumctl.app import run
-from llumctl.following import traffic_file
-from llumctl.following.traffic_file import TrafficFile
+from llumctl.commands import record
+from llumctl.commands.record import TrafficFile
 from tests.unit.cli_process import ended, interrupted, llumctl
 from tests.unit.cli_support import remember, stop
 from tests.unit.fake_controller import FakeController, until
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_whole_lines(file: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(28, "No space left on device")
         return write(descriptor, content[:20])
 
-    monkeypatch.setattr(traffic_file.os, "write", full)
+    monkeypatch.setattr(record.os, "write", full)
     with pytest.raises(LlumctlError, match="No space left"):
         recording.add(MANY[1])
     assert file.read_bytes() == whole

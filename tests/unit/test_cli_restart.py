@@ -10,8 +10,8 @@ import pytest
 from controller.api.operations.on_instances import DrainList, DrainReport, PlannedDeparture
 from controller.api.wire.base import ErrorBody
 from controller.api.wire.status import InstanceState
-from llumctl import confirm
 from llumctl.app import run
+from llumctl.text import output
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 
@@ -84,7 +84,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("llumctl.following.drain_watch.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.commands.drain_watch.POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)
@@ -204,8 +204,8 @@ def test_it_asks_with_what_it_would_do(
     told: str,
 ) -> None:
     questions: list[str] = []
-    monkeypatch.setattr(confirm, "check_terminal", lambda *_: None)
-    monkeypatch.setattr(confirm, "ask", questions.append)
+    monkeypatch.setattr(output, "check_terminal", lambda *_: None)
+    monkeypatch.setattr(output, "ask", questions.append)
     bed.plan = bed.plan.model_copy(update={"plan": plan})
     assert run(["restart", "i-1", "--detach", *arguments]) == 0
     assert told in capsys.readouterr().err.splitlines()

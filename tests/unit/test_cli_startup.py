@@ -87,7 +87,7 @@ def test_quick_commands_import_nothing_heavy(
 def test_what_talks_to_a_controller_imports_nothing_heavy() -> None:
     """The dashboard neither: a recording is made without it."""
     names = (
-        "llumctl.text.status",
+        "llumctl.commands.status_table",
         "llumctl.commands.record",
         "controller.api.client",
         "controller.api.following",

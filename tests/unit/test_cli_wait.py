@@ -10,8 +10,8 @@ from controller.api.state import run_state
 from controller.api.wire.requests import RequestDetail, RequestState, RequestStatus
 from controller.api.wire.status import ClusterState, ClusterStatus, FrontendStatus, InstanceState
 from llumctl.app import run
-from llumctl.following import conditions, waiting
-from llumctl.following.conditions import ClusterIs, Idle, MemberIs, RequestIs, Verdict
+from llumctl.commands import waiting
+from llumctl.commands.waiting import ClusterIs, Idle, MemberIs, RequestIs, Verdict
 from tests.unit.cli_process import interrupted, llumctl
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import FakeController, meanwhile, until
@@ -52,8 +52,8 @@ def waited(*arguments: str) -> int:
         ("request/a/b=finished", RequestIs("a/b", RequestState.FINISHED)),
     ],
 )
-def test_conditions_are_read(text: str, condition: conditions.Condition) -> None:
-    assert conditions.parse(text) == condition
+def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
+    assert waiting.parse(text) == condition
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_conditions_are_read(text: str, condition: conditions.Condition) -> None
 )
 def test_bad_conditions_name_the_nearest(text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        conditions.parse(text)
+        waiting.parse(text)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
@@ -109,7 +109,7 @@ def member(state: InstanceState) -> ClusterStatus:
 def test_conditions_of_the_cluster_are_judged(
     text: str, status: ClusterStatus, verdict: str, now: str
 ) -> None:
-    condition = conditions.parse(text)
+    condition = waiting.parse(text)
     assert not isinstance(condition, RequestIs)
     judged = condition.judge(status)
     assert judged.verdict == verdict
@@ -119,7 +119,7 @@ def test_conditions_of_the_cluster_are_judged(
 def test_a_request_that_only_its_frontend_knows_is_live() -> None:
     frontend = FrontendStatus(id="f-0", state=InstanceState.ACTIVE, incarnation=1, num_live_reqs=2)
     judged = Idle().judge(READY.model_copy(update={"frontends": (frontend,)}))
-    assert judged == conditions.Judged(Verdict.NOT_YET, "2 requests are live")
+    assert judged == waiting.Judged(Verdict.NOT_YET, "2 requests are live")
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_a_request_that_only_its_frontend_knows_is_live() -> None:
     ],
 )
 def test_conditions_of_a_request_are_judged(wanted: str, state: RequestState, verdict: str) -> None:
-    condition = conditions.parse(f"request/r={wanted}")
+    condition = waiting.parse(f"request/r={wanted}")
     assert isinstance(condition, RequestIs)
     assert condition.judge(RequestStatus(**fields("r-1", state))).verdict == verdict
 
 
 @pytest.mark.parametrize("text", ["instance/i-9=active", "frontend/i-0=active"])
 def test_a_member_that_there_is_not(text: str) -> None:
-    condition = conditions.parse(text)
+    condition = waiting.parse(text)
     assert isinstance(condition, MemberIs)
     with pytest.raises(NotFoundError, match="there is no") as caught:
         condition.judge(READY)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from controller.api.errors import UsageError
-from llumctl import durations
+from llumctl import arguments
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from llumctl import durations
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert durations.seconds(text, "--x") == pytest.approx(seconds)
+    assert arguments.seconds(text, "--x") == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,17 @@ def test_durations(text: str, seconds: float) -> None:
 )
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--x: .* is no duration") as caught:
-        durations.seconds(text, "--x")
+        arguments.seconds(text, "--x")
     assert "1h30m" in caught.value.hint
 
 
 def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Etc/GMT-2")
     time.tzset()
-    assert durations.moment("5m", "--since", 1000.0) == 700.0
-    assert durations.moment("1970-01-01T00:10:00Z", "--since", 1000.0) == 600.0
-    assert durations.moment("1970-01-01T02:10", "--since", 1000.0) == 600.0
-    assert durations.moment("1970-01-02", "--since", 1000.0) == 86400 - 7200
+    assert arguments.moment("5m", "--since", 1000.0) == 700.0
+    assert arguments.moment("1970-01-01T00:10:00Z", "--since", 1000.0) == 600.0
+    assert arguments.moment("1970-01-01T02:10", "--since", 1000.0) == 600.0
+    assert arguments.moment("1970-01-02", "--since", 1000.0) == 86400 - 7200
     monkeypatch.undo()
     time.tzset()
 
@@ -49,4 +49,4 @@ def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "12:00", "2026-13-01", "0001-01-01T00:00:00"])
 def test_what_is_no_moment(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--since: .* is neither a duration nor a time"):
-        durations.moment(text, "--since", 1000.0)
+        arguments.moment(text, "--since", 1000.0)

@@ -197,7 +197,7 @@ def test_who_names_a_cluster_in_a_hint_means_another_one() -> None:
     """Everybody else leaves it to the one place."""
     found = {where.rpartition(":")[0] for where, _, rest in hints() if "--cluster" in rest}
     assert found == {
-        "llumctl/choosing.py",  # the first of several
+        "llumctl/commands/top.py",  # the first of several
         "llumctl/commands/bench.py",  # instead of the URL that was given
         "llumctl/connect.py",  # those that run
     }

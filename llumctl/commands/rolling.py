@@ -1,24 +1,40 @@
-"""`llumctl restart --rolling`, `--stop` and `--dismiss`: all instances, one after the other."""
+"""`llumctl restart --rolling`, `--stop` and `--dismiss`: all instances, one after the other.
+
+`restart` imports this module only for these. Leaving a rolling restart that is followed ends
+nothing, and the controller may be away for a while.
+"""
 
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, NotRollingError, UsageError
+from controller.api.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_WOULD_CHANGE,
+    LlumctlError,
+    NotRollingError,
+    NotRunningError,
+    UnreachableError,
+    UsageError,
+)
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from llumctl import confirm, connect, durations
+from controller.api.text import rolling_words as words
+from controller.api.text.quantities import duration, latency
+from controller.api.wire.status import RollingReport
+from llumctl import arguments, connect
 from llumctl.commands.options import Flags
 from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.on_cluster import Rolling
-    from controller.api.wire.status import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
+POLL_S = 0.5
 
 
 def begin(
@@ -34,7 +50,7 @@ def begin(
     num_at_once = _at_once(at_once)
     start_timeout_s = DEFAULT_START_TIMEOUT_S
     if start_timeout is not None:
-        start_timeout_s = durations.positive(start_timeout, "--start-timeout")
+        start_timeout_s = arguments.positive(start_timeout, "--start-timeout")
         if start_timeout_s > MAX_DEADLINE_S:
             raise UsageError("--start-timeout: must be at most 7d", "llumctl restart --help")
     name = connect.attached(flags.cluster)
@@ -42,7 +58,7 @@ def begin(
         given = [word for each in engine_arg for word in ("--engine-arg", each)]
         command = shlex.join(["llumctl", "restart", "--rolling", *given])
         connect.check(name)
-        confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
+        output.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
     from controller.api.operations.on_cluster import Rolling, RollingRequest
 
     wanted = RollingRequest(
@@ -120,27 +136,23 @@ def _engine_args(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _follow(name: str, begun: "RollingReport", output_format: Format) -> None:
-    from llumctl.following import rolling_watch
-
-    watch = rolling_watch.Watch(name, begun)
+def _follow(name: str, begun: RollingReport, output_format: Format) -> None:
+    watch = Watch(name, begun)
     try:
         watch.until_over()
     except KeyboardInterrupt:
-        output.say(rolling_watch.DETACHED)
+        output.say(DETACHED)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     output.emit(_text(watch.report, output_format))
-    rolling_watch.check(watch.report)
+    check(watch.report)
 
 
 def _agreed(cluster: str, order: "Rolling") -> "Rolling":
     """The order that the operator agreed to, bound to the revision that was shown."""
-    from controller.api.text import rolling_words as words
-
     with connect.client(cluster) as client:
         plan = client.send(order.dry())
     output.say("\n".join(words.plan(plan)))
-    confirm.ask(order.question)
+    output.ask(order.question)
     return order if order.revision is not None else order.at(plan.revision)
 
 
@@ -158,13 +170,119 @@ def _at_once(text: str | None) -> int:
     return int(text)
 
 
-def _text(report: "RollingReport", output_format: Format) -> str:
+def _text(report: RollingReport, output_format: Format) -> str:
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import rolling_text
-
-        return rolling_text.render(report, colours=output.use_colours(sys.stdout))
+        return _table(report, colours=output.use_colours(sys.stdout))
     if output_format is Format.NAME:
         done = [each.instance_id for each in report.done]
         under_way = [each.instance_id for each in report.under_way]
         return "\n".join((*done, *under_way, *report.left))
     return output.encode(output_format, report, (report,))
+
+
+def _table(report: RollingReport, *, colours: bool) -> str:
+    """Each instance, how far it is, and what it took or would take."""
+    if report.dry_run and report.plan:
+        return _plan(report, colours=colours)
+    rows = [(each.instance_id, "restarted", latency(each.took_s)) for each in report.done]
+    rows += [
+        (each.instance_id, "starting" if each.state == "restarting" else "emptying", "-")
+        for each in report.under_way
+    ]
+    rows += [
+        (each, "failed" if each == report.failed_id else _left(report), "-")
+        for each in dict.fromkeys((*filter(None, (report.failed_id,)), *report.left))
+    ]
+    return output.table(("ID", "STATE", "TOOK"), rows, colours=colours)
+
+
+def _left(report: RollingReport) -> str:
+    return "to-come" if report.state == "going" else "not-restarted"
+
+
+def _plan(report: RollingReport, *, colours: bool) -> str:
+    rows = [
+        (
+            str(place),
+            each.instance_id,
+            str(each.num_requests),
+            str(each.num_blocks),
+            str(each.num_cannot_move),
+            duration(each.estimate_s),
+            duration(report.cold_start_s),
+        )
+        for place, each in enumerate(report.plan, start=1)
+    ]
+    header = ("TURN", "ID", "REQUESTS", "BLOCKS", "CANNOT-MOVE", "EMPTY-IN", "START")
+    return output.table(header, rows, colours=colours)
+
+
+DETACHED = (
+    "no longer watching: the rolling restart goes on\n"
+    "try:   llumctl status      or      llumctl restart --stop"
+)
+
+
+class Watch:
+    """Asks the controller again and again, and says on stderr how far the rolling restart is."""
+
+    def __init__(self, cluster: str, begun: RollingReport) -> None:
+        self._cluster = cluster
+        self.report = begun
+        self._said: tuple[object, ...] = ()
+        self._trouble = ""
+
+    def until_over(self) -> None:
+        """Raises NotRunningError when the cluster is stopped, and LlumctlError if another rolling
+        restart took its place."""
+        self._tell()
+        while self.report.state == "going":
+            time.sleep(POLL_S)
+            self._look()
+            self._tell()
+
+    def _look(self) -> None:
+        try:
+            with connect.client(self._cluster) as client:
+                found = client.rolling()
+        except NotRunningError:
+            raise
+        except UnreachableError as error:
+            if not self._trouble:
+                output.say(f"{error.message}; waiting for it")
+            self._trouble = error.message
+            return
+        self._trouble = ""
+        if found.rolling_id != self.report.rolling_id:
+            raise LlumctlError("another rolling restart began meanwhile", "llumctl status")
+        self.report = found
+
+    def _tell(self) -> None:
+        """A line for each step; one request fewer on an instance is no step."""
+        step = words.step(self.report)
+        if step != self._said:
+            output.say(words.progress(self.report))
+            self._said = step
+
+
+def check(report: RollingReport) -> None:
+    """Raises LlumctlError unless every instance was restarted."""
+    if report.state == "failed":
+        left = f"; not restarted: {' '.join(report.left)}" if report.left else ""
+        raise LlumctlError(
+            f"the rolling restart failed: {report.why}{left}",
+            f"llumctl logs {report.failed_id}      then      {_again(report)}",
+        )
+    if report.state == "stopped":
+        raise LlumctlError(
+            f"the rolling restart was stopped: {report.why}",
+            "llumctl events --kind operator      llumctl status",
+        )
+
+
+def _again(report: RollingReport) -> str:
+    """Without arguments it takes the change back where it was made already."""
+    plain = "llumctl restart --rolling"
+    if not report.engine_args:
+        return plain
+    return f"{plain}      or      llumctl restart --rolling --engine-arg KEY=VALUE"

@@ -1,0 +1,73 @@
+"""Values as people type them: words from a fixed set, ids, durations (`30s`, `5m`, `1h30m`) and
+moments. A wrong value raises UsageError, which names the flag and something nearly right."""
+
+import difflib
+from collections.abc import Iterable
+from datetime import datetime
+
+from controller.api.errors import UsageError
+from controller.api.text.quantities import seconds_of
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing if none resembles it."""
+    found = difflib.get_close_matches(word.lower(), list(known), 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def one_of(word: str, known: Iterable[str], flag: str, what: str) -> str:
+    """The word itself. Raises UsageError naming the flag; `what` it should be: "a state"."""
+    words = list(known)
+    if word in words:
+        return word
+    raise UsageError(
+        f"{flag}: {word[:60]!r} is not {what}{nearest(word, words)}",
+        f"one of {', '.join(words)}",
+    )
+
+
+def several_of(text: str, known: Iterable[str], flag: str, what: str) -> tuple[str, ...]:
+    """Words between commas, each once, in the order given."""
+    words = list(known)
+    found = [one_of(word.strip(), words, flag, what) for word in text.split(",")]
+    return tuple(dict.fromkeys(found))
+
+
+def an_id(text: str, flag: str) -> str:
+    """The id, if it can be one. Raises UsageError if it is empty or not printable."""
+    if not text or not text.isprintable():
+        raise UsageError(f"{flag}: {text[:60]!r} is no id", "llumctl status      llumctl requests")
+    return text
+
+
+EXAMPLES = "30s, 5m, 2h, 1h30m"
+
+
+def seconds(text: str, flag: str) -> float:
+    """Zero or more seconds; a bare number is seconds. Raises UsageError naming the flag."""
+    found = seconds_of(text)
+    if found is None:
+        raise UsageError(f"{flag}: {text[:60]!r} is no duration", f"durations look like {EXAMPLES}")
+    return found
+
+
+def positive(text: str, flag: str) -> float:
+    """As `seconds`, but not zero."""
+    found = seconds(text, flag)
+    if not found:
+        raise UsageError(f"{flag}: must be more than no time", f"durations look like {EXAMPLES}")
+    return found
+
+
+def moment(text: str, flag: str, now_s: float) -> float:
+    """Seconds since the epoch: a duration ago, or an ISO time (local unless it names its zone)."""
+    ago = seconds_of(text)
+    if ago is not None:
+        return now_s - ago
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"{flag}: {text[:60]!r} is neither a duration nor a time",
+            f"{EXAMPLES}      or      2026-01-31T12:00:00",
+        ) from None

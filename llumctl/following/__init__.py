@@ -1,1 +1,0 @@
-"""Commands that go on asking: watching the status, drains and conditions."""
