@@ -1,5 +1,6 @@
 """Moves between real engines: a request's reader cannot tell that it moved."""
 
+import operator
 import random
 import threading
 import time
@@ -532,7 +533,8 @@ def test_many_moves_with_few_blocks(readers: Readers, seed: int) -> None:
     for name, told in readers.told.items():
         assert told.tokens == alone[name].tokens, name
         assert told.finish_reason == alone[name].finish_reason, name
-        assert alike(told.logprobs, alone[name].logprobs), name
+        same = alike if ON_GPU else operator.eq
+        assert same(told.logprobs, alone[name].logprobs), name
     assert outcomes["ReservedBlocks"] > 100, outcomes
     assert outcomes[MoveRefusal.NO_BLOCKS] > 0, outcomes
     assert sum(engine.snapshot("i-0", 1).num_evictions for engine in readers.engines) > before
