@@ -50,6 +50,7 @@ LEAVING = {"Ctrl-c", "Ctrl-q"}
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
 def each_document() -> pytest.MarkDecorator:
@@ -70,6 +71,18 @@ def named_after(word: str, text: str) -> set[str]:
     """Every X of `{word} X` where code gives it as a command: a line's start, a prompt, a hint."""
     pattern = re.compile(rf"(?:^|\$ |try: +| or +){word} ([a-z][a-z-]*)", re.MULTILINE)
     return {name for piece in code(text) for name in pattern.findall(piece)}
+
+
+def anchors(text: str) -> set[str]:
+    """Of each heading, as GitHub makes them: of two that are alike the second one ends in -1."""
+    headings = [_LINK.sub("", each) for each in _HEADING.findall(_FENCE.sub("", text))]
+    slugs = [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+    seen = Counter[str]()
+    found = set()
+    for slug in slugs:
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
 
 
 def first_cells(text: str) -> Iterator[str]:
@@ -96,6 +109,19 @@ def test_links_resolve(path: Path) -> None:
     targets = [link.partition("#")[0] for link in _LINK.findall(prose(path.read_text()))]
     relative = [target for target in targets if target and "://" not in target]
     missing = [target for target in relative if not (path.parent / target).exists()]
+    assert not missing
+
+
+@each_document()
+def test_anchors_of_links_exist(path: Path) -> None:
+    missing = []
+    for link in _LINK.findall(prose(path.read_text())):
+        file, _, anchor = link.partition("#")
+        if not anchor or "://" in link:
+            continue
+        target = path.parent / file if file else path
+        if anchor not in anchors(target.read_text()):
+            missing.append(link)
     assert not missing
 
 
