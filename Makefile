@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths sizes vllm-arguments wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paths sizes vllm-arguments wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -52,6 +52,7 @@ help:
 	@echo "make bench-upgrade   new engine arguments and a scale-in under 16 streams, beside vllm-router (20 minutes)"
 	@echo "make bench-recovery  an instance dies under 16 streams: replays beside clients that send again (5 minutes)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
+	@echo "make paper-tables    docs/paper/*.csv: the figures of the Llumnix paper, simulated (minutes each on 16 cores)"
 	@echo "make clean           remove $(VENV) and what tools have left"
 
 install: $(STAMP)
@@ -204,6 +205,10 @@ bench-upgrade: $(STAMP) $(ROUTER)
 
 bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)
+
+# Runs that are missing in benchmarks/results/paper are made: minutes each on 16 cores.
+paper-tables: $(STAMP)
+	$(BIN)/python -m benchmarks.paper_tables $(ARGS)
 
 paths: $(STAMP)
 	$(BIN)/python -m benchmarks.paths $(ARGS)

@@ -1,6 +1,9 @@
 """Cells and lines of the tables about the paper."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llumctl.lab import simulation_report
@@ -31,23 +34,38 @@ def value(run: Run, metric: str, rank: int | None = None) -> float:
     return float(figures[name][statistic] if statistic else figures[name])
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    return list(_lines(header, lines))
+@dataclass(frozen=True)
+class Table:
+    """What stands in each column, and the lines, each as long as that."""
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.header, *self.lines])
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        lines = (self.header, ["---"] * len(self.header), *self.lines)
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _lines(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    for cells in (header, ["---"] * len(header), *lines):
-        yield f"| {' | '.join(cells)} |"
-
-
-def interval(found: Interval | None) -> str:
+def mean_columns(found: Interval | None) -> list[str]:
+    """The mean, and half of its interval; empty where there is none."""
     if found is None:
-        return "-"
+        return ["", ""]
+    mean = simulation_report.number(found["mean"])
     if found["low"] is None:
-        return simulation_report.number(found["mean"])
-    return (
-        f"{simulation_report.number(found['mean'])} ±{number((found['high'] - found['low']) / 2)}"
-    )
+        return [mean, ""]
+    return [mean, number((found["high"] - found["low"]) / 2)]
+
+
+def ratio_columns(found: Interval | None) -> list[str]:
+    """The ratio, and where its interval begins and ends; empty where there is none."""
+    if found is None:
+        return ["", "", ""]
+    return ["" if found[end] is None else times(found[end]) for end in ("mean", "low", "high")]
 
 
 def ratio(found: Interval | None) -> str:

@@ -23,25 +23,58 @@ Point = Mapping[str, Any]
 File = Mapping[str, Any]
 
 
-def tables(
-    files: Sequence[File], metrics: Sequence[str] = (), *, with_paper: bool = True
-) -> Iterator[list[str]]:
-    """One table for each rank and metric; `metrics` empty means all."""
+COLUMNS = (
+    "metric",
+    "point",
+    "policy",
+    "simulated",
+    "plus_minus",
+    "paper",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "paper_ratio",
+)
+
+
+def figures(files: Sequence[File]) -> cells.Table:
+    """A line for each rank, metric, point and policy. `simulated` is the mean over seeds, and
+    `plus_minus` half of its 95% interval; `ratio` is the baseline's over the policy's, with its
+    interval. A point that is called a geometric mean has ratios alone."""
     figure, baseline = files[0]["figure"], files[0]["baseline"]
     points = [point for file in files for point in all_points(file)]
-    for title, own in _by_metric(points, metrics):
-        yield _table(figure, own, title, baseline, with_paper=with_paper)
+    lines = []
+    for title, own in _by_metric(points):
+        for point in own:
+            policies = dict.fromkeys((baseline, *point["ratios"], *point["policies"]))
+            lines += [
+                _line(title, _place(figure, point), policy, point)
+                for policy in policies
+                if policy in point["policies"]
+            ]
+        ours = list(own[0]["ratios"])
+        for label, alike in _groups(figure, own):
+            means = {"policies": {}, "ratios": _means(alike, baseline, ours)}
+            lines += [_line(title, label, policy, means) for policy in ours]
+    return cells.Table(COLUMNS, lines)
 
 
-def _by_metric(
-    points: Sequence[Point], metrics: Sequence[str]
-) -> Iterator[tuple[str, list[Point]]]:
+def _line(title: str, place: str, policy: str, point: Point) -> list[str]:
+    nothing = {"simulated": None, "paper": None}
+    figure = point["policies"].get(policy, nothing)
+    ratio = point["ratios"].get(policy, nothing)
+    line = [title, place, policy, *cells.mean_columns(figure["simulated"])]
+    line.append("" if figure["paper"] is None else cells.number(figure["paper"]))
+    line += cells.ratio_columns(ratio["simulated"])
+    return [*line, "" if ratio["paper"] is None else cells.times(ratio["paper"])]
+
+
+def _by_metric(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     order = list(cells.TITLES)
     kinds = dict.fromkeys((point["rank"], point["metric"]) for point in points)
     for rank, metric in sorted(kinds, key=lambda kind: (-(kind[0] or 0), order.index(kind[1]))):
-        if not metrics or metric in metrics:
-            own = [point for point in points if (point["rank"], point["metric"]) == (rank, metric)]
-            yield f"{RANKS[rank]}{cells.TITLES[metric]}", own
+        own = [point for point in points if (point["rank"], point["metric"]) == (rank, metric)]
+        yield f"{RANKS[rank]}{cells.TITLES[metric]}", own
 
 
 def all_points(file: File) -> list[Point]:
@@ -102,43 +135,6 @@ def _point(
     }
 
 
-def _table(
-    figure: str, points: Sequence[Point], title: str, baseline: str, *, with_paper: bool
-) -> list[str]:
-    ours = list(points[0]["ratios"])
-    policies = [baseline, *ours]
-    shown = {
-        policy: with_paper and any(_paper(point, "policies", policy) for point in points)
-        for policy in policies
-    }
-
-    def line(place: str, kind: str, names: Sequence[str], point: Point) -> Iterator[str]:
-        if place:
-            yield place
-        for policy in names:
-            cell = point[kind].get(policy, {"simulated": None, "paper": None})
-            yield (cells.interval if kind == "policies" else cells.ratio)(cell["simulated"])
-            if shown[policy]:
-                yield (cells.number if kind == "policies" else cells.times)(cell["paper"])
-
-    header = [title]
-    for prefix, names in (("", policies), ("over ", ours)):
-        for policy in names:
-            header += [f"{prefix}{policy}", "paper"] if shown[policy] else [f"{prefix}{policy}"]
-    lines = [
-        [
-            *line(_place(figure, point), "policies", policies, point),
-            *line("", "ratios", ours, point),
-        ]
-        for point in points
-    ]
-    for label, alike in _groups(figure, points):
-        means = _means(alike, baseline, ours)
-        left = [label] + [""] * sum(1 + shown[policy] for policy in policies)
-        lines.append([*left, *line("", "ratios", ours, {"ratios": means})])
-    return cells.table(header, lines)
-
-
 def _means(alike: Sequence[Point], baseline: str, ours: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By policy, over the points that have a ratio: nothing is no times less than something."""
 
@@ -157,21 +153,21 @@ def _means(alike: Sequence[Point], baseline: str, ours: Sequence[str]) -> dict[s
     }
 
 
-def means(files: Sequence[File], metrics: Sequence[str] = ()) -> list[str]:
+def means(files: Sequence[File]) -> cells.Table:
     """The geometric means of all metrics in one table: a column per policy and group of points."""
     figure, baseline = files[0]["figure"], files[0]["baseline"]
     points = [point for file in files for point in all_points(file)]
     ours = list(points[0]["ratios"])
     header = ["geometric mean of ratios"]
     lines = []
-    for title, own in _by_metric(points, metrics):
+    for title, own in _by_metric(points):
         groups = list(_groups(figure, own))
         labels = [label.removeprefix("geometric mean") for label, _ in groups]
         header[1:] = [f"{policy}{label}" for policy in ours for label in labels]
         by_group = [_means(alike, baseline, ours) for _, alike in groups]
         line = [cells.ratio(found[policy]["simulated"]) for policy in ours for found in by_group]
         lines.append([title, *line])
-    return cells.table(header, lines)
+    return cells.Table(header, lines)
 
 
 def _paper(point: Point, kind: str, policy: str) -> float | None:
@@ -214,28 +210,7 @@ def _place(figure: str, point: Point) -> str:
     return f"{point['workload']} {point['rate']:.3g}/s"
 
 
-def others(files: Sequence[File]) -> list[str]:
-    """A line per place and policy, a column per metric; what the paper shows in brackets."""
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for file in files:
-        for point in file["points"]:
-            for policy in point["policies"].keys() - {file["baseline"], *point["ratios"]}:
-                cell = point["policies"][policy]
-                shown = f"{cells.interval(cell['simulated'])} ({cells.number(cell['paper'])})"
-                place = _place(file["figure"], point)
-                lines.setdefault((policy, place), {})[point["metric"]] = shown
-    metrics = [name for name in cells.TITLES if any(name in line for line in lines.values())]
-    header = ["", *(cells.TITLES[metric] for metric in metrics)]
-    return cells.table(
-        header,
-        [
-            [" ".join(key), *(line.get(name, "-") for name in metrics)]
-            for key, line in lines.items()
-        ],
-    )
-
-
-def cost(files: Sequence[File]) -> list[str]:
+def cost(files: Sequence[File]) -> cells.Table:
     """Figure 15: instances where the curve through the means of a policy crosses a latency."""
     points = [point for file in files for point in all_points(file)]
     baseline, ours = files[0]["baseline"], list(points[0]["ratios"])
@@ -258,4 +233,4 @@ def cost(files: Sequence[File]) -> list[str]:
             line.append(cells.times(dearest / own if dearest and own else None))
         lines.append(line)
     over = [f"over {policy}" for policy in ours]
-    return cells.table(["instances at a", baseline, *ours, *over], lines)
+    return cells.Table(["instances at a", baseline, *ours, *over], lines)

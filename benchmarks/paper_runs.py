@@ -1,6 +1,6 @@
 """Tables of runs: the bound O1, the parts of llumnix+, the policies on a public trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +27,7 @@ Place = tuple[str, float]
 """A trace and its rate."""
 
 
-def bound(files: Sequence[Any]) -> list[str]:
+def bound(files: Sequence[Any]) -> cells.Table:
     """How much of the gap between infaas++ and O1 llumnix+ closes, by trace. In brackets O1's own
     figure where infaas++ has the better one, so that there is no gap."""
     by_place = _by_place(files)
@@ -45,10 +45,10 @@ def bound(files: Sequence[Any]) -> list[str]:
             else:
                 line.append(f"{100 * (worst - own) / (worst - best):.0f} %")
         lines.append(line)
-    return cells.table(["gap closed", *(_title(metric) for metric in METRICS)], lines)
+    return cells.Table(["gap closed", *(_title(metric) for metric in METRICS)], lines)
 
 
-def overtaken(files: Sequence[Any]) -> list[str]:
+def overtaken(files: Sequence[Any]) -> cells.Table:
     """With whichever seed each was longest."""
     lines = []
     for place, found in _by_place(files).items():
@@ -68,34 +68,35 @@ def overtaken(files: Sequence[Any]) -> list[str]:
         ]
         lines.append([*line, f"{len(above)} of {len(plus)}"])
     header = [
-        "",
+        "point",
         "overtaken for at most, s",
         "by at most",
         "waited at most, s",
         "llumnix: waited at most, s",
         "seeds with a maximum above that of llumnix",
     ]
-    return cells.table(header, lines)
+    return cells.Table(header, lines)
 
 
-def parts(found: Mapping[str, Sequence[cells.Run]]) -> list[str]:
-    """The first file's figures, then how many times as high each is in the others."""
-    whole = next(iter(found.values()))
+def parts(found: Sequence[tuple[str, Sequence[cells.Run]]]) -> cells.Table:
+    """Of each trace the figures of its first runs, which have all parts, then how many times as
+    high each is in its others; `found` has runs of one trace under each name."""
+    wholes: dict[str, Sequence[cells.Run]] = {}
     lines = []
-    for name, runs in found.items():
-        line = [name]
+    for name, runs in found:
+        trace = runs[0]["workload"]
+        whole = wholes.setdefault(trace, runs)
         for metric in METRICS:
             base, own = ([cells.value(run, metric) for run in each] for each in (whole, runs))
-            if runs is whole:
-                line.append(cells.interval(asdict(mean_of(base))))
-            else:
-                ratio = ratio_of_means(own, base)
-                line.append(cells.ratio(None if ratio is None else asdict(ratio)))
-        lines.append(line)
-    return cells.table(["", *(cells.TITLES[metric] for metric in METRICS)], lines)
+            ratio = None if runs is whole else ratio_of_means(own, base)
+            mean = cells.mean_columns(asdict(mean_of(base)) if runs is whole else None)
+            times = cells.ratio_columns(None if ratio is None else asdict(ratio))
+            lines.append([trace, name, cells.TITLES[metric], *mean, *times])
+    header = ["trace", "part", "metric", "simulated", "plus_minus"]
+    return cells.Table([*header, "ratio", "ratio_low", "ratio_high"], lines)
 
 
-def policies(files: Sequence[Sequence[cells.Run]]) -> list[str]:
+def policies(files: Sequence[Sequence[cells.Run]]) -> cells.Table:
     """In the order of their runs; of those with the same figures one line, named after all."""
     by_figures: dict[tuple[str, ...], list[str]] = {}
     for runs in files:
@@ -103,7 +104,7 @@ def policies(files: Sequence[Sequence[cells.Run]]) -> list[str]:
             figures = tuple(cells.number(cells.value(run, metric)) for metric in POLICY_METRICS)
             by_figures.setdefault(figures, []).append(f"`{run['policy']}`")
     lines = [[", ".join(names), *figures] for figures, names in by_figures.items()]
-    return cells.table(["policy", *(cells.TITLES[metric] for metric in POLICY_METRICS)], lines)
+    return cells.Table(["policy", *(cells.TITLES[metric] for metric in POLICY_METRICS)], lines)
 
 
 def _by_place(files: Sequence[Any]) -> dict[Place, dict[str, list[cells.Run]]]:

@@ -1,5 +1,6 @@
-"""The tables of docs/paper.md, from points and runs that are small enough to check by hand."""
+"""The tables of docs/paper, from points and runs that are small enough to check by hand."""
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -7,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from benchmarks import paper_points, paper_runs, paper_tables
+from benchmarks.paper_cells import Table
+from llumctl.app import app
 
 
 def _interval(mean: float) -> dict[str, float]:
@@ -55,8 +59,10 @@ def _with_ttft(policy: str, value: float, **over: Any) -> dict[str, Any]:
     return _run(policy, ttft_s=dict.fromkeys(("mean", "p99", "max"), value), **over)
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+def _lines(table: Table, **where: str) -> list[dict[str, str]]:
+    """By the columns' names, those lines that have these cells."""
+    lines = [dict(zip(table.header, line, strict=True)) for line in table.lines]
+    return [line for line in lines if where.items() <= line.items()]
 
 
 def _file(*points: dict[str, Any], times: Sequence[float] = ()) -> dict[str, Any]:
@@ -70,10 +76,15 @@ def _file(*points: dict[str, Any], times: Sequence[float] = ()) -> dict[str, Any
     return {"figure": "figure11", "baseline": "infaas++", "points": list(points), "runs": runs}
 
 
+def _ratio(line: dict[str, str]) -> list[str]:
+    return [line[name] for name in ("ratio", "ratio_low", "ratio_high", "paper_ratio")]
+
+
 def test_a_geometric_mean_is_of_the_ratios_of_the_runs() -> None:
     points = [_point(name, "ttft_s p99") for name in ("M-M", "L-L")]
-    (table,) = paper_points.tables([_file(*points, times=(2.0, 8.0))])
-    assert _cells(table[4])[-2:] == ["4 (4 to 4)", "3"]
+    table = paper_points.figures([_file(*points, times=(2.0, 8.0))])
+    (line,) = _lines(table, point="geometric mean, generated")
+    assert _ratio(line) == ["4", "4", "4", "3"]
 
 
 def test_a_point_without_a_ratio_is_left_out_of_the_geometric_mean() -> None:
@@ -83,28 +94,23 @@ def test_a_point_without_a_ratio_is_left_out_of_the_geometric_mean() -> None:
         _point("L-L", "ttft_s p99"),
         _point("S-S", "ttft_s p99", ratios=unknown),
     ]
-    (table,) = paper_points.tables([_file(*points, times=(2.0, 8.0, 100.0))])
-    assert _cells(table[4])[-2:] == ["-", "-"]
-    assert _cells(table[5])[-2:] == ["4 (4 to 4)", "3"]
+    table = paper_points.figures([_file(*points, times=(2.0, 8.0, 100.0))])
+    (line,) = _lines(table, point="S-S 2/s", policy="llumnix")
+    assert _ratio(line) == ["", "", "", ""]
+    (line,) = _lines(table, point="geometric mean, generated")
+    assert _ratio(line) == ["4", "4", "4", "3"]
 
 
-def test_a_table_has_generated_and_real_traces_and_all_of_them() -> None:
+def test_figures_have_a_line_for_each_point_and_policy_and_the_geometric_means() -> None:
     points = [_point(name, "ttft_s p99") for name in ("M-M", "L-L", "sharegpt", "burstgpt")]
-    (table,) = paper_points.tables([_file(*points, times=(2.0, 8.0, 4.0, 4.0))])
-    assert _cells(table[0])[1:] == [
-        "infaas++",
-        "paper",
-        "llumnix",
-        "paper",
-        "over llumnix",
-        "paper",
+    table = paper_points.figures([_file(*points, times=(2.0, 8.0, 4.0, 4.0))])
+    title = "prefill (TTFT) P99, s"
+    assert table.lines[0] == [title, "M-M 2/s", "infaas++", "6.000", "4.500", "12.00", *[""] * 4]
+    assert table.lines[1][2:] == ["llumnix", "6.000", "4.500", "12.00", "4", "2", "8", "3"]
+    assert [line[1:6] for line in table.lines[8:]] == [
+        [f"geometric mean, {kind}", "llumnix", "", "", ""] for kind in ("generated", "real", "all")
     ]
-    assert _cells(table[2])[:5] == ["M-M 2/s", "6.000 ±4.500", "12.00", "6.000 ±4.500", "12.00"]
-    assert _cells(table[2])[5:] == ["4 (2 to 8)", "3"]
-    assert [_cells(line)[0] for line in table[6:]] == [
-        f"geometric mean, {kind}" for kind in ("generated", "real", "all")
-    ]
-    assert all(len(_cells(line)) == 7 for line in table)
+    assert table.csv().splitlines()[1] == f'"{title}",M-M 2/s,infaas++,6.000,4.500,12.00,,,,'
 
 
 def test_geometric_means_alone() -> None:
@@ -114,25 +120,16 @@ def test_geometric_means_alone() -> None:
         for name in ("M-M", "L-L", "sharegpt", "burstgpt")
     ]
     table = paper_points.means([_file(*points, times=(2.0, 8.0, 16.0, 16.0))])
-    assert _cells(table[0])[1:] == ["llumnix, generated", "llumnix, real", "llumnix, all"]
-    assert [_cells(line)[0] for line in table[2:]] == [
-        "prefill (TTFT) P99, s",
-        "prefill mean, s",
-    ]
-    assert _cells(table[2])[1:] == ["4 (4 to 4)", "16 (16 to 16)", "8 (8 to 8)"]
+    assert table.header[1:] == ["llumnix, generated", "llumnix, real", "llumnix, all"]
+    assert [line[0] for line in table.lines] == ["prefill (TTFT) P99, s", "prefill mean, s"]
+    assert table.lines[0][1:] == ["4 (4 to 4)", "16 (16 to 16)", "8 (8 to 8)"]
+    assert table.markdown().splitlines()[1] == "| --- | --- | --- | --- |"
 
 
-def test_the_ranks_have_tables_of_their_own() -> None:
+def test_ranks_are_told_apart() -> None:
     points = [_point("M-M", "ttft_s p99", rank=rank) for rank in (0, 1)]
-    file = _file(*points)
-    titles = [_cells(table[0])[0] for table in paper_points.tables([file])]
-    assert titles == ["high: prefill (TTFT) P99, s", "normal: prefill (TTFT) P99, s"]
-
-
-def test_tables_without_the_papers_points() -> None:
-    points = [_point("M-M", "ttft_s p99"), _point("M-M", "ttft_s mean")]
-    (table,) = paper_points.tables([_file(*points)], ["ttft_s mean"], with_paper=False)
-    assert _cells(table[0]) == ["prefill mean, s", "infaas++", "llumnix", "over llumnix"]
+    titles = dict.fromkeys(line[0] for line in paper_points.figures([_file(*points)]).lines)
+    assert list(titles) == ["high: prefill (TTFT) P99, s", "normal: prefill (TTFT) P99, s"]
 
 
 def test_what_the_points_of_auto_scaling_lack_comes_from_the_runs() -> None:
@@ -178,51 +175,50 @@ def test_instances_at_a_latency_are_read_off_the_curve() -> None:
         "runs": [],
     }
     table = paper_points.cost([file])
-    assert _cells(table[2])[:2] == ["prefill (TTFT) P99 of 5 s", "13.00"]
+    assert table.lines[0][:2] == ["prefill (TTFT) P99 of 5 s", "13.00"]
 
 
-def test_round_robin_stands_in_a_table_of_its_own() -> None:
+def test_round_robin_has_no_ratio() -> None:
     point = _point("sharegpt", "ttft_s p99")
     point["policies"]["round-robin"] = {"simulated": _interval(6.0), "paper": 80.0}
     file = {"figure": "figure11", "baseline": "infaas++", "points": [point], "runs": []}
-    assert "round-robin" not in next(paper_points.tables([file]))[0]
-    table = paper_points.others([file])
-    assert _cells(table[2]) == ["round-robin sharegpt 2/s", "6.000 ±4.500 (80.00)"]
+    (line,) = _lines(paper_points.figures([file]), policy="round-robin")
+    assert (line["simulated"], line["paper"]) == ("6.000", "80.00")
+    assert _ratio(line) == ["", "", "", ""]
 
 
 def test_the_gap_to_the_bound() -> None:
     runs = [_with_ttft("infaas++", 10.0), _with_ttft("llumnix+", 4.0)]
-    lines = paper_runs.bound([{"runs": runs}, [_with_ttft("O1", 2.0)]])
-    assert _cells(lines[2])[:2] == ["M-M 2/s", "75 %"]
+    (line,) = paper_runs.bound([{"runs": runs}, [_with_ttft("O1", 2.0)]]).lines
+    assert line[:2] == ["M-M 2/s", "75 %"]
     # The loss is the same in all three: there is no gap to close.
-    assert _cells(lines[2])[4] == "no gap (0.5000, O1 0.5000)"
+    assert line[4] == "no gap (0.5000, O1 0.5000)"
 
 
 def test_seeds_whose_maximum_is_above_that_of_llumnix_are_counted() -> None:
     runs = [_with_ttft("llumnix+", value, seed=seed) for seed, value in ((1, 2.0), (2, 9.0))]
     runs += [_with_ttft("llumnix", value, seed=seed) for seed, value in ((1, 3.0), (2, 8.0))]
-    assert _cells(paper_runs.overtaken([{"runs": runs}])[2]) == [
-        "M-M 2/s",
-        "4.0",
-        "5",
-        "9.0",
-        "8.0",
-        "1 of 2",
+    assert paper_runs.overtaken([{"runs": runs}]).lines == [
+        ["M-M 2/s", "4.0", "5", "9.0", "8.0", "1 of 2"]
     ]
 
 
 def test_parts_are_told_as_times_the_whole() -> None:
     whole = [_with_ttft("llumnix+", 2.0), _with_ttft("llumnix+", 2.0)]
     without = [_with_ttft("llumnix+", 3.0), _with_ttft("llumnix+", 3.0)]
-    table = paper_runs.parts({"all": whole, "room off": without})
-    assert _cells(table[2])[:2] == ["all", "2.000 ±0"]
-    assert _cells(table[3])[:2] == ["room off", "1.5 (1.5 to 1.5)"]
+    other = [_with_ttft("llumnix+", 5.0, workload="S-L")]
+    table = paper_runs.parts([("all", whole), ("room off", without), ("all", other)])
+    mean, off = _lines(table, trace="M-M", metric="prefill mean, s")
+    assert (mean["part"], mean["simulated"], mean["plus_minus"]) == ("all", "2.000", "0")
+    assert (off["part"], off["ratio"], off["ratio_low"]) == ("room off", "1.5", "1.5")
+    (mean,) = _lines(table, trace="S-L", metric="prefill mean, s")
+    assert (mean["simulated"], mean["ratio"]) == ("5.000", "")
 
 
 def test_policies_that_do_the_same_share_a_line() -> None:
     runs = [_run("llumnix-base"), _run("llumnix"), _with_ttft("llumnix+", 0.5)]
     table = paper_runs.policies([runs])
-    assert [_cells(line)[0] for line in table[2:]] == ["`llumnix-base`, `llumnix`", "`llumnix+`"]
+    assert [line[0] for line in table.lines] == ["`llumnix-base`, `llumnix`", "`llumnix+`"]
 
 
 def test_the_command_reads_files_and_their_names(
@@ -235,7 +231,33 @@ def test_the_command_reads_files_and_their_names(
     files = [given("first", [_run("llumnix+")]), given("second", [_run("llumnix+")])]
     monkeypatch.setattr(sys, "argv", ["paper_tables", "parts", *files])
     assert paper_tables.main() == 0
-    assert [_cells(line)[0] for line in capsys.readouterr().out.splitlines()[2:4]] == [
-        "first part",
-        "second part",
-    ]
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert list(dict.fromkeys(line["part"] for line in lines)) == ["first part", "second part"]
+
+
+COMMITTED = sorted((Path(__file__).parents[3] / "docs" / "paper").glob("*.csv"))
+
+
+def test_each_committed_table_is_planned() -> None:
+    assert {path.stem for path in COMMITTED} == set(paper_tables.plan())
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_tables_have_the_columns_that_are_written(path: Path) -> None:
+    header, *lines = csv.reader(path.read_text("utf-8").splitlines())
+    kind, _ = paper_tables.plan()[path.stem]
+    if kind == "figures":
+        assert header == list(paper_points.COLUMNS)
+    assert {len(line) for line in lines} == {len(header)}
+
+
+def test_commands_of_the_plan_are_commands() -> None:
+    """Their options exist: nothing is simulated."""
+    for _, runs in paper_tables.plan().values():
+        for given in runs.values():
+            names = ["simulate", "paper"] if given[0] == "paper" else ["simulate"]
+            command: Any = get_command(app)
+            for name in names:
+                command = command.commands[name]
+            options = {name for option in command.params for name in option.opts}
+            assert {word for word in given if word.startswith("-")} <= options
