@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -233,6 +234,22 @@ def test_the_command_reads_files_and_their_names(
     assert paper_tables.main() == 0
     lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert list(dict.fromkeys(line["part"] for line in lines)) == ["first part", "second part"]
+
+
+def test_without_arguments_all_tables_are_written_of_the_runs_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, runs = paper_tables.plan()["parts"]
+    monkeypatch.setattr(paper_tables, "plan", lambda: {"parts": (kind, runs)})
+    monkeypatch.setattr(paper_tables, "FOLDER", tmp_path / "docs")
+    monkeypatch.setattr(paper_tables, "RUNS", tmp_path)
+    for name in runs:
+        file = f"{re.sub('[ :]+', '-', name)}.json"
+        (tmp_path / file).write_text(json.dumps([_run("llumnix+", workload=name.split()[0])]))
+    monkeypatch.setattr(sys, "argv", ["paper_tables"])
+    assert paper_tables.main() == 0
+    lines = list(csv.DictReader((tmp_path / "docs" / "parts.csv").read_text("utf-8").splitlines()))
+    assert [f"{line['trace']} {line['part']}" for line in lines[::5]] == list(runs)
 
 
 COMMITTED = sorted((Path(__file__).parents[3] / "docs" / "paper").glob("*.csv"))
