@@ -135,7 +135,7 @@ class HoldingConfig(HoldingSettings):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits(Table):
-    """`[limits]`: what each API key may use of the whole cluster; docs/serving.md. A key may have
+    """`[limits]`: what each API key may use of the whole cluster; docs/endpoint.md. A key may have
     others in its line of the key file."""
 
     live_requests: Count = 0

@@ -36,12 +36,11 @@ from tui.actions import ACTIONS, shown_key
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-OPERATING = ROOT / "docs" / "operating.md"
+INDEX = ROOT / "docs" / "README.md"
 DOCUMENTS = [
     README,
     CONTRIBUTING,
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted(ROOT.glob("examples/*.md")),
 ]
 
 LEAVING = {"Ctrl-c", "Ctrl-q"}
@@ -140,8 +139,19 @@ def test_commands_exist(path: Path) -> None:
     assert named_after("llumctl", path.read_text()) <= COMMANDS
 
 
+def test_the_index_lists_every_page_once() -> None:
+    links = _LINK.findall(prose(INDEX.read_text()))
+    listed = [link for link in links if link.endswith(".md") and "/" not in link]
+    pages = {file.name for file in INDEX.parent.glob("*.md")} - {INDEX.name}
+    assert sorted(listed) == sorted(pages)
+
+
 def test_every_command_is_shown_where_operators_look() -> None:
-    assert named_after("llumctl", README.read_text() + OPERATING.read_text()) == COMMANDS
+    how_to = prose(INDEX.read_text()).split("## How to")[1].split("## Reference")[0]
+    pages = [README, INDEX.with_name("command-line.md")]
+    pages += [INDEX.with_name(link) for link in _LINK.findall(how_to)]
+    shown = {name for page in pages for name in named_after("llumctl", page.read_text())}
+    assert shown == COMMANDS
 
 
 def test_the_readme_is_a_screen_and_a_half_with_the_two_commands_of_make() -> None:

@@ -200,7 +200,7 @@ def test_the_night_looks_again_if_the_cluster_changed(tmp_path: Path) -> None:
 
 
 def test_configurations_in_the_texts_are_valid() -> None:
-    text = (EXAMPLES / "several_machines.md").read_text()
+    text = (EXAMPLES.parent / "docs" / "several-machines.md").read_text()
     blocks = re.findall(r"^```\n(\[[a-z]+\]\n.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert blocks
     for block in blocks:

@@ -67,7 +67,7 @@ def test_what_the_project_installs_is_a_supported_version() -> None:
     )
     assert len(pinned) == 4
     assert set(pinned) == {preflight.SUPPORTED[-1]}
-    outcomes = (root / "docs/installing.md").read_text()
+    outcomes = (root / "docs/upgrading.md").read_text()
     assert all(f"| {each} | all pass |" in outcomes for each in preflight.SUPPORTED)
 
 

@@ -116,7 +116,7 @@ class EmulatedTable(Table):
 
 
 class EvacuateTable(Table):
-    """`[evacuate]`: instances that must go by a moment; docs/operating.md."""
+    """`[evacuate]`: instances that must go by a moment; docs/draining.md."""
 
     notice_s: Seconds = 30.0
     """After a SIGTERM to an instance's process so long for its requests to move to others; then it
