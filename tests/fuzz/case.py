@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 HOST = b"127.0.0.1"  # one of the names that an endpoint without keys answers to
+# Of the built-in model, whose context ends an answer that nothing else ends.
+CONTEXT_TOKENS = 8192
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+LONG_ANSWER_TOKENS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,17 @@ class Case:
         except (ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
+
+    @property
+    def may_be_long(self) -> bool:
+        """Whether its answers may have so many tokens that they take longer than a client waits: a
+        shrunk or misspelt limit is none."""
+        body = self.json_body
+        if body is None:
+            return False
+        limits: list[int] = [body[name] for name in TOKEN_LIMITS if isinstance(body.get(name), int)]
+        num_choices: int = body["n"] if isinstance(body.get("n"), int) else 1
+        return min([*limits, CONTEXT_TOKENS]) * num_choices > LONG_ANSWER_TOKENS
 
     @property
     def path(self) -> str:

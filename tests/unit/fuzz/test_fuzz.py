@@ -13,7 +13,7 @@ import pytest
 from tests.footprints import Footprint, ProcessKey
 from tests.fuzz import families
 from tests.fuzz.__main__ import main
-from tests.fuzz.case import Case, post
+from tests.fuzz.case import Case, encode, post
 from tests.fuzz.exchange import Answer, require_app
 from tests.fuzz.judge import Fault, judge
 from tests.fuzz.mutation import mutate
@@ -89,6 +89,24 @@ def test_every_family_is_drawn_and_changed() -> None:
     cases = [families.draw(3, number) for number in range(400)]
     assert {case.family for case in cases} >= set(families.JSON) | {"bodies", "transfer"}
     assert len({case.head + case.body for case in cases}) > 350
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_be_long"),
+    [
+        ({"max_tokens": 24}, False),
+        ({"max_output_tokens": 24, "n": 4}, False),
+        ({"max_output_token|s": 24}, True),
+        ({}, True),
+        ({"max_tokens": 2000}, True),
+        ({"max_tokens": 400, "n": 3}, True),
+    ],
+)
+def test_an_answer_without_a_small_limit_may_be_long(
+    fields: dict[str, int], may_be_long: bool
+) -> None:
+    assert post("", "", "/v1/responses", encode(fields)).may_be_long is may_be_long
+    assert not post("", "", "/v1/responses", b"no JSON").may_be_long
 
 
 def test_a_change_leaves_the_original() -> None:
