@@ -70,7 +70,7 @@ class MovedStreams:
         """Raises StreamEndedError if the request was over before it could move, and RuntimeError
         if it did not move for another reason."""
         wanted = MigrateRequest(to=to, max_stages=max_stages, reason="benchmark")
-        order = Migrate(stream.reference, wanted)
+        order = Migrate((await self.status(stream)).id, wanted)
         try:
             report = await asyncio.to_thread(self.control.send, order)
         except LlumctlError as error:
