@@ -17,15 +17,17 @@ fi
 instance=$1
 shift
 
-# The cluster's revision; or 5, for whoever drains the instance already, to scale in perhaps, must
-# not find that undone.
+# The cluster's revision; or 5, for whoever drains the instance already, to scale in perhaps, or has
+# cordoned it, must not find that undone.
 look() {
     python3 -c '
 import json, sys
 status, name = json.load(sys.stdin), sys.argv[1]
-if any(item["id"] == name and item.get("drain") for item in status["instances"]):
-    print(f"{name} is being drained already: nothing was done", file=sys.stderr)
-    sys.exit(5)
+for item in status["instances"]:
+    if item["id"] == name and (item.get("drain") or "cordoned" in item.get("closed_by", ())):
+        what = "being drained" if item.get("drain") else "cordoned"
+        print(f"{name} is {what} already: nothing was done", file=sys.stderr)
+        sys.exit(5)
 print(status["revision"])
 ' "$instance"
 }
@@ -35,7 +37,7 @@ revision=$(printf '%s\n' "$status" | look)
 
 # However this script ends from here on, by Ctrl-C too, the instance serves again afterwards. A
 # shell may run no EXIT trap when a signal ends it: so each of them is an exit.
-trap 'llumctl undrain "$instance" --reason "maintenance is over" >&2' EXIT
+trap 'llumctl uncordon "$instance" --reason "maintenance is over" >&2' EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -54,5 +56,5 @@ case $code in
     *) exit "$code" ;;
 esac
 
-# Nothing runs on the instance now, and nothing will until it is undrained.
+# Nothing runs on the instance now, and nothing will until it is uncordoned.
 "$@"

@@ -1,17 +1,17 @@
 """The command tree. Help is plain text: rich would cost more than all of the rest."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from controller.api.errors import UsageError
 from controller.api.state import user_files
 from controller.api.version import own_version
 from llumctl import errors, meant
 from llumctl.commands import (
-    autoscale,
     bench,
     config,
     doctor,
@@ -32,8 +32,43 @@ from llumctl.commands import (
 from llumctl.commands.up import UpCommand
 from llumctl.text import output
 
+
+class _Commands(TyperGroup):
+    """The commands, whose help lists them by what they are for."""
+
+    def format_commands(  # type: ignore[override]
+        self,
+        ctx: typer.Context,  # noqa: ARG002
+        formatter: Any,
+    ) -> None:
+        """Each panel is a section, which aligns as all others do."""
+        width = max(map(len, self.commands))
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            text = command.get_short_help_str(formatter.width - 6 - width)
+            panel = str(getattr(command, "rich_help_panel", ""))
+            panels.setdefault(panel, []).append((name.ljust(width), text))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A former name runs what it has become, after a line on stderr that says so."""
+        if args and args[0] in FORMER and not ctx.resilient_parsing:
+            present, options = FORMER[args[0]]
+            output.say(f"llumctl {args[0]} is now llumctl {present}")
+            args = [*present.split(), *(_renamed(each, options) for each in args[1:])]
+        return super().resolve_command(ctx, args)
+
+
+def _renamed(argument: str, options: Mapping[str, str]) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{options.get(name, name)}{equals}{value}"
+
+
 app = typer.Typer(
     name="llumctl",
+    cls=_Commands,
     help="Operate a cluster of vLLM instances that reschedules running requests.",
     epilog="Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 no controller,"
     " 4 not found, 5 refused, 6 conflict, 124 timed out, 130 interrupted.",
@@ -42,27 +77,35 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up", cls=UpCommand)(up.up)
-app.command("down")(up.down)
-app.command("status")(status.status)
-app.command("top")(top.top)
-app.command("record")(record.record)
-app.command("record-traffic")(record.record_traffic)
-for name, command in {**requests.COMMANDS, **instances.COMMANDS}.items():
-    app.command(name)(command)
-app.command("scale", cls=scale.ScaleCommand)(scale.scale)
-app.command("autoscale")(autoscale.autoscale)
-app.command("get")(get_set.get)
-app.command("set")(get_set.set_settings)
-app.command("undo")(undo.undo)
-app.command("events")(events.events)
-app.command("logs")(logs.logs)
-app.command("wait")(status.wait)
-app.add_typer(config.app)
-app.command("doctor")(doctor.doctor)
-app.command("bench")(bench.bench)
-app.command("profile")(profile.profile)
-app.add_typer(simulate.app)
+SERVE, LOOK, STEER, PLAN, HELP = "Serve", "Look", "Steer", "Plan", "Help"
+app.command("up", cls=UpCommand, rich_help_panel=SERVE)(up.up)
+app.command("down", rich_help_panel=SERVE)(up.down)
+app.command("status", rich_help_panel=LOOK)(status.status)
+app.command("top", rich_help_panel=LOOK)(top.top)
+app.command("requests", rich_help_panel=LOOK)(requests.requests)
+app.command("events", rich_help_panel=LOOK)(events.events)
+app.command("logs", rich_help_panel=LOOK)(logs.logs)
+app.command("record", rich_help_panel=LOOK)(record.record)
+for name, command in {**instances.COMMANDS, **requests.COMMANDS}.items():
+    app.command(name, rich_help_panel=STEER)(command)
+app.command("scale", cls=scale.ScaleCommand, rich_help_panel=STEER)(scale.scale)
+app.command("set", rich_help_panel=STEER)(get_set.set_settings)
+app.command("undo", rich_help_panel=STEER)(undo.undo)
+app.command("bench", rich_help_panel=PLAN)(bench.bench)
+app.command("profile", rich_help_panel=PLAN)(profile.profile)
+app.add_typer(simulate.app, rich_help_panel=PLAN)
+app.command("doctor", rich_help_panel=HELP)(doctor.doctor)
+app.add_typer(config.app, rich_help_panel=HELP)
+FORMER: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "autoscale": ("scale auto", {}),
+    "evacuate": ("drain --remove", {}),
+    "explain": ("requests", {}),
+    "get": ("set", {}),
+    "record-traffic": ("record --traffic", {"--for": "--duration"}),
+    "undrain": ("uncordon", {}),
+    "wait": ("status", {"--for": "--wait"}),
+}
+"""What a command is called now that had another name, and its options that had other names."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -74,7 +74,7 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
 
     hint = UNREACHABLE_HINT
     if run_state.is_being_changed(cluster):
-        hint = "llumctl wait --for=ready      as another command starts or stops it now"
+        hint = "llumctl status --wait=ready      as another command starts or stops it now"
     return ControlClient(state.control_url, state.control_token, timeout_s, unreachable_hint=hint)
 
 
@@ -96,7 +96,9 @@ def running(cluster: str) -> "RunState":
     state = run_state.load(cluster)
     if state is None:
         if run_state.is_being_changed(cluster):
-            raise NotRunningError(f"cluster {cluster} is being started", "llumctl wait --for=ready")
+            raise NotRunningError(
+                f"cluster {cluster} is being started", "llumctl status --wait=ready"
+            )
         from controller.api.state.audit import last_stop
 
         stop = last_stop(cluster)

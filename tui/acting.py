@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Autoscale, Scale, SetSettings, Setting, SettingList
-from controller.api.operations.on_instances import Undrain
+from controller.api.operations.on_instances import Uncordon, Undrain
 from controller.api.operations.on_requests import (
     Migrate,
     MigrateRequest,
@@ -378,15 +378,14 @@ class Commanding:
             "autoscale": lambda command: app.acting.autoscale(command.argument),
             "priority": self._priority,
             "migrate": self._migrate,
-            "get": self._get,
-            "set": lambda command: app.acting.order(SetSettings.to(command.arguments)),
+            "set": self._set,
+            "uncordon": self._uncordon,
             "tune": lambda _: app.show_tuning(),
             "undo": lambda _: app.acting.undo(),
             "log": lambda _: app.show_log(),
             "read_only": lambda _: app.acting.toggle_read_only(),
             "freeze": lambda _: app.toggle_freeze(),
             "requests": self._requests,
-            "explain": lambda command: app.open(Target(request_id=command.argument)),
             "instance": lambda command: app.open(Target(command.argument)),
             "logs": lambda command: app.show_member_log(command.argument or "controller"),
             "doctor": lambda _: app.owning.of_llumctl("doctor", of_cluster=False),
@@ -510,8 +509,14 @@ class Commanding:
 
         self._with_ids(command, [reference], begin)
 
-    def _get(self, command: Command) -> None:
-        key = command.argument
+    def _set(self, command: Command) -> None:
+        """A setting without a value is shown, and none are shown all."""
+        if "=" in command.argument:
+            self._app.acting.order(SetSettings.to(command.arguments))
+        else:
+            self._show_setting(command.argument)
+
+    def _show_setting(self, key: str) -> None:
 
         def told(found: SettingList | None, error: Exception | None) -> None:
             if found is None:
@@ -528,14 +533,31 @@ class Commanding:
             self._app.ask(lambda client: client.settings(), told)
 
     def _wait(self, command: Command) -> None:
-        wanted = f"--for={command.argument}"
-        self._app.owning.of_llumctl("wait", wanted, of_cluster=True)
+        wanted = f"--wait={command.argument}"
+        self._app.owning.of_llumctl("status", wanted, of_cluster=True)
 
     def _requests(self, command: Command) -> None:
-        if command.argument:
-            self._app.open(Target(command.argument))
-        else:
+        named = command.argument
+        if not named:
             self._app.show_requests()
+        elif named in self._app.shown.histories:
+            self._app.open(Target(named))
+        else:
+            self._app.open(Target(request_id=named))
+
+    def _uncordon(self, command: Command) -> None:
+        """Takes back drains as well as cordons, as `llumctl uncordon` does."""
+        status = self._app.present.status
+        known = {each.id: each for each in status.instances} if status is not None else {}
+        drained = [each for each in command.arguments if each in known and known[each].drain]
+        cordoned = [
+            each
+            for each in command.arguments
+            if each not in drained or Uncordon.mark in known[each].closed_by
+        ]
+        for row, ids in ((Undrain, drained), (Uncordon, cordoned)):
+            if ids:
+                self._app.acting.act(row.kind, *(Target(each) for each in ids))
 
     def _seek(self, command: Command) -> None:
         if self._app.replay is not None:

@@ -320,12 +320,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("pane_previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.ROWS),
     Action("theme", (), "", "colours", Place.ROWS, typed="theme THEME"),
     Action("instance", (), "", "an instance by its id", Place.ROWS, typed="instance ID"),
-    Action("explain", (), "", "a request's life, by its id", Place.ROWS, typed="explain REQUEST"),
-    Action("requests", (), "", "all requests, or an instance's", Place.ROWS, typed="requests [ID]"),
-    Action("events", (), "", "all events, or some", Place.ROWS, typed="events [TEXT]"),
     Action(
-        "get", (), "", "settings, or the value of one", Place.ROWS, typed="get [KEY]", live=True
+        "requests",
+        (),
+        "",
+        "all requests, or one's life, by its id",
+        Place.ROWS,
+        typed="requests [REQUEST]",
     ),
+    Action("events", (), "", "all events, or some", Place.ROWS, typed="events [TEXT]"),
     Action(
         "logs",
         (),
@@ -341,7 +344,7 @@ ACTIONS: tuple[Action, ...] = (
         "",
         "until a condition holds, as ready, idle or drained=ID",
         Place.ROWS,
-        typed="wait CONDITION",
+        typed="status --wait CONDITION",
         live=True,
         in_browser=False,
     ),

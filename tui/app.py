@@ -57,7 +57,7 @@ from tui.screens.lists import HelpScreen, LogScreen, MemberLogScreen
 from tui.screens.tuning import TuningScreen
 from tui.state import DashboardState, reduce
 from tui.themes import THEMES
-from tui.typed_commands import Typing
+from tui.typed_commands import Typing, named
 from tui.widgets import Bottom, TableView, key_line
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ class Dashboard(App[None]):
     @property
     def typed_names(self) -> Sequence[str]:
         found = self._actions([Place.ROWS])
-        return [each.typed.partition(" ")[0] for each in found if each.typed]
+        return [named(each.typed)[0] for each in found if each.typed]
 
     def action_own(self, name: str) -> None:
         self.owning.begin(name)

@@ -78,25 +78,42 @@ class Word:
     many: bool = False
 
 
-FORMS = {
-    name: form for name, _, form in (each.typed.partition(" ") for each in ACTIONS if each.typed)
-}
+def named(typed: str) -> tuple[str, str]:
+    """The name that a form begins with, which may be two words as in `scale auto [MODE]`, and what
+    it wants after that."""
+    words = typed.split()
+    name = list(takewhile(lambda word: word[0] == "-" or word[0].islower(), words))
+    return " ".join(name), " ".join(words[len(name) :])
+
+
+FORMS = dict(named(each.typed) for each in ACTIONS if each.typed)
 """What is typed, and what it wants after it."""
-ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "explain"}
+_ACTION_IDS = {named(each.typed)[0]: each.action_id for each in ACTIONS if each.typed}
+_SECOND_WORDS = [name.split() for name in FORMS if " " in name]
+"""Names of two words."""
+FORMER = {
+    "autoscale": "scale auto",
+    "evacuate": "drain --remove",
+    "explain": "requests",
+    "get": "set",
+    "undrain": "uncordon",
+    "wait": "status --wait",
+}
+"""Names that commands had before, which still work."""
+ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests", **FORMER}
 ELSEWHERE = {
     "up": "it starts another cluster, in a shell",
     "down": "it would end what is shown here: type it in a shell",
     "top": "this is it",
     "status": "this screen is it, and -o of it is for a shell",
     "record": "llumctl top --record FILE, or llumctl record FILE in a shell",
-    "record-traffic": "it writes a file for a shell's user: type it in a shell",
     "bench": "it loads an endpoint and fills its terminal: type it in a shell",
     "config": "it is about the files of a shell's user: tune has the cluster's settings",
 }
 """Commands of the command line that are none here, and why."""
 FEW = 12
 """Words that an error names all."""
-FILLERS = ("--to", "--")
+FILLERS = ("--to", "--instance", "--")
 """What the command line wants and `:` can do without."""
 MAX_KEPT = 100
 """Commands of a session."""
@@ -130,6 +147,10 @@ def split(text: str) -> tuple[str, list[str]]:
     if parts[:1] == ["llumctl"]:
         parts = parts[1:]
     name, given = (parts[0], parts[1:]) if parts else ("", [])
+    for first, second in _SECOND_WORDS:
+        if name == first and second in given:
+            given.remove(second)
+            name = f"{first} {second}"
     return ALIASES.get(name, name), [each for each in given if each not in FILLERS]
 
 
@@ -157,16 +178,18 @@ def parse(text: str, known: Known) -> Command:
     if len(given) > len(wanted) and not wanted[-1].many:
         raise UsageError(f"{given[len(wanted)][:40]!r} is too much:  {name} {FORMS[name]}")
     for place, argument in enumerate(given):
-        _check(name, wanted[min(place, len(wanted) - 1)].kind, argument, known)
-    return Command(name, tuple(dict.fromkeys(given)))
+        kind = wanted[min(place, len(wanted) - 1)].kind
+        _check(name, kind, argument, known, several=len(given) > 1)
+    return Command(_ACTION_IDS.get(name, name), tuple(dict.fromkeys(given)))
 
 
-def _check(name: str, kind: str, argument: str, known: Known) -> None:
+def _check(name: str, kind: str, argument: str, known: Known, *, several: bool) -> None:
+    """`several`: whether other arguments are given, too; a setting alone may be without a value."""
     if kind == "N" and not _NUMBER.fullmatch(argument):
         raise UsageError(f"{name} N, +N or -N: {argument[:20]!r} is no number")
     if kind == "KEY=VALUE":
         argument, equals, value = argument.partition("=")
-        if not equals or not value:
+        if (equals and not value) or (not equals and several):
             raise UsageError(f"{name} {kind}: {argument[:40]!r} has no value")
         kind = "KEY"
     if kind in _CLOSED and argument not in known.of(kind) and known.of(kind):
@@ -198,8 +221,17 @@ def complete(text: str, known: Known) -> Completion:
     head, word = _cut(text)
     name, given = split(head)
     if not name:
-        words = [each for each in (known.offered or known.names) if each.startswith(word)]
+        names = known.offered or known.names
+        words = [
+            each
+            for each in names
+            if each.startswith(word)
+            and each.split()[0] not in {other for other in names if other != each}
+        ]
         return Completion(head, tuple(sorted(words)), "command")
+    seconds = [two for first, two in _SECOND_WORDS if word and (first, given) == (name, [])]
+    if begun := [each for each in seconds if each.startswith(word)]:
+        return Completion(head, tuple(begun), "command")
     form = words_of(name)
     if len(given) >= len(form) and not (form and form[-1].many):
         return Completion(head)

@@ -1,7 +1,7 @@
 """What operators set of what the core decides: tables of the configuration file, as values.
 
 Each setting stands here once, with its default, its bounds and what it means. Files, variables and
-orders are read into these classes (`controller.api.settings`); `llumctl get` and the schema show
+orders are read into these classes (`controller.api.settings`); `llumctl set` and the schema show
 their docstrings; what decides goes by them. What is fixed in a cluster stands in a class below the
 one that is set (`HoldingConfig` under `HoldingSettings`), with its measured reason, so that the
 simulator can change it and compare.

@@ -1,7 +1,7 @@
-"""`llumctl autoscale`: instances come and go with the load, or an operator is told what would."""
+"""`llumctl scale auto`: instances come and go with the load, or an operator is told what would."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,15 +10,7 @@ from controller.api.settings.bounds import MAX_INSTANCES
 from controller.api.text.quantities import duration
 from llumctl import arguments, connect, meant
 from llumctl.commands.get_set import changes_text
-from llumctl.commands.options import (
-    Cluster,
-    DryRun,
-    IfRevision,
-    OutputFormat,
-    Reason,
-    not_negative,
-    one_line,
-)
+from llumctl.commands.options import Flags, not_negative, one_line
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -34,47 +26,23 @@ class Mode(StrEnum):
     ON = "on"
 
 
-def autoscale(
-    mode: Annotated[
-        Mode | None, typer.Argument(help="dry-run decides, and only says so. None: show it.")
-    ] = None,
-    minimum: Annotated[
-        int | None, typer.Option("--min", metavar="N", help="So many stay without any request.")
-    ] = None,
-    maximum: Annotated[
-        int | None, typer.Option("--max", metavar="N", help="More are never started.")
-    ] = None,
-    target_ttft: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="P99 time to first token to keep: 2s, 500ms; or none."),
-    ] = None,
-    target_tpot: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="P99 time per output token to keep: 80ms; or none."),
-    ] = None,
-    dry_run: DryRun = False,
-    reason: Reason = "",
-    if_revision: IfRevision = None,
-    output_format: OutputFormat = Format.TABLE,
-    cluster: Cluster = None,
-) -> None:
-    """Show auto-scaling, or switch it: instances come and go with the load.
-
-    Your own llumctl scale wins over it until llumctl autoscale on releases it. The other settings
-    are autoscale.* in llumctl get.
-    """
-    wanted = _changes(mode, minimum, maximum, target_ttft, target_tpot)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
-    if not wanted and (dry_run or reason or if_revision is not None):
-        raise UsageError("nothing is to be changed", "llumctl autoscale --help")
-    name = connect.attached(cluster)
+def run(flags: Flags, wanted: "dict[str, SettingValue]") -> None:
+    """Shows auto-scaling, and changes what is wanted first. `wanted`: settings by key."""
+    one_line(flags.reason)
+    not_negative(flags.if_revision, "--if-revision")
+    dry_run, output_format = flags.dry_run, flags.output_format
+    if not wanted and (dry_run or flags.reason or flags.if_revision is not None):
+        raise UsageError("nothing is to be changed", "llumctl scale --help")
+    name = connect.attached(flags.cluster)
     with connect.client(name) as client:
         if wanted:
             from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 
             patch = SettingsPatch(
-                changes=wanted, dry_run=dry_run, reason=reason, if_revision=if_revision
+                changes=wanted,
+                dry_run=dry_run,
+                reason=flags.reason,
+                if_revision=flags.if_revision,
             )
             found = client.send(SetSettings(patch))
             if dry_run and (planned := changes_text(found, output_format)):
@@ -86,7 +54,7 @@ def autoscale(
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
-def _changes(
+def changes(
     mode: Mode | None,
     minimum: int | None,
     maximum: int | None,

@@ -1,4 +1,4 @@
-"""Drains as `drain`, `evacuate`, `restart`, `scale` and `undo` show them: the plan and the question
+"""Drains as `drain`, `restart`, `scale` and `undo` show them: the plan and the question
 before an order, then how far each is, until it is over.
 
 `Watch` asks the controller again and again, and says it on stderr. A drain does not need to be
@@ -227,7 +227,7 @@ def detached(reports: Sequence[DrainReport]) -> str:
     first = reports[0].instance_id if reports else ""
     return (
         f"no longer watching: the drain goes on ({names})\n"
-        f"try:   llumctl wait --for=drained={first}      or      llumctl undrain {names}"
+        f"try:   llumctl status --wait=drained={first}      or      llumctl uncordon {names}"
     )
 
 
@@ -265,7 +265,7 @@ def check(
             raise TimedOutError(
                 f"{what} {name} is not over after {latency(waited_s)}:"
                 f" {cannot_move(report)}; it goes on",
-                f"llumctl wait --for=drained={name}      or      llumctl scale +1",
+                f"llumctl status --wait=drained={name}      or      llumctl scale +1",
             )
         after, longer = "", "600"
         if passed and deadline_s is not None:

@@ -1,4 +1,4 @@
-"""`llumctl get` and `set`: the settings that may be changed while the cluster runs."""
+"""`llumctl set`: the settings that may be changed while the cluster runs."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ from llumctl.commands.options import (
     Cluster,
     ClusterConfig,
     DryRun,
+    Flags,
     IfRevision,
     OutputFormat,
     Reason,
@@ -39,30 +40,60 @@ if TYPE_CHECKING:
 HINT = "llumctl set migration.max_moves=2"
 
 
-def get(
-    key: Annotated[
-        str | None,
+def set_settings(
+    given: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[KEY]", help="Only this one, as migration.max_moves.", show_default=False
+            metavar="[KEY=VALUE...|KEY]",
+            help="As migration.max_moves=2. One without a value is shown; without any, all are.",
+            show_default=False,
         ),
     ] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Write them into the configuration file too.")
+    ] = False,
     toml: Annotated[
         bool,
-        typer.Option("--toml", help="Those that differ from the config file, as lines for it."),
+        typer.Option(
+            "--toml", help="Show those that differ from the configuration file, as lines for it."
+        ),
     ] = False,
     config: ClusterConfig = None,
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Show the settings that `llumctl set` changes."""
+    """Show the running cluster's settings, or change some.
+
+    All that are given are changed or, if one is wrong, none.
+    """
+    if given and (len(given) > 1 or "=" in given[0]):
+        if toml:
+            raise UsageError("--toml: only where nothing is changed", "llumctl set --toml")
+        flags = Flags(cluster, dry_run, True, reason, if_revision, output_format)
+        _change(given, flags, config, save=save)
+        return
+    changing = {"--save": save, "--dry-run": dry_run, "--reason": reason}
+    changing |= {"--if-revision": if_revision is not None}
+    for flag, value in changing.items():
+        if value:
+            raise UsageError(f"{flag}: only with KEY=VALUE", f"{HINT} {flag}")
+    _show(given[0] if given else None, output_format, cluster, config, toml=toml)
+
+
+def _show(
+    key: str | None, output_format: Format, cluster: str | None, config: Path | None, *, toml: bool
+) -> None:
     if key is not None:
         arguments.an_id(key, "KEY")
     if toml and output_format is not Format.TABLE:
-        raise UsageError("--toml: give either this or --output", "llumctl get --toml")
+        raise UsageError("--toml: give either this or --output", "llumctl set --toml")
     if config is not None:
         config_file.find(config)  # what is wrong with it is told without a cluster
         if not toml:
-            raise UsageError("--config: only --toml looks at a file", "llumctl get --toml")
+            raise UsageError("--config: only --toml looks at a file", "llumctl set --toml")
     name = connect.attached(cluster)
     with connect.client(name) as client:
         found = client.settings()
@@ -137,53 +168,41 @@ def _row(setting: "Setting", wide: bool) -> tuple[str, ...]:
     return setting.key, value, default, *more, setting.meaning
 
 
-def set_settings(
-    assignments: Annotated[
-        list[str],
-        typer.Argument(metavar="KEY=VALUE...", help="As migration.max_moves=2; see llumctl get."),
-    ],
-    save: Annotated[
-        bool, typer.Option("--save", help="Write them into the configuration file too.")
-    ] = False,
-    config: ClusterConfig = None,
-    dry_run: DryRun = False,
-    reason: Reason = "",
-    if_revision: IfRevision = None,
-    output_format: OutputFormat = Format.TABLE,
-    cluster: Cluster = None,
-) -> None:
-    """Change settings of the running cluster: all or, if one is wrong, none."""
+def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: bool) -> None:
     changes = parse(assignments)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
+    one_line(flags.reason)
+    not_negative(flags.if_revision, "--if-revision")
     if config is not None:
         config_file.find(config)  # what is wrong with it is told without a cluster
         if not save:
             raise UsageError("--config: only --save writes a file", f"{HINT} --save")
-    name = connect.attached(cluster)
+    name = connect.attached(flags.cluster)
     with connect.client(name) as client:
         from controller.api.operations.on_cluster import SetSettings, SettingsPatch, preview
 
         patch = SettingsPatch(
-            changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision
+            changes=changes,
+            dry_run=flags.dry_run,
+            reason=flags.reason,
+            if_revision=flags.if_revision,
         )
         # What cannot be saved is found before anything has changed.
         order = SetSettings(patch)
         saving = _saving(client, order, config, name) if save else None
         found = client.send(order)
-    if shown := changes_text(found, output_format):
+    if shown := changes_text(found, flags.output_format):
         output.emit(shown)
-    if output_format in (Format.TABLE, Format.WIDE):
+    if flags.output_format in (Format.TABLE, Format.WIDE):
         for line in preview(found):
             output.say(line)
-    if found.changes and not dry_run:
+    if found.changes and not flags.dry_run:
         output.say(f"revision {found.revision}")
     saves = saving is not None and saving.changes
     if saving is not None and saves:
-        _save(saving, found, dry_run=dry_run)
+        _save(saving, found, dry_run=flags.dry_run)
     if not found.changes and not saves:
         output.say("nothing to change")
-    elif dry_run:
+    elif flags.dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
 

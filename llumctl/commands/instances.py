@@ -1,6 +1,6 @@
-"""`llumctl drain`, `undrain`, `cordon`, `uncordon`, `evacuate` and `restart`: orders about
-instances."""
+"""`llumctl drain`, `cordon`, `uncordon` and `restart`: orders about instances."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -35,11 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from controller.api.client import ControlClient
-    from controller.api.operations.on_instances import Drain, DrainReport, MarkReport
+    from controller.api.operations.on_instances import CordonReport, Drain, DrainReport, MarkReport
     from controller.api.operations.order import Order
+    from controller.api.wire.base import OrderModel
 
 ON_DEADLINE = ("keep", "abort")
+DEFAULT_WITHIN = "30s"
+DRAINING = "draining"
+"""The reason in `closed_by` that a drain takes away with it."""
 
+Body = TypeVar("Body", bound="OrderModel")
 Given = TypeVar("Given", bound="Order[Any, DrainReport]")
 
 
@@ -63,6 +68,14 @@ def drain(
             help="Then go on draining, or give up: what is left stays and runs on.",
         ),
     ] = "keep",
+    remove: Annotated[
+        bool,
+        typer.Option("--remove", help="Remove the instance: once it is empty, or by --within."),
+    ] = False,
+    within: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="With --remove: it goes then at the latest (30s)."),
+    ] = None,
     detach: Annotated[
         bool,
         typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
@@ -79,9 +92,19 @@ def drain(
 ) -> None:
     """Empty instances: their requests move to others, and no new ones come. Asks first.
 
-    Ctrl-C leaves the drain going; llumctl undrain takes it back.
+    With --remove, for an instance whose machine will be taken away, the requests of the highest
+    priority leave first; what cannot arrive in time is replayed elsewhere when the instance is
+    gone. Ctrl-C leaves the drain going; llumctl uncordon takes it back.
     """
     wanted_ids = ids_once(instance_ids)
+    if remove:
+        of_drain = {"--deadline": deadline is not None, "--on-deadline": on_deadline != "keep"}
+        _check_flags(of_drain, "--remove", "llumctl drain --help")
+        flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
+        _remove(flags, wanted_ids, DEFAULT_WITHIN if within is None else within)
+        return
+    if within is not None:
+        raise UsageError("--within: only with --remove", "llumctl drain --help")
     arguments.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
     deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
@@ -121,7 +144,7 @@ def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
     except LlumctlError:
         if reports and not orders[0].wanted.dry_run:
             begun = " ".join(report.instance_id for report in reports)
-            output.say(f"draining has begun: {begun} (llumctl undrain {begun})")
+            output.say(f"draining has begun: {begun} (llumctl uncordon {begun})")
         raise
     return reports
 
@@ -135,55 +158,6 @@ def _in_turn(client: "ControlClient", orders: "Iterable[Order[Any, Any]]") -> "I
         report = client.send(each)
         revision = report.revision
         yield report
-
-
-def undrain(
-    instance_ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ID...",
-            help="Instances that are draining or drained.",
-            autocompletion=completion.instances,
-        ),
-    ],
-    dry_run: DryRun = False,
-    reason: Reason = "",
-    if_revision: IfRevision = None,
-    output_format: OutputFormat = Format.TABLE,
-    cluster: Cluster = None,
-) -> None:
-    """Take drains back: the instances get requests again."""
-    wanted_ids = ids_once(instance_ids)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
-    with connect.client(connect.attached(cluster)) as client:
-        from controller.api.operations.on_instances import Undrain, UndrainRequest
-
-        reports: list[DrainReport] = []
-        for each in wanted_ids:
-            wanted = UndrainRequest(reason=reason, if_revision=if_revision, dry_run=dry_run)
-            try:
-                reports.append(client.send(Undrain(each, wanted)))
-            except NotDrainingError:
-                continue
-            except LlumctlError:
-                _say_undone(reports, dry_run=dry_run)
-                raise
-            if if_revision is not None:
-                if_revision = reports[-1].revision
-    if reports or output_format in (Format.JSON, Format.YAML):
-        output.emit(text(reports, output_format))
-    if not reports:
-        output.say("nothing to change")
-    elif dry_run:
-        raise typer.Exit(EXIT_WOULD_CHANGE)
-
-
-def _say_undone(reports: "Sequence[DrainReport]", *, dry_run: bool) -> None:
-    """Tells which drains were taken back before one of them failed."""
-    undone = " ".join(report.instance_id for report in reports)
-    if undone and not dry_run:
-        output.say(f"taken back: {undone} (llumctl drain {undone})")
 
 
 def cordon(
@@ -217,7 +191,7 @@ def uncordon(
         list[str],
         typer.Argument(
             metavar="ID...",
-            help="Instances that are cordoned.",
+            help="Instances that are cordoned, draining or drained.",
             autocompletion=completion.instances,
         ),
     ],
@@ -227,9 +201,94 @@ def uncordon(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Take cordons back: the instances get new requests again, unless they drain."""
-    flags = Flags(cluster, dry_run, True, reason, if_revision, output_format)
-    _marking("uncordon", instance_ids, flags)
+    """Take cordons and drains back: instances get requests again.
+
+    Of an instance that has both, both are taken back: two operations, of which llumctl undo takes
+    the last one back at first.
+    """
+    wanted_ids = ids_once(instance_ids)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = connect.attached(cluster)
+    from controller.api.operations.on_instances import UncordonList
+
+    taken = _TakenBack(reason, if_revision, dry_run=dry_run)
+    try:
+        with connect.client(name) as client:
+            for each in wanted_ids:
+                taken.take_back(client, each)
+    except LlumctlError:
+        if taken.lines and not dry_run:
+            output.say("\n".join(taken.lines))
+        raise
+    found = UncordonList(drains=tuple(taken.drains), cordons=tuple(taken.cordons))
+    if output_format is Format.NAME:
+        if taken.lines:
+            output.emit("\n".join(line.partition(":")[0] for line in taken.lines))
+    elif output_format in (Format.JSON, Format.YAML, Format.JSONL):
+        output.emit(output.encode(output_format, found, (*found.drains, *found.cordons)))
+    elif taken.lines:
+        output.emit("\n".join(taken.lines))
+    if not taken.lines:
+        output.say("nothing to change")
+    elif dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+class _TakenBack:
+    """Of each instance its drain, then its cordon; each order carries the revision that the one
+    before it left, if one was given at first."""
+
+    def __init__(self, reason: str, if_revision: int | None, *, dry_run: bool) -> None:
+        self.drains: list[DrainReport] = []
+        self.cordons: list[CordonReport] = []
+        self.lines: list[str] = []
+        """For people, a line for each instance that is changed."""
+        self._reason = reason
+        self._if_revision = if_revision
+        self._dry_run = dry_run
+
+    def take_back(self, client: "ControlClient", instance_id: str) -> None:
+        """Raises LlumctlError if either is refused."""
+        from controller.api.operations.on_instances import (
+            Uncordon,
+            UncordonRequest,
+            Undrain,
+            UndrainRequest,
+            cordoned,
+        )
+
+        drained = False
+        with contextlib.suppress(NotDrainingError):
+            self.drains.append(self._sent(client, Undrain(instance_id, self._body(UndrainRequest))))
+            drained = True
+            self.lines.append(f"{instance_id}: {self._taken_back('drain')}")
+        order = Uncordon(instance_id, self._body(UncordonRequest))
+        report: CordonReport = self._sent(client, order)
+        self.cordons.append(report)
+        if not drained and report.changes:
+            self.lines.append(cordoned(report))
+        elif drained:
+            what = "drain and cordon" if report.changes else "drain"
+            others = [each for each in report.closed_by if each != DRAINING]
+            gets = "would get" if self._dry_run else "gets"
+            then = (
+                f"it is {others[0].replace('_', ' ')}" if others else f"{gets} new requests again"
+            )
+            self.lines[-1] = f"{instance_id}: {self._taken_back(what)}, {then}"
+
+    def _body(self, kind: "type[Body]") -> "Body":
+        fields: dict[str, Any] = {"reason": self._reason, "if_revision": self._if_revision}
+        return kind(**fields | {"dry_run": self._dry_run})
+
+    def _sent(self, client: "ControlClient", order: "Order[Any, Any]") -> Any:
+        report = client.send(order)
+        if self._if_revision is not None:
+            self._if_revision = report.revision
+        return report
+
+    def _taken_back(self, what: str) -> str:
+        return f"{what} {'would be taken back' if self._dry_run else 'taken back'}"
 
 
 def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
@@ -265,66 +324,43 @@ def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
-def evacuate(
-    instance_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="As status shows it.", autocompletion=completion.instances
-        ),
-    ],
-    within: Annotated[
-        str, typer.Option(metavar="S", help="How long until it is ended: 30s, 2m.")
-    ] = "30s",
-    force: Annotated[
-        bool, typer.Option("--force", help="Even the last instance that serves.")
-    ] = False,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
-    ] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Reason = "",
-    if_revision: IfRevision = None,
-    output_format: OutputFormat = Format.TABLE,
-    cluster: Cluster = None,
-) -> None:
-    """Move an instance's requests to others by a moment, and remove it then. Asks first.
-
-    For an instance whose machine will be taken away. The requests of the highest priority leave
-    first; what cannot arrive in time is replayed elsewhere when the instance is gone. Ctrl-C leaves
-    it going; llumctl undrain takes it back.
-    """
-    arguments.an_id(instance_id, "ID")
+def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
+    """Empties an instance by a moment, and follows it until it is gone."""
+    if len(instance_ids) > 1:
+        raise UsageError("--remove: one instance at a time", "llumctl drain --help")
     within_s = arguments.positive(within, "--within")
     if within_s > MAX_DEADLINE_S:
         raise UsageError(
             "--within: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
         )
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
-    name = connect.attached(cluster)
+    one_line(flags.reason)
+    not_negative(flags.if_revision, "--if-revision")
+    name = connect.attached(flags.cluster)
     from controller.api.operations.on_instances import Evacuate, EvacuateRequest
 
     wanted = EvacuateRequest(
-        within_s=within_s, dry_run=dry_run, force=force, reason=reason, if_revision=if_revision
+        within_s=within_s,
+        dry_run=flags.dry_run,
+        force=flags.force,
+        reason=flags.reason,
+        if_revision=flags.if_revision,
     )
-    order = Evacuate(instance_id, wanted)
-    if not (yes or dry_run):
+    order = Evacuate(instance_ids[0], wanted)
+    if not (flags.yes or flags.dry_run):
         (order,) = agreed(name, [order])
     with connect.client(name) as client:
         report = client.send(order)
-    if dry_run or detach:
-        output.emit(text((report,), output_format))
-    if dry_run:
+    if flags.dry_run or flags.detach:
+        output.emit(text((report,), flags.output_format))
+    if flags.dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
-    if not detach:
-        follow(name, (report,), within_s, output_format, _evacuation_goes_on)
+    if not flags.detach:
+        follow(name, (report,), within_s, flags.output_format, _evacuation_goes_on)
 
 
 def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:
     name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
-    return f"no longer watching: the evacuation goes on ({name})\ntry:   llumctl undrain {name}"
+    return f"no longer watching: the drain goes on ({name})\ntry:   llumctl uncordon {name}"
 
 
 def restart(
@@ -387,7 +423,7 @@ def restart(
 ) -> None:
     """Restart an instance: its requests move to others, then its process is replaced. Asks first.
 
-    Ctrl-C leaves the restart going; llumctl undrain takes it back until the process has ended, and
+    Ctrl-C leaves the restart going; llumctl uncordon takes it back until the process has ended, and
     llumctl restart --stop ends one of all instances.
     """
     if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
@@ -447,18 +483,20 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
         follow(name, (report,), deadline_s, flags.output_format, _restart_goes_on)
 
 
-def _check_flags(given: dict[str, object], where: str = "--rolling") -> None:
+def _check_flags(
+    given: Mapping[str, object], where: str = "--rolling", hint: str = "llumctl restart --help"
+) -> None:
     """Raises UsageError for a flag that says nothing where it stands."""
     for flag, value in given.items():
         if value:
-            raise UsageError(f"{flag}: not with {where}", "llumctl restart --help")
+            raise UsageError(f"{flag}: not with {where}", hint)
 
 
 def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:
     name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
     return (
         f"no longer watching: the restart goes on ({name})\n"
-        f"try:   llumctl wait --for=instance/{name}=active"
+        f"try:   llumctl status --wait=instance/{name}=active"
     )
 
 
@@ -522,9 +560,7 @@ def follow(
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "drain": drain,
-    "undrain": undrain,
     "cordon": cordon,
     "uncordon": uncordon,
-    "evacuate": evacuate,
     "restart": restart,
 }

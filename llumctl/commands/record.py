@@ -1,5 +1,5 @@
-"""`llumctl record` and `record-traffic`: the watch stream, or lengths, times and hashes of the
-requests, into a file; and what `top` needs of it."""
+"""`llumctl record`: the watch stream, or lengths, times and hashes of the requests, into a file;
+and what `top` needs of it."""
 
 import contextlib
 import os
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from controller.api.wire.stream import RequestTraffic, TrafficBatch, TrafficRequest
 
 MIN_REFRESH_S, MAX_REFRESH_S = 0.1, 60.0
+DEFAULT_REFRESH_S = 1.0
 PROGRESS_S = 5.0
 PREFIX_HASH_TOKENS = 16
 """As large as the blocks of most engines; the simulator takes engines of any block size."""
@@ -36,15 +37,38 @@ KEY_BYTES = 32
 
 def record(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="Record its requests, for `llumctl simulate --from`.")
+    ] = False,
     duration: Annotated[
         str | None, typer.Option(metavar="5m", help="Stop after that long.")
     ] = None,
     refresh: Annotated[
-        float, typer.Option(metavar="S", help="How many seconds between two statuses.")
-    ] = 1.0,
+        float | None, typer.Option(metavar="S", help="How many seconds between two statuses (1).")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --traffic: replace FILE if it exists.")
+    ] = False,
     cluster: Cluster = None,
 ) -> None:
-    """Record the cluster for `llumctl top --replay FILE`, until Ctrl-C or until it is stopped."""
+    """Record the cluster for replays, or its requests for simulations.
+
+    llumctl top --replay FILE shows it again. Recording goes on until Ctrl-C, or until the cluster
+    is stopped. With --traffic it records of each request that comes and ends meanwhile: when it
+    came, how many tokens the prompt and the answer had, rank and outcome, and hashes of its session
+    and of the prompt's blocks, under a random key that is forgotten. No text, no tokens, no ids.
+    """
+    if traffic:
+        if refresh is not None:
+            raise UsageError("--refresh: not with --traffic", "llumctl record --help")
+        _record_traffic(file, duration, cluster, force=force)
+    else:
+        if force:
+            raise UsageError("--force: only with --traffic", "llumctl record --help")
+        _record_frames(file, duration, DEFAULT_REFRESH_S if refresh is None else refresh, cluster)
+
+
+def _record_frames(file: Path, duration: str | None, refresh: float, cluster: str | None) -> None:
     duration_s = None if duration is None else arguments.seconds(duration, "--duration")
     check_refresh(refresh)
     name = connect.attached(cluster)
@@ -119,21 +143,8 @@ def new_recording(
         opened.close()
 
 
-def record_traffic(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
-    duration: Annotated[
-        str | None, typer.Option("--for", metavar="10m", help="Stop after that long.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
-    cluster: Cluster = None,
-) -> None:
-    """Record the cluster's requests for simulations, until Ctrl-C or until it is stopped.
-
-    Of each request that comes and ends meanwhile: when it came, how many tokens the prompt and the
-    answer had, rank and outcome, and hashes of its session and of the prompt's blocks, under a
-    random key that is forgotten. No text, no tokens, no ids.
-    """
-    duration_s = None if duration is None else arguments.positive(duration, "--for")
+def _record_traffic(file: Path, duration: str | None, cluster: str | None, *, force: bool) -> None:
+    duration_s = None if duration is None else arguments.positive(duration, "--duration")
     name = connect.attached(cluster)
     import secrets
 
@@ -213,7 +224,8 @@ def check_new_file(path: Path, *, force: bool) -> None:
         raise RefusedError(f"{path} is there, and is no file that could be replaced")
     if not force:
         raise RefusedError(
-            f"{path} exists already: --force replaces it", f"llumctl record-traffic {path} --force"
+            f"{path} exists already: --force replaces it",
+            f"llumctl record {path} --traffic --force",
         )
 
 

@@ -1,4 +1,4 @@
-"""`llumctl requests` and `explain`, and orders about a request: `migrate`, `priority`, `abort`.
+"""`llumctl requests`, and orders about a request: `migrate`, `priority`, `abort`.
 
 In what they print, a dash stands for what is not known, or not yet.
 """
@@ -32,6 +32,7 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
+    from controller.api.client import ControlClient
     from controller.api.operations.on_requests import (
         AbortReport,
         MigrationReport,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     )
     from controller.api.wire.requests import (
         Considered,
-        Explanation,
         RequestDetail,
+        RequestLife,
         RequestList,
         RequestState,
         RequestStatus,
@@ -64,7 +65,7 @@ def requests(
         typer.Argument(
             metavar="[REQUEST]",
             autocompletion=completion.requests,
-            help="Show this one with its history: its id (a beginning, or as tables shorten it, is"
+            help="Why this one is where it is: its id (a beginning, or as tables shorten it, is"
             " enough) or the client's id.",
             show_default=False,
         ),
@@ -86,8 +87,12 @@ def requests(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Show requests: running first, then waiting (oldest first; what the controller holds in the
-    order in which it is to go), then those that ended last."""
+    """Show requests, or why one of them is where it is.
+
+    Of one it shows each decision about it, with the instances that were considered. A list has the
+    running ones first, then the waiting ones (oldest first; what the controller holds in the order
+    in which it is to go), then those that ended last.
+    """
     if limit is not None and not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"--limit: must be between 1 and {MAX_LIMIT}, not {limit}")
     filters = {"--instance": instance, "--state": state, "--limit": limit}
@@ -101,7 +106,7 @@ def requests(
     states = _states(state)
     with connect.client(connect.attached(cluster)) as client:
         if reference is not None:
-            output.emit(_detail(client.request(reference), output_format))
+            output.emit(_detail(_asked(client, reference), output_format))
             return
         found = client.requests(instance, states, limit or DEFAULT_LIMIT, movable=True)
     if text := _listed(found, output_format):
@@ -129,11 +134,20 @@ def _listed(found: "RequestList", output_format: Format) -> str:
     return output.encode(output_format, found, rows)
 
 
-def _detail(found: "RequestDetail", output_format: Format) -> str:
+def _asked(client: "ControlClient", reference: str) -> "RequestLife":
+    """A reference may name another request a moment later: the second question names the id."""
+    from controller.api.wire.requests import RequestLife
+
+    detail = client.request(reference)
+    return RequestLife(**dict(detail), explanation=client.explain(detail.id))
+
+
+def _detail(found: "RequestLife", output_format: Format) -> str:
     if output_format is Format.NAME:
         return found.id
     if output_format in (Format.TABLE, Format.WIDE):
-        return _life(found, colours=output.use_colours(sys.stdout))
+        wide = output_format is Format.WIDE
+        return _life(found, wide=wide, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, (found,))
 
 
@@ -200,75 +214,40 @@ def _table(requests: "Sequence[RequestStatus]", *, wide: bool, colours: bool) ->
     return output.table(names, rows, colours=colours, ids=("CLIENT-ID", "ID"))
 
 
-def _life(item: "RequestDetail", *, colours: bool) -> str:
-    """The request's fields, then its history: since its arrival, what, where, why."""
-    from controller.api.text.events import where, why
+def _life(item: "RequestLife", *, wide: bool, colours: bool) -> str:
+    """The request's fields, then each decision about it and what was considered; wide: its events
+    as they came, too."""
+    from controller.api.text import decisions
 
     columns = _WIDE_COLUMNS + (_HELD_COLUMNS if item.held else ())
-    facts = [(name.lower(), cell(item) or "-") for name, cell in columns]
-    rows = [
-        (
-            f"+{latency(max(0.0, event.time_s - item.arrival_time_s))}",
-            event.kind,
-            where(event),
-            why(event),
-        )
-        for event in item.history
-    ]
-    history = output.table(("SINCE", "WHAT", "WHERE", "WHY"), rows, colours=colours)
-    return "\n\n".join((output.facts(facts), history))
-
-
-def explain(
-    reference: Reference,
-    output_format: OutputFormat = Format.TABLE,
-    cluster: Cluster = None,
-) -> None:
-    """Show which instances were considered for a request, what was chosen, what not, and why."""
-    arguments.an_id(reference, "REQUEST")
-    with connect.client(connect.attached(cluster)) as client:
-        found = client.explain(reference)
-    output.emit(_explained(found, output_format))
-
-
-def _explained(found: "Explanation", output_format: Format) -> str:
-    if output_format is Format.NAME:
-        return found.request.id
-    if output_format in (Format.TABLE, Format.WIDE):
-        wide = output_format is Format.WIDE
-        return _decisions(found, wide=wide, colours=output.use_colours(sys.stdout))
-    return output.encode(output_format, found, found.steps)
-
-
-_INDENT = "    "
-
-
-def _decisions(found: "Explanation", *, wide: bool, colours: bool) -> str:
-    """Where the request is now, then its steps, each with the time since it arrived."""
-    parts = [output.facts(_request_facts(found))]
-    for step in found.steps:
-        since_s = max(0.0, step.time_s - found.request.arrival_time_s)
-        parts.append(_step(step, f"+{latency(since_s)}", wide=wide, colours=colours))
+    facts = {name.lower(): cell(item) or "-" for name, cell in columns}
+    if movable := decisions.movable(item.explanation):
+        facts["movable"] = movable
+    if item.explanation.waiting is not None:
+        facts["waits"] = decisions.waits(item.explanation.waiting)
+    parts = [output.facts(list(facts.items()))]
+    for step in item.explanation.steps:
+        since = _since(item, step.time_s)
+        parts.append(_step(step, since, wide=wide, colours=colours))
+    if wide:
+        parts.append(_history(item, colours=colours))
     return "\n\n".join(parts)
 
 
-def _request_facts(found: "Explanation") -> list[tuple[str, str]]:
-    from controller.api.text import decisions
+def _since(item: "RequestStatus", time_s: float) -> str:
+    return f"+{latency(max(0.0, time_s - item.arrival_time_s))}"
 
-    request = found.request
-    on = f" on {request.instance_id}" if request.instance_id else ""
-    where = " at the controller" if request.held else on
-    facts = [
-        ("request", request.id),
-        ("client-id", request.client_id),
-        ("state", f"{request.state}{where}"),
-        ("level", request.level),
+
+def _history(item: "RequestDetail", *, colours: bool) -> str:
+    from controller.api.text.events import where, why
+
+    rows = [
+        (_since(item, event.time_s), event.kind, where(event), why(event)) for event in item.history
     ]
-    if found.waiting is not None:
-        facts.append(("waits", decisions.waits(found.waiting)))
-    if movable := decisions.movable(found):
-        facts.append(("movable", movable))
-    return facts
+    return output.table(("SINCE", "WHAT", "WHERE", "WHY"), rows, colours=colours)
+
+
+_INDENT = "    "
 
 
 def _step(step: "Step", since: str, *, wide: bool, colours: bool) -> str:
@@ -558,8 +537,6 @@ def _aborted(report: "AbortReport", output_format: Format) -> str:
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
-    "requests": requests,
-    "explain": explain,
     "migrate": migrate,
     "priority": priority,
     "abort": abort,

@@ -1,4 +1,4 @@
-"""`llumctl scale`: more instances, or fewer."""
+"""`llumctl scale`: more instances, or fewer; `scale auto` is in `autoscale.py`."""
 
 import re
 import sys
@@ -11,9 +11,12 @@ from typer.core import TyperCommand
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_INSTANCES
 from llumctl import arguments, connect
+from llumctl.commands import autoscale
+from llumctl.commands.autoscale import Mode
 from llumctl.commands.options import (
     Cluster,
     DryRun,
+    Flags,
     IfRevision,
     OutputFormat,
     Reason,
@@ -33,6 +36,8 @@ DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
 """A wait for a drain with a deadline lasts this much longer, to hear how the drain ended."""
 
+AUTO = "auto"
+HELP = "llumctl scale --help"
 _TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
 
 
@@ -58,10 +63,45 @@ def _with_value(item: object) -> list[str]:
     return [flag for flag in getattr(item, "opts", []) if flag.startswith("-")]
 
 
+def _autos(incomplete: str) -> list[str]:
+    return [AUTO] if AUTO.startswith(incomplete) else []
+
+
 def scale(
     target: Annotated[
-        str, typer.Argument(metavar="N|+N|-N", help="So many instances, or so many more or fewer.")
+        str,
+        typer.Argument(
+            metavar="N|+N|-N|auto",
+            help="So many instances, so many more or fewer, or as many as the load needs.",
+            autocompletion=_autos,
+        ),
     ],
+    mode: Annotated[
+        Mode | None,
+        typer.Argument(
+            metavar="[off|dry-run|on]",
+            help="Of auto; dry-run decides, and only says so. None: show it.",
+            show_default=False,
+        ),
+    ] = None,
+    minimum: Annotated[
+        int | None, typer.Option("--min", metavar="N", help="With auto: so many stay in any case.")
+    ] = None,
+    maximum: Annotated[
+        int | None, typer.Option("--max", metavar="N", help="With auto: more are never started.")
+    ] = None,
+    target_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S", help="With auto: P99 time to first token to keep: 2s, 500ms; or none."
+        ),
+    ] = None,
+    target_tpot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S", help="With auto: P99 time per output token to keep: 80ms; or none."
+        ),
+    ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="S", help="How long the drains of a scale-in may take: 90s, 5m."),
@@ -89,12 +129,26 @@ def scale(
     """Add instances, or drain and remove some. Asks before it removes.
 
     Those with the fewest running requests go, once their requests have moved to others.
+
+    With auto, instances come and go with the load. Your own llumctl scale wins over that until
+    llumctl scale auto on releases it. The other settings are autoscale.* in llumctl set.
     """
+    of_number = {"--deadline": deadline, "--wait": wait, "--timeout": timeout, "--force": force}
+    targets = {"--target-ttft": target_ttft, "--target-tpot": target_tpot}
+    of_auto = {"off|dry-run|on": mode, "--min": minimum, "--max": maximum, **targets}
+    is_auto = target.strip() == AUTO
+    for flag, value in (of_number if is_auto else of_auto).items():
+        if value is not None and value is not False:
+            raise UsageError(f"{flag}: {'not' if is_auto else 'only'} with {AUTO}", HELP)
+    if is_auto:
+        flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format)
+        autoscale.run(flags, autoscale.changes(mode, minimum, maximum, target_ttft, target_tpot))
+        return
     target_count, change = _wanted(target)
     deadline_s = deadline_of(deadline)
     timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
     if timeout_s is not None and not wait:
-        raise UsageError("--timeout: only with --wait", "llumctl scale --help")
+        raise UsageError("--timeout: only with --wait", HELP)
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
@@ -122,7 +176,7 @@ def scale(
             changed = _changes(report)
     if report.holds_autoscale:
         would = "would leave" if dry_run else "leaves"
-        output.say(f"auto-scaling {would} it at {report.target}, until llumctl autoscale on")
+        output.say(f"auto-scaling {would} it at {report.target}, until llumctl scale auto on")
     if not wait or dry_run or not changed:
         output.emit(_text(report, output_format))
         if not changed:
@@ -159,7 +213,7 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
     if found is None:
         raise UsageError(
             f"N|+N|-N: {text[:60]!r} is no number of instances",
-            "llumctl scale 4      llumctl scale +1      llumctl scale -1",
+            "llumctl scale 4      llumctl scale +1      llumctl scale -1      llumctl scale auto",
         )
     sign, number = found[1], int(found[2])
     if number > MAX_INSTANCES:

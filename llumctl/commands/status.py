@@ -1,4 +1,4 @@
-"""`llumctl status` and `wait`: how the cluster is, once, again and again, or until it is so."""
+"""`llumctl status`: how the cluster is, once, again and again, or a wait until it is so."""
 
 import functools
 import shutil
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_EVERY_S = 2.0
 DEFAULT_WAIT = "600"
+HELP = "llumctl status --help"
 
 
 def status(
@@ -30,8 +31,22 @@ def status(
     ] = False,
     cluster: Cluster = None,
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="How many seconds the controller may take.")
-    ] = connect.DEFAULT_TIMEOUT_S,
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="How long the controller may take (5s); with --wait: how long to wait (10m; zero:"
+            " look once).",
+        ),
+    ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COND",
+            help="Wait for ready, idle, cluster=STATE, instance/ID=STATE (or gone),"
+            " frontend/ID=STATE, request/ID=STATE or drained=ID: exit 0 when it holds, 124 when the"
+            " time is over.",
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("-w", "--watch", help="Show it again and again until Ctrl-C.")
     ] = False,
@@ -39,8 +54,18 @@ def status(
         float | None, typer.Option(metavar="S", help="With --watch: every so many seconds (2).")
     ] = None,
 ) -> None:
-    """Show the cluster and its instances."""
-    positive(timeout, "--timeout")
+    """Show the cluster and its instances, or wait for a condition."""
+    if wait is not None:
+        shown = {"--check": check, "--watch": watch, "--every": every is not None}
+        shown["--output"] = output_format is not Format.TABLE
+        for flag, value in shown.items():
+            if value:
+                raise UsageError(f"{flag}: not with --wait, which shows nothing", HELP)
+        _wait(cluster, wait, DEFAULT_WAIT if timeout is None else timeout)
+        return
+    timeout_s = connect.DEFAULT_TIMEOUT_S
+    if timeout is not None:
+        timeout_s = arguments.positive(timeout, "--timeout")
     positive(every, "--every")
     if watch:
         _refuse_unwatchable(output_format, check=check)
@@ -48,9 +73,9 @@ def status(
         raise UsageError("--every: only with --watch", "llumctl status --watch --every 5")
     name = connect.attached(cluster)
     text_of = _texts(output_format)
-    found = fetch(name, timeout)
+    found = fetch(name, timeout_s)
     if watch:
-        _watch(name, found, text_of, output_format, every or DEFAULT_EVERY_S, timeout)
+        _watch(name, found, text_of, output_format, every or DEFAULT_EVERY_S, timeout_s)
         return
     if text := text_of(found):
         output.emit(text)
@@ -102,7 +127,7 @@ def _refuse_unwatchable(output_format: Format, *, check: bool) -> None:
     if check:
         raise UsageError(
             "--check: its verdict is an exit code, which watching never gives",
-            "llumctl wait --for=ready",
+            "llumctl status --wait=ready",
         )
     if output_format not in (Format.TABLE, Format.WIDE, Format.JSONL):
         raise UsageError(
@@ -172,23 +197,8 @@ class _Screen:
         output.emit(f"{_CUT}{_HOME}{clear}" + "\n".join(lines) + f"\n{_END}{_WRAP}", end="")
 
 
-def wait(
-    condition: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="COND",
-            help="ready, idle, cluster=STATE, instance/ID=STATE (or gone), frontend/ID=STATE,"
-            " request/ID=STATE, drained=ID.",
-        ),
-    ],
-    timeout: Annotated[
-        str,
-        typer.Option(metavar="S", help="How long: 90, 90s, 5m. Zero: look once."),
-    ] = DEFAULT_WAIT,
-    cluster: Cluster = None,
-) -> None:
-    """Wait for a condition: exit 0 when it holds, 124 when the time is over."""
+def _wait(cluster: str | None, condition: str, timeout: str) -> None:
+    """What holds goes to stderr; stdout stays empty."""
     timeout_s = arguments.seconds(timeout, "--timeout")
     name = connect.attached(cluster)
     from llumctl.commands import waiting

@@ -33,8 +33,7 @@ def undo(
 ) -> None:
     """Take back the last operation, also another operator's.
 
-    A drain, undrain, restart, evacuation, rolling restart (which ends), scale, priority, move or
-    set.
+    A drain, cordon, uncordon, restart, rolling restart (which ends), scale, priority, move or set.
 
     Asks before it removes or drains an instance. Refused (exit 5) for what has no undo, or was
     changed since. A second undo takes the first one back.

@@ -1,4 +1,4 @@
-"""What `llumctl wait` waits for, and the waiting; `scale --wait` waits so, too.
+"""What `llumctl status --wait` waits for, and the waiting; `scale --wait` waits so, too.
 
 A condition is read from text and judged by what is so now: it is given a status, a request or the
 drains, and says whether it holds, what holds instead, and whether it can still come about.
@@ -34,7 +34,7 @@ POLL_S = 0.25
 DRAINS_POLL_S = 1.0
 # A question gets this long however little time is left.
 LEAST_TIMEOUT_S = 0.5
-FLAG = "--for"
+FLAG = "--wait"
 FORMS = (
     "ready",
     "idle",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from controller.api.wire.base import SettingValue
 
 OF_THE_CLUSTER = "the cluster was started with it"
-NO_HINT = "llumctl get --toml"
+NO_HINT = "llumctl set --toml"
 
 
 def find(flag: Path | None, state: "RunState") -> tuple[Path, ConfigFile | None]:
@@ -92,7 +92,7 @@ class Saving:
             user_files.replace(self.path, self.after.decode(), stat.S_IMODE(status.st_mode))
         except OSError as error:
             raise LlumctlError(
-                f"{self.path} was not written: {error.strerror}", "llumctl get --toml"
+                f"{self.path} was not written: {error.strerror}", "llumctl set --toml"
             ) from error
 
 

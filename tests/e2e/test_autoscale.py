@@ -93,7 +93,7 @@ def test_an_operators_scale_wins_until_it_is_released(
 ) -> None:
     wait_serving(client, 1, 1)
     said = done(cluster, "scale", "2", "-y").stderr
-    assert "auto-scaling leaves it at 2, until llumctl autoscale --cluster autoscale on" in said
+    assert "auto-scaling leaves it at 2, until llumctl scale --cluster autoscale auto on" in said
     wait_serving(client, 2, 2)
 
     def would_remove() -> bool:
@@ -101,7 +101,7 @@ def test_an_operators_scale_wins_until_it_is_released(
         return last is not None and (last.outcome, last.reason) == ("would", "no_traffic")
 
     wait_for(would_remove, "a decision that an operator's scale holds")
-    assert json_of(cluster, "autoscale")["held"]["num_instances"] == 2
+    assert json_of(cluster, "scale", "auto")["held"]["num_instances"] == 2
     assert "autoscale on, held at 2" in done(cluster, "status").stdout
-    done(cluster, "autoscale", "on")
+    done(cluster, "scale", "auto", "on")
     wait_serving(client, 1, 1)

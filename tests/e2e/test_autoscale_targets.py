@@ -74,7 +74,7 @@ def test_a_ttft_target_calls_for_an_instance_before_f_scale_does(
     cluster: Cluster, client: ControlClient
 ) -> None:
     story = Story(client)
-    done(cluster, "autoscale", "on")
+    done(cluster, "scale", "auto", "on")
 
     def num_contented() -> int:
         """Checks that found the load within the range of F_scale."""
@@ -94,13 +94,13 @@ def test_a_ttft_target_calls_for_an_instance_before_f_scale_does(
         wait_for(lambda: num_contented() >= before + 3, "checks that miss nothing")
         assert ids_of(client) == ["i-0"]
         assert not story.events("autoscaled")
-        done(cluster, "autoscale", "on", "--target-ttft", f"{TARGET_S * 1000:.0f}ms")
+        done(cluster, "scale", "auto", "on", "--target-ttft", f"{TARGET_S * 1000:.0f}ms")
         wait_serving(client, 2)
     (added,) = [each for each in story.events("autoscaled") if each.reason.startswith("add ")]
     assert added.reason.startswith("add 1: the P99 TTFT of the next minute is estimated at")
     assert added.reason.endswith(f"and the target is {TARGET_S:g} s")
     assert (added.numbers["cluster_freeness_steps"] or 0) > UP_BELOW_STEPS
-    shown = json_of(cluster, "autoscale")
+    shown = json_of(cluster, "scale", "auto")
     assert shown["target_ttft_s"] == TARGET_S
     assert "ttft_target" in shown["num_checks_by_reason"]
     wait_serving(client, 1)

@@ -88,9 +88,9 @@ def token_ids(chunks: Any) -> list[int]:
 
 @contextmanager
 def waiting(cluster: Cluster, condition: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`llumctl wait` from where it is connected, so that it sees all that happens meanwhile, to its
-    end."""
-    process = subprocess.Popen(cluster.command("wait", condition), env=cluster.env)
+    """`llumctl status --wait` from where it is connected, so that it sees all that happens
+    meanwhile, to its end."""
+    process = subprocess.Popen(cluster.command("status", condition), env=cluster.env)
 
     def connected() -> bool:
         assert process.poll() is None, "it waits for nothing"
@@ -134,7 +134,7 @@ def test_what_happened_to_a_request_can_be_read(
     there = emulated.run("requests", "-o", "name", "--instance", live["instance_id"])
     assert there.stdout.split() == [live["id"]]
     chunks.close()
-    ended = emulated.run("wait", f"--for=request/{live['id']}=aborted", "--timeout", "30")
+    ended = emulated.run("status", f"--wait=request/{live['id']}=aborted", "--timeout", "30")
     assert ended.returncode == 0, ended.stderr
     detail = json.loads(emulated.run("requests", live["id"], "-o", "json").stdout)
     assert [e["kind"] for e in detail["history"]] == ["dispatched", "admitted", "aborted"]
@@ -145,16 +145,16 @@ def test_what_happened_to_a_request_can_be_read(
 
 
 def test_a_condition_that_holds_one_that_does_not_and_one_that_comes(emulated: Cluster) -> None:
-    assert emulated.run("wait", "--for=instance/i-1=active").returncode == 0
-    late = emulated.run("wait", "--for=instance/i-1=stalled", "--timeout", "0.5")
+    assert emulated.run("status", "--wait=instance/i-1=active").returncode == 0
+    late = emulated.run("status", "--wait=instance/i-1=stalled", "--timeout", "0.5")
     assert late.returncode == 124
     assert "instance/i-1=stalled" in late.stderr
-    assert emulated.run("wait", "--for=instance/i-99=active").returncode == 4
+    assert emulated.run("status", "--wait=instance/i-99=active").returncode == 4
     pid = emulated.instance("i-1")["pid"]
-    with waiting(emulated, "--for=instance/i-1=restarting") as gone:
+    with waiting(emulated, "--wait=instance/i-1=restarting") as gone:
         os.kill(pid, signal.SIGKILL)
     assert gone.returncode == 0
-    back = emulated.run("wait", "--for=instance/i-1=active", "--timeout", "60")
+    back = emulated.run("status", "--wait=instance/i-1=active", "--timeout", "60")
     assert back.returncode == 0, back.stderr
     story = [e["kind"] for e in events(emulated, "--instance", "i-1") if "instance" in e["kind"]]
     assert story[-2:] == ["instance_died", "instance_started"]
@@ -264,7 +264,7 @@ def test_a_recording_of_traffic_can_be_simulated(emulated: Cluster, tmp_path: Pa
     """Both frontends tell, and a prompt's beginning has the same hashes at both."""
     file = tmp_path / "traffic.jsonl"
     recording = subprocess.Popen(
-        emulated.command("record-traffic", str(file)),
+        emulated.command("record", str(file), "--traffic"),
         env=emulated.env,
         stderr=subprocess.PIPE,
         text=True,

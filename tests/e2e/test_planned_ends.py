@@ -102,7 +102,7 @@ def test_one_is_evacuated_within_ten_seconds_and_does_not_come_back(
     story = Story(client)
     with busy(cluster, client) as load:
         began_s = time.monotonic()
-        done(cluster, "evacuate", leaving, "--within", "10s", "-y")
+        done(cluster, "drain", "--remove", leaving, "--within", "10s", "-y")
         assert time.monotonic() - began_s < 20.0
         assert load.check() > 0
     assert ids_of(client) == others
@@ -122,7 +122,7 @@ def test_what_cannot_leave_in_time_goes_on_elsewhere(
     story = Story(client)
     with left_as_found(client), busy(cluster, client) as load:
         change(client, {"migration.max_bytes_per_s": bytes_per_s})
-        done(cluster, "evacuate", leaving, "--within", within, "-y")
+        done(cluster, "drain", "--remove", leaving, "--within", within, "-y")
         wait_for(lambda: story.events("replayed"), "replays")
         assert load.check() > 0
     assert ids_of(client) == others

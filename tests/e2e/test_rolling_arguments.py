@@ -122,7 +122,7 @@ def test_the_controllers_death_in_the_middle_changes_nothing(
         done(cluster, "restart", "--rolling", "-y", "--detach", *arguments)
         wait_for(lambda: 2 in generations(client).values(), "the first with new arguments")
         os.kill(cluster.controller_pid, signal.SIGKILL)
-        done(cluster, "wait", "--for=ready", "--timeout", "60")
+        done(cluster, "status", "--wait=ready", "--timeout", "60")
         wait_for(lambda: _state(client) == "done", "the end of the rolling restart", 60.0)
         assert load.check() > 0
     assert set(num_blocks(client).values()) == {800}

@@ -138,9 +138,9 @@ def _is_back(client: ControlClient, num_instances: int) -> bool:
 def _explains(cluster: Cluster, move: Event) -> None:
     """Where it was, where it went, among which, and why: by the request's name alone."""
     where, to = move.labels["from"], move.labels["to"]
-    text = done(cluster, "explain", str(move.request_id)).stdout
+    text = done(cluster, "requests", str(move.request_id)).stdout
     assert f"migrated from {where} to {to} ({move.labels['reason']})\n" in text
-    found = json_of(cluster, "explain", str(move.request_id))
+    found = json_of(cluster, "requests", str(move.request_id))["explanation"]
     steps = {step["kind"]: step for step in found["steps"]}
     first = steps["dispatched"]
     assert (first["instance_id"], first["num_considered"]) == (where, 1), "all others drained"
@@ -321,8 +321,8 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
         assert f"{busy}: safe to delete" in drained.stderr
         assert story.moves("drain")
         assert num_running(client, busy) == 0
-        done(cluster, "wait", f"--for=drained={busy}", "--timeout", "0")
-        done(cluster, "undrain", busy)
+        done(cluster, "status", f"--wait=drained={busy}", "--timeout", "0")
+        done(cluster, "uncordon", busy)
         wait_for(lambda: num_running(client, busy), f"{busy} to serve again")
 
         done(cluster, "scale", "-1", code=5)
@@ -357,17 +357,17 @@ def test_what_is_tuned_is_tried_kept_and_taken_back(
     kept = path.read_text()
     assert kept.startswith(CONFIG.rstrip("\n"))
     assert tomllib.loads(kept)["migration"] == {"max_moves_per_minute": 3}
-    assert done(cluster, "get", "--toml").stdout == ""
+    assert done(cluster, "set", "--toml").stdout == ""
     done(cluster, "set", f"{key}=4")
-    unsaved = tomllib.loads(done(cluster, "get", "--toml").stdout)
+    unsaved = tomllib.loads(done(cluster, "set", "--toml").stdout)
     assert unsaved == {"migration": {"max_moves_per_minute": 4}}
 
     assert f"set {key}=3" in done(cluster, "undo").stdout
-    assert json_of(cluster, "get", key)["settings"][0]["value"] == 3
+    assert json_of(cluster, "set", key)["settings"][0]["value"] == 3
     assert f"set {key}=4" in done(cluster, "undo").stdout, "the second takes the first one back"
     assert path.read_text() == kept, "an undo is about the running cluster"
     done(cluster, "drain", where, "-y", "--detach")
-    assert f"undrain {where}" in done(cluster, "undo", "--dry-run", code=10).stdout
+    assert f"uncordon {where}" in done(cluster, "undo", "--dry-run", code=10).stdout
     done(cluster, "undo")
     assert client.drains().drains == none
     check([busy])
@@ -397,7 +397,7 @@ def example(cluster: Cluster, name: str, *arguments: str) -> subprocess.Complete
 def test_the_example_of_maintenance(cluster: Cluster, client: ControlClient) -> None:
     first = ids_of(client)[0]
     neighbours = answers(cluster, NUM_INSTANCES, 64, 300)
-    look = f"llumctl wait --for=drained={first} --timeout 0 && echo worked"
+    look = f"llumctl status --wait=drained={first} --timeout 0 && echo worked"
     found = example(cluster, "drain-for-maintenance.sh", first, "sh", "-c", look)
     assert (found.returncode, found.stdout) == (0, "worked\n"), found.stderr
     assert client.drains().drains == ()
@@ -423,7 +423,7 @@ def test_the_example_of_the_night(cluster: Cluster, client: ControlClient) -> No
     left_alone = example(cluster, "nightly-scale.sh", str(count - 2))
     assert left_alone.returncode == 0
     assert f"an operator has drained {some}" in left_alone.stderr
-    done(cluster, "undrain", some)
+    done(cluster, "uncordon", some)
     fewer = example(cluster, "nightly-scale.sh", str(count - 2))
     assert fewer.returncode == 0, fewer.stderr
     assert len(ids_of(client)) == count - 2

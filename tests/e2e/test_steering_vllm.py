@@ -143,7 +143,7 @@ def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
     moves = story.moves("queue head")
     assert moves, story.events("migrated", "not_moved")
     assert story.events("evicted", "failed") == []
-    text = done(pair, "explain", str(moves[0].request_id)).stdout
+    text = done(pair, "requests", str(moves[0].request_id)).stdout
     assert f"migrated from {moves[0].labels['from']} to {moves[0].instance_id} (queue head)" in text
 
 
@@ -191,10 +191,10 @@ def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -
         place = moved.instance_id
         assert place is not None
         drain(client, place)  # a process of its own may begin too late: 10 s on a busy machine
-        done(pair, "wait", f"--for=drained={place}", "--timeout", "60")
+        done(pair, "status", f"--wait=drained={place}", "--timeout", "60")
         assert moved.id in {event.request_id for event in story.moves("drain")}
         wait_for(lambda: num_used_blocks(client, place) == 0, "its blocks to be free")
-        done(pair, "undrain", place)
+        done(pair, "uncordon", place)
         wait_for(lambda: num_running(client, place), f"{place} to serve again")
 
         gone = json_of(pair, "scale", "-1", "-y", "--wait", "--deadline", "60")

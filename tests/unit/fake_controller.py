@@ -12,9 +12,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel
 
+from controller.api.explain import explain
 from controller.api.state import run_state
 from controller.api.wire.base import ErrorBody
-from controller.api.wire.requests import Event, EventPage, RequestDetail, RequestList
+from controller.api.wire.requests import Event, EventPage, Explanation, RequestDetail, RequestList
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame, TrafficBatch
 from tests.unit.cli_support import TOKEN, cluster
@@ -186,6 +187,8 @@ class FakeController:
         reference = unquote(path.removeprefix("/v1/requests/"))
         if found := self.details.get(reference):
             return 200, found
+        if found := self.details.get(reference.removesuffix("/explain")):
+            return 200, Explanation(request=found, steps=explain(found.history))
         return 404, ErrorBody(
             code="not_found", message=f"there is no request {reference}", hint="llumctl requests"
         )

@@ -1,4 +1,4 @@
-"""`llumctl autoscale`, and an operator's scale beside it, against the real control API."""
+"""`llumctl scale auto`, and an operator's scale beside it, against the real control API."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def llumctl(*arguments: str, code: int = 0) -> None:
 
 
 async def shown(capsys: Captured, *arguments: str) -> dict[str, Any]:
-    await llumctl("autoscale", *arguments, "-o", "json")
+    await llumctl("scale", "auto", *arguments, "-o", "json")
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -63,14 +63,14 @@ def audited(listener: Listener) -> list[tuple[str, str]]:
 async def test_it_is_off_until_somebody_switches_it_on(
     listener: Listener, capsys: Captured
 ) -> None:
-    await llumctl("autoscale")
+    await llumctl("scale", "auto")
     assert capsys.readouterr().out.splitlines() == [
         "mode       off",
         "instances  2 of 1..16",
         "targets    none",
     ]
     await llumctl(
-        *("autoscale", "on", "--min", "1", "--max", "4", "--target-ttft", "2s"),
+        *("scale", "auto", "on", "--min", "1", "--max", "4", "--target-ttft", "2s"),
         *("--target-tpot", "80ms", "-m", "night"),
     )
     captured = capsys.readouterr()
@@ -84,13 +84,13 @@ async def test_it_is_off_until_somebody_switches_it_on(
     assert (config.min_instances, config.max_instances) == (1, 4)
     assert (config.target_ttft_s, config.target_tpot_s) == (2.0, 0.08)
     assert ("set autoscale.mode = on, was off", "done") in audited(listener)
-    await llumctl("autoscale", "--target-tpot", "none")
+    await llumctl("scale", "auto", "--target-tpot", "none")
     assert listener.cluster.controller.live.autoscale.config.target_tpot_s is None
     assert listener.cluster.controller.live.autoscale.config.mode == "on"
     await llumctl("undo")
     assert listener.cluster.controller.live.autoscale.config.target_tpot_s == 0.08
     capsys.readouterr()
-    await llumctl("autoscale", "on")
+    await llumctl("scale", "auto", "on")
     assert capsys.readouterr().err == "nothing to change\n"
     assert listener.cluster.controller.keeper.spec.revision == 3
 
@@ -98,7 +98,7 @@ async def test_it_is_off_until_somebody_switches_it_on(
 async def test_a_dry_run_of_the_command_changes_nothing(
     listener: Listener, capsys: Captured
 ) -> None:
-    await llumctl("autoscale", "dry-run", "--max", "3", "--dry-run", code=10)
+    await llumctl("scale", "auto", "dry-run", "--max", "3", "--dry-run", code=10)
     assert capsys.readouterr().out.splitlines() == [
         "KEY                      PREVIOUS  WOULD-BE",
         "autoscale.mode           off       dry-run",
@@ -108,7 +108,7 @@ async def test_a_dry_run_of_the_command_changes_nothing(
 
 
 async def test_the_last_decision_and_why(listener: Listener, capsys: Captured) -> None:
-    await llumctl("autoscale", "dry-run")
+    await llumctl("scale", "auto", "dry-run")
     looks(listener)
     capsys.readouterr()
     found = await shown(capsys)
@@ -122,7 +122,7 @@ async def test_the_last_decision_and_why(listener: Listener, capsys: Captured) -
     line = capsys.readouterr().out.splitlines()[2]
     assert line.startswith("autoscale dry-run  2 of 1..16, wanted 1  last remove i-0, not done ")
     assert line.endswith(" ago: no request runs or waits")
-    await llumctl("autoscale", "on")
+    await llumctl("scale", "auto", "on")
     looks(listener)
     assert list(listener.cluster.controller.keeper.spec.drains) == ["i-0"]
     capsys.readouterr()
@@ -133,14 +133,14 @@ async def test_an_operators_scale_wins_until_it_is_released(
     listener: Listener, capsys: Captured
 ) -> None:
     controller = listener.cluster.controller
-    await llumctl("autoscale", "on")
+    await llumctl("scale", "auto", "on")
     capsys.readouterr()
     await llumctl("scale", "3", "--dry-run", code=10)
     assert "auto-scaling would leave it at 3" in capsys.readouterr().err
     assert controller.keeper.spec.autoscale_hold is None
     await llumctl("scale", "3", "-y")
     said = capsys.readouterr().err
-    assert "auto-scaling leaves it at 3, until llumctl autoscale on\n" in said
+    assert "auto-scaling leaves it at 3, until llumctl scale auto on\n" in said
     assert ("hold auto-scaling at 3", "done") in audited(listener)
     assert told(listener)[-1].kind is EventKind.AUTOSCALE_HELD
     listener.cluster.up()
@@ -149,17 +149,17 @@ async def test_an_operators_scale_wins_until_it_is_released(
     found = await shown(capsys)
     assert found["held"]["num_instances"] == 3
     assert (found["last"]["outcome"], found["last"]["removed"]) == ("would", "i-0")
-    await llumctl("autoscale")
+    await llumctl("scale", "auto")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split(maxsplit=1)[1] == "on, held at 3"
-    assert lines[1].endswith(": llumctl autoscale on releases it")
+    assert lines[1].endswith(": llumctl scale auto on releases it")
     revision = controller.keeper.spec.revision
     await llumctl("scale", "3", "-y")
     assert controller.keeper.spec.revision == revision, "it is held there already"
-    await llumctl("autoscale", "--max", "8")
+    await llumctl("scale", "auto", "--max", "8")
     assert controller.keeper.spec.autoscale_hold is not None, "a bound releases nothing"
     capsys.readouterr()
-    await llumctl("autoscale", "on")
+    await llumctl("scale", "auto", "on")
     assert "an operator's scale held it, and it is released" in capsys.readouterr().err
     assert controller.keeper.spec.autoscale_hold is None
     assert ("release auto-scaling", "done") in audited(listener)
@@ -171,22 +171,22 @@ async def test_an_operators_scale_wins_until_it_is_released(
 async def test_a_scale_to_what_there_is_wins_too(listener: Listener, capsys: Captured) -> None:
     await llumctl("scale", "2", "-y")
     assert listener.cluster.controller.keeper.spec.autoscale_hold is None, "it is off"
-    await llumctl("autoscale", "dry-run")
+    await llumctl("scale", "auto", "dry-run")
     capsys.readouterr()
     await llumctl("scale", "2", "-y")
     assert "auto-scaling leaves it at 2" in capsys.readouterr().err
     hold = listener.cluster.controller.keeper.spec.autoscale_hold
     assert hold is not None
     assert hold.num_instances == 2
-    await llumctl("autoscale", "off")
+    await llumctl("scale", "auto", "off")
     assert listener.cluster.controller.keeper.spec.autoscale_hold is None
 
 
 async def test_who_keeps_what_was_to_go_wins_too(listener: Listener) -> None:
     controller = listener.cluster.controller
-    await llumctl("autoscale", "on")
+    await llumctl("scale", "auto", "on")
     looks(listener)
-    await llumctl("undrain", "i-0")
+    await llumctl("uncordon", "i-0")
     hold = controller.keeper.spec.autoscale_hold
     assert hold is not None
     assert hold.num_instances == 2
@@ -207,7 +207,7 @@ async def test_who_keeps_what_was_to_go_wins_too(listener: Listener) -> None:
 async def test_what_makes_no_sense_is_refused(
     listener: Listener, capsys: Captured, arguments: tuple[str, ...], said: str
 ) -> None:
-    await llumctl("autoscale", *arguments, code=2)
+    await llumctl("scale", "auto", *arguments, code=2)
     assert said in capsys.readouterr().err
     assert listener.cluster.controller.keeper.spec.settings == {}
 

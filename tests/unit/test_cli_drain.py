@@ -1,4 +1,4 @@
-"""`llumctl drain`, `undrain` and `wait --for=drained=ID`: what they ask for, say and exit with."""
+"""`llumctl drain`, `uncordon`, `status --wait=drained=ID`: what is asked for, said, exited with."""
 
 import json
 import os
@@ -18,6 +18,7 @@ import yaml
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_instances import (
     CannotMove,
+    CordonReport,
     DrainList,
     DrainReport,
     PlannedDeparture,
@@ -70,6 +71,7 @@ class Bed:
             "POST /v1/instances/i-1/drain": self.drain,
             "POST /v1/instances/i-2/drain": self.drain,
             "POST /v1/instances/i-1/undrain": self.undrain,
+            "POST /v1/instances/i-1/uncordon": self.uncordon,
         }
 
     def drain(self, body: dict[str, Any]) -> Answer:
@@ -88,6 +90,13 @@ class Bed:
             self.drains = []
         state = "draining" if dry_run else "active"
         return 200, report(state=state, revision=5, dry_run=dry_run, changes=True)
+
+    def uncordon(self, body: dict[str, Any]) -> Answer:
+        """It is not cordoned."""
+        closed_by = ("draining",) if self.drains else ()
+        return 200, CordonReport(
+            instance_id="i-1", cordoned=False, closed_by=closed_by, dry_run=body["dry_run"]
+        )
 
     def bodies(self, name: str = "drain") -> list[dict[str, Any]]:
         return [body for path, body in self.fake.ordered if path.endswith(name)]
@@ -312,7 +321,7 @@ def test_several_one_after_the_other(bed: Bed, capsys: Captured) -> None:
     )
     assert run(["drain", "i-1", "i-2", "-y"]) == 5
     assert capsys.readouterr().err.startswith(
-        "draining has begun: i-1 (llumctl undrain i-1)\nerror: i-2 is the last one\n"
+        "draining has begun: i-1 (llumctl uncordon i-1)\nerror: i-2 is the last one\n"
     )
 
 
@@ -346,7 +355,7 @@ def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
             130,
             "i-1: 2 left, 1 moving, 0 moved\n"
             "no longer watching: the drain goes on (i-1)\n"
-            "try:   llumctl wait --for=drained=i-1      or      llumctl undrain i-1\n",
+            "try:   llumctl status --wait=drained=i-1      or      llumctl uncordon i-1\n",
         )
     assert bed.bodies("undrain") == []
 
@@ -477,19 +486,22 @@ def test_on_a_terminal_its_progress_stays_on_one_line(bed: Bed) -> None:
 
 def test_undrain(bed: Bed, capsys: Captured) -> None:
     bed.drains = [report(state="drained")]
-    assert run(["undrain", "i-1", "--dry-run"]) == 10
-    assert run(["undrain", "i-1", "-m", "done", "--if-revision", "4"]) == 0
+    assert run(["uncordon", "i-1", "--dry-run"]) == 10
+    assert run(["uncordon", "i-1", "-m", "done", "--if-revision", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert captured.out.splitlines()[-1].split()[:2] == ["i-1", "active"]
+    assert captured.out.splitlines() == [
+        "i-1: drain would be taken back, would get new requests again",
+        "i-1: drain taken back, gets new requests again",
+    ]
     assert bed.bodies("undrain") == [
         {"reason": "", "if_revision": None, "dry_run": True},
         {"reason": "done", "if_revision": 4, "dry_run": False},
     ]
-    assert run(["undrain", "i-1", "-o", "name"]) == 0
+    assert run(["uncordon", "i-1", "-o", "name"]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "nothing to change\n")
-    assert run(["undrain", "i-1", "--dry-run", "-o", "json"]) == 0
+    assert run(["uncordon", "i-1", "--dry-run", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["drains"] == []
 
 
@@ -500,9 +512,9 @@ def test_undrain_of_several_says_what_was_done_before_one_failed(
     bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refused(
         "no_such_instance", 404, "there is no instance 'i-2'"
     )
-    assert run(["undrain", "i-1", "i-2"]) == 4
+    assert run(["uncordon", "i-1", "i-2"]) == 4
     assert capsys.readouterr().err.startswith(
-        "taken back: i-1 (llumctl drain i-1)\nerror: there is no instance 'i-2'\n"
+        "i-1: drain taken back, gets new requests again\nerror: there is no instance 'i-2'\n"
     )
 
 
@@ -510,7 +522,7 @@ def test_undrain_of_several_says_what_was_done_before_one_failed(
 
 
 def waited(*options: str) -> int:
-    return run(["wait", "--for=drained=i-1", *options])
+    return run(["status", "--wait=drained=i-1", *options])
 
 
 def test_waiting_for_a_drain(bed: Bed, capsys: Captured) -> None:

@@ -1,4 +1,4 @@
-"""`llumctl evacuate`: what it asks for, follows, says and exits with."""
+"""`llumctl drain --remove`: what it asks for, follows, says and exits with."""
 
 import time
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
 
 def test_it_is_followed_until_the_instance_is_gone(bed: Bed, capsys: Captured) -> None:
     with meanwhile(bed.is_removed):
-        assert run(["evacuate", "i-1", "--within", "30s", "-y", "-m", "spot"]) == 0
+        assert run(["drain", "--remove", "i-1", "--within", "30s", "-y", "-m", "spot"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines() == ["i-1: 2 left, 1 moving, 0 moved", "i-1: removed"]
     assert bed.bodies() == [
@@ -93,11 +93,11 @@ def test_its_moment_is_no_missed_deadline(bed: Bed) -> None:
     """The instance goes then, and that is what was asked for."""
     bed.drains = [report(num_requests_left=1, deadline_s=time.time() - 1)]
     with meanwhile(bed.is_removed):
-        assert run(["evacuate", "i-1", "-y", "--within", "2"]) == 0
+        assert run(["drain", "--remove", "i-1", "-y", "--within", "2"]) == 0
 
 
 def test_a_dry_run_says_what_is_too_late(bed: Bed, capsys: Captured) -> None:
-    assert run(["evacuate", "i-1", "--dry-run"]) == 10
+    assert run(["drain", "--remove", "i-1", "--dry-run"]) == 10
     out = capsys.readouterr().out
     assert LATE in out
     assert "i-0" in out
@@ -110,7 +110,7 @@ def test_it_asks_with_what_it_would_do(
     questions: list[str] = []
     monkeypatch.setattr(output, "check_terminal", lambda *_: None)
     monkeypatch.setattr(output, "ask", questions.append)
-    assert run(["evacuate", "i-1", "--detach"]) == 0
+    assert run(["drain", "--remove", "i-1", "--detach"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert "i-1: 2 requests would move; 1 cannot move now" in told
     assert questions == ["Evacuate i-1 within 30 s?"]
@@ -119,9 +119,13 @@ def test_it_asks_with_what_it_would_do(
 
 def test_refusals(bed: Bed, capsys: Captured) -> None:
     bed.refusal = 409, ErrorBody(code="last_instance", message="no", hint="llumctl scale +1")
-    assert run(["evacuate", "i-1", "-y"]) == 5
-    assert run(["evacuate", "i-1"]) == 5
-    assert "llumctl evacuate i-1 --dry-run      then" in capsys.readouterr().err
+    assert run(["drain", "--remove", "i-1", "-y"]) == 5
+    assert run(["drain", "--remove", "i-1"]) == 5
+    assert "llumctl drain i-1 --remove --within 30s --dry-run      then" in capsys.readouterr().err
+    for others in (["i-2"], ["--deadline", "5m"], ["--on-deadline", "keep", "--deadline", "1"]):
+        assert run(["drain", "--remove", "i-1", "-y", *others]) == 2
+    assert run(["drain", "i-1", "-y", "--within", "30s"]) == 2
+    assert "--within: only with --remove" in capsys.readouterr().err
     for wrong in ("0", "8d", "soon"):
-        assert run(["evacuate", "i-1", "--within", wrong, "-y"]) == 2
+        assert run(["drain", "--remove", "i-1", "--within", wrong, "-y"]) == 2
         assert "--within" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`llumctl explain`: the decisions about a request, as people read them and as programs do."""
+"""`llumctl requests REQUEST`: the decisions about one, as people read them and as programs do."""
 
 import json
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from controller.api.wire.requests import (
     NotMovedStep,
     OtherStep,
     PriorityStep,
+    RequestDetail,
     RequestState,
     RequestStatus,
     Step,
@@ -109,28 +110,31 @@ def tell(fake: FakeController, *steps: Step, **fields: Any) -> Explanation:
     """What the controller answers from now on."""
     request = RequestStatus(**(REQUEST | fields.pop("request", {})))
     found = Explanation(request=request, steps=steps, **fields)
-    fake.orders = {"GET /v1/requests/cmpl-1/explain": lambda _: (200, found)}
+    fake.details = {"cmpl-1": RequestDetail(**dict(request))}
+    fake.orders = {"GET /v1/requests/r-1/explain": lambda _: (200, found)}
     return found
 
 
 def explained(capsys: Captured, *options: str) -> list[str]:
     """The blocks."""
-    assert run(["explain", "cmpl-1", *options]) == 0
+    assert run(["requests", "cmpl-1", *options]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out.removesuffix("\n").split("\n\n")
 
 
+def of(facts: str) -> dict[str, str]:
+    rows = (line.partition(" ") for line in facts.splitlines())
+    return {name: value.strip() for name, _, value in rows}
+
+
 def test_each_decision_with_what_it_chose_among(fake: FakeController, capsys: Captured) -> None:
     tell(fake, *STEPS, could_move_to="i-3")
     facts, *steps = explained(capsys)
-    assert facts.splitlines() == [
-        "request    r-1",
-        "client-id  cmpl-1",
-        "state      running on i-2",
-        "level      high",
-        "movable    yes; freest that has room: i-3",
-    ]
+    known = of(facts)
+    assert (known["id"], known["client-id"], known["level"]) == ("r-1", "cmpl-1", "high")
+    assert (known["state"], known["instance"]) == ("running", "i-2")
+    assert known["movable"] == "yes; freest that has room: i-3"
     assert [step.splitlines()[0] for step in steps] == [
         "+2ms  dispatched to i-2, the best of 16 by llumnix",
         "+10ms  admitted on i-0",
@@ -158,7 +162,7 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, capsys: Ca
 
 def test_wide_names_the_causes(fake: FakeController, capsys: Captured) -> None:
     tell(fake, *STEPS)
-    heads = [step.splitlines()[0] for step in explained(capsys, "-o", "wide")[1:]]
+    heads = [step.splitlines()[0] for step in explained(capsys, "-o", "wide")[1:-1]]
     assert heads[0].endswith("  (arrive-r-1)")
     assert heads[1] == "+10ms  admitted on i-0"
     assert heads[5].endswith("  (m-i-0-1-1)")
@@ -168,7 +172,7 @@ def test_wide_names_the_causes(fake: FakeController, capsys: Captured) -> None:
     ("fields", "line"),
     [
         ({"why_not_movable": "its prompt is still being computed"}, "no: its prompt is still bei"),
-        ({"request": {"movable": None}}, ""),
+        ({"request": {"movable": None}}, "-"),
         ({}, "yes; nowhere has room"),
     ],
 )
@@ -177,15 +181,14 @@ def test_whether_it_could_move(
 ) -> None:
     tell(fake, **fields)
     (facts,) = explained(capsys)
-    movable = [text for text in facts.splitlines() if text.startswith("movable")]
-    assert [text.split(maxsplit=1)[1].startswith(line) for text in movable] == [True] * bool(line)
+    assert of(facts)["movable"].startswith(line)
 
 
 def test_why_it_waits(fake: FakeController, capsys: Captured) -> None:
     waiting = Waiting(code="fragmented", why="no blocks here", figures={"demand_blocks": 118})
     tell(fake, waiting=waiting, request={"state": "waiting", "movable": None})
     (facts,) = explained(capsys)
-    assert "waits      fragmented: no blocks here; demand 118 blocks" in facts.splitlines()
+    assert of(facts)["waits"] == "fragmented: no blocks here; demand 118 blocks"
 
 
 def test_what_the_controller_holds(fake: FakeController, capsys: Captured) -> None:
@@ -193,8 +196,9 @@ def test_what_the_controller_holds(fake: FakeController, capsys: Captured) -> No
     request = {"state": "waiting", "instance_id": None, "movable": None, "held": held}
     tell(fake, waiting=Waiting(code="held", why="the first at the controller"), request=request)
     (facts,) = explained(capsys)
-    assert "state      waiting at the controller" in facts.splitlines()
-    assert "waits      held: the first at the controller" in facts.splitlines()
+    known = of(facts)
+    assert (known["state"], known["instance"]) == ("waiting", "controller")
+    assert known["waits"] == "held: the first at the controller"
 
 
 def test_a_frontend_that_chose_alone(fake: FakeController, capsys: Captured) -> None:
@@ -207,10 +211,11 @@ def test_a_frontend_that_chose_alone(fake: FakeController, capsys: Captured) -> 
 def test_the_machine_formats(fake: FakeController, capsys: Captured) -> None:
     told = tell(fake, *STEPS)
     (text,) = explained(capsys, "-o", "json")
-    assert json.loads(text) == json.loads(told.model_dump_json())
+    found = json.loads(text)
+    assert (found["id"], found["history"]) == ("r-1", [])
+    assert found["explanation"] == json.loads(told.model_dump_json())
     (text,) = explained(capsys, "-o", "jsonl")
-    kinds = [json.loads(line)["kind"] for line in text.splitlines()]
-    assert kinds == [step.kind for step in STEPS]
+    assert json.loads(text) == found
     assert explained(capsys, "-o", "name") == ["r-1"]
     assert explained(capsys, "-o", "yaml")[0].startswith("schema_version: 1\n")
 
@@ -224,8 +229,8 @@ def test_what_comes_from_afar_does_not_drive_the_terminal(
 
 def test_a_request_that_there_is_not(fake: FakeController, capsys: Captured) -> None:
     body = ErrorBody(code="not_found", message="there is no request 'x'", hint="llumctl requests")
-    fake.orders = {"GET /v1/requests/x/explain": lambda _: (404, body)}
-    assert run(["explain", "x"]) == 4
+    fake.orders = {"GET /v1/requests/x": lambda _: (404, body)}
+    assert run(["requests", "x"]) == 4
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "error: there is no request 'x'\ntry:   llumctl requests\n"

@@ -203,8 +203,8 @@ async def test_requests_show_whether_they_could_move(bed: Bed, capsys: Captured)
 async def test_a_request_tells_of_its_moves(capsys: Captured) -> None:
     assert await llumctl("migrate", "r-1", "--to", "i-1", "-m", "make room") == 0
     capsys.readouterr()
-    assert await llumctl("requests", "r-1") == 0
-    shown, history = capsys.readouterr().out.split("\n\n")
+    assert await llumctl("requests", "r-1", "-o", "wide") == 0
+    shown, *_, history = capsys.readouterr().out.split("\n\n")
     assert facts(shown)["moves"] == "1"
     last = history.splitlines()[-1]
     assert (

@@ -85,7 +85,7 @@ def test_what_is_recorded_is_what_a_simulation_reads(
 ) -> None:
     controller.traffic = [batch(time_s=STARTED_S), *MANY, batch(time_s=STARTED_S + 8)]
     begun_s = time.monotonic()
-    assert run(["record-traffic", str(file), "--for", "0.3s"]) == 0
+    assert run(["record", "--traffic", str(file), "--duration", "0.3s"]) == 0
     assert 0.25 < time.monotonic() - begun_s < 10
     header, *requests, end = rows(file)
     assert header == {"llumctl_recording": 1, "prefix_hash_tokens": 16}
@@ -113,7 +113,7 @@ def test_the_key_is_random_and_not_in_the_file(controller: FakeController, file:
     keys = []
     for name in ("one", "other"):
         controller.traffic = [batch(time_s=STARTED_S), *MANY]
-        assert run(["record-traffic", str(file.with_name(name)), "--for", "0.1s"]) == 0
+        assert run(["record", "--traffic", str(file.with_name(name)), "--duration", "0.1s"]) == 0
         (asked, body), controller.ordered = controller.ordered[-1], []
         assert (asked, body["prefix_hash_tokens"]) == ("POST /v1/traffic", 16)
         assert re.fullmatch("[0-9a-f]{64}", body["key"])
@@ -123,7 +123,7 @@ def test_the_key_is_random_and_not_in_the_file(controller: FakeController, file:
 
 
 def test_nothing_came(controller: FakeController, file: Path, capsys: Captured) -> None:
-    assert run(["record-traffic", str(file), "--for", "0.1s"]) == 0
+    assert run(["record", "--traffic", str(file), "--duration", "0.1s"]) == 0
     assert controller.ordered
     assert capsys.readouterr().err == f"recorded 0 requests in {file}\n"
     assert len(rows(file)) == 2
@@ -133,7 +133,7 @@ def test_nothing_came(controller: FakeController, file: Path, capsys: Captured) 
 def test_it_is_written_as_it_comes_and_ctrl_c_ends_it_well(
     controller: FakeController, file: Path
 ) -> None:
-    with llumctl("record-traffic", str(file)) as process:
+    with llumctl("record", "--traffic", str(file)) as process:
         until(lambda: file.exists() and len(rows(file)) == 1)
         controller.traffic = list(MANY)
         until(lambda: len(rows(file)) == 5)
@@ -145,7 +145,7 @@ def test_it_is_written_as_it_comes_and_ctrl_c_ends_it_well(
 
 @pytest.mark.process
 def test_a_killed_recorder_leaves_a_recording(controller: FakeController, file: Path) -> None:
-    with llumctl("record-traffic", str(file)) as process:
+    with llumctl("record", "--traffic", str(file)) as process:
         controller.traffic = list(MANY)
         until(lambda: file.exists() and file.read_text().count("\n") == 5)
         process.send_signal(signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_killed_recorder_leaves_a_recording(controller: FakeController, file: 
 
 @pytest.mark.process
 def test_it_goes_on_after_a_break_with_the_same_key(controller: FakeController, file: Path) -> None:
-    with llumctl("record-traffic", str(file)) as process:
+    with llumctl("record", "--traffic", str(file)) as process:
         controller.traffic = [MANY[0]]
         until(lambda: file.exists() and len(rows(file)) == 3)
         controller.stop()
@@ -174,7 +174,7 @@ def test_it_goes_on_after_a_break_with_the_same_key(controller: FakeController, 
 
 @pytest.mark.process
 def test_it_ends_well_with_its_cluster(controller: FakeController, file: Path) -> None:
-    with llumctl("record-traffic", str(file)) as process:
+    with llumctl("record", "--traffic", str(file)) as process:
         controller.traffic = list(MANY)
         until(lambda: file.exists() and len(rows(file)) == 5)
         stop("ana@head")
@@ -186,7 +186,7 @@ def test_it_ends_well_with_its_cluster(controller: FakeController, file: Path) -
 
 
 def test_without_a_controller(capsys: Captured, file: Path) -> None:
-    assert run(["record-traffic", str(file)]) == 3
+    assert run(["record", "--traffic", str(file)]) == 3
     assert "cluster default is not running" in capsys.readouterr().err
     assert not file.exists()
 
@@ -197,7 +197,7 @@ def test_a_second_recording_is_refused(
     file.write_text("mine")
     body = ErrorBody(code="recorded_already", message="being recorded already", hint="look")
     controller.orders["POST /v1/traffic"] = lambda _: (409, body)
-    assert run(["record-traffic", str(file), "--force"]) == 5
+    assert run(["record", "--traffic", str(file), "--force"]) == 5
     assert "being recorded already" in capsys.readouterr().err
     assert file.read_text() == "mine", "there is nothing new to put in its place"
 
@@ -207,11 +207,11 @@ def test_only_force_replaces_a_file(
 ) -> None:
     file.write_text("mine")
     file.chmod(0o644)
-    assert run(["record-traffic", str(file), "--for", "0.1s"]) == 5
-    assert capsys.readouterr().err.endswith(f"try:   llumctl record-traffic {file} --force\n")
+    assert run(["record", "--traffic", str(file), "--duration", "0.1s"]) == 5
+    assert capsys.readouterr().err.endswith(f"try:   llumctl record {file} --traffic --force\n")
     assert file.read_text() == "mine"
     assert controller.ordered == []
-    assert run(["record-traffic", str(file), "--for", "0.1s", "--force"]) == 0
+    assert run(["record", "--traffic", str(file), "--duration", "0.1s", "--force"]) == 0
     assert len(rows(file)) == 2
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -226,7 +226,7 @@ def test_force_replaces_nothing_but_files(
     makers[kind]()
     if kind == "link":
         file.symlink_to(other)
-    assert run(["record-traffic", str(file), "--for", "0.1s", "--force"]) == 5
+    assert run(["record", "--traffic", str(file), "--duration", "0.1s", "--force"]) == 5
     assert "no file that could be replaced" in capsys.readouterr().err
     assert other.read_text() == "mine"
     assert controller.ordered == []
@@ -234,7 +234,7 @@ def test_force_replaces_nothing_but_files(
 
 @pytest.mark.usefixtures("controller")
 def test_a_file_that_cannot_be_made(capsys: Captured) -> None:
-    assert run(["record-traffic", "/dev/full/x", "--for", "1s"]) == 1
+    assert run(["record", "--traffic", "/dev/full/x", "--duration", "1s"]) == 1
     assert "cannot write the recording" in capsys.readouterr().err
 
 
@@ -255,8 +255,16 @@ def test_a_full_disk_leaves_whole_lines(file: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["x", "--for", "soon"], ["x", "--for", "0"], ["x", "y"], ["x", "--text"]]
+    "arguments",
+    [
+        [],
+        ["x", "--duration", "soon"],
+        ["x", "--duration", "0"],
+        ["x", "y"],
+        ["x", "--text"],
+        ["x", "--refresh", "2"],
+    ],
 )
 def test_usage_errors(arguments: list[str], capsys: Captured) -> None:
-    assert run(["record-traffic", *arguments]) == 2
+    assert run(["record", "--traffic", *arguments]) == 2
     assert capsys.readouterr().err.startswith("error: ")

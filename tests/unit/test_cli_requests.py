@@ -158,13 +158,13 @@ def test_what_is_missing_is_said(fake: FakeController, capsys: Captured) -> None
 
 @pytest.mark.usefixtures("fake")
 def test_one_request_with_its_history(capsys: Captured) -> None:
-    lines = told(capsys, "r-1")
+    lines = told(capsys, "r-1", "-o", "wide")
     facts = dict(line.split(maxsplit=1) for line in lines[: lines.index("")])
     assert facts["id"] == "r-1"
     assert facts["state"] == "running"
     assert facts["tok-out"] == "33"
     assert facts["parent"] == "-"
-    header, *events = lines[lines.index("") + 1 :]
+    header, *events = lines[len(lines) - lines[::-1].index("") :]
     assert header.split() == ["SINCE", "WHAT", "WHERE", "WHY"]
     assert [row.split()[:3] for row in events] == [
         ["+2ms", "dispatched", "i-0/1"],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.wire.requests import RequestList
+from llumctl import app
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import FakeController
 from tests.unit.test_recorded_requests import request
@@ -52,19 +54,18 @@ def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
         (("requests",), 3, ("httpx", "rich", "yaml", "psutil")),
         (("migrate", "r-1"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("drain", "i-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("explain", "r-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("undrain", "i-1"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("uncordon", "i-1"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("scale", "-1"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("priority", "r-1", "high"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("restart", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("evacuate", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("drain", "--remove", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("restart", "--rolling", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("undo",), 3, ("httpx", "rich", "yaml", "psutil")),
         (("abort", "r-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("get",), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("set",), 3, ("httpx", "rich", "yaml", "psutil")),
         (("set", "migration.max_moves=2"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("events", "--kind", "evicted"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("wait", "--for", "idle"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("status", "--wait", "idle"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("logs",), 4, ("httpx", "rich", "yaml", "psutil")),
         (("config", "path"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("config", "show"), 0, ("httpx", "rich", "yaml", "psutil")),
@@ -103,9 +104,43 @@ def test_what_talks_to_a_controller_imports_nothing_heavy() -> None:
 def test_no_arguments_show_help(tmp_path: Path) -> None:
     code, _, out = modules(tmp_path)
     assert code == 0
-    known = ("up", "down", "status", "requests", "events", "logs", "wait", "doctor", "config")
+    known = ("up", "down", "status", "requests", "events", "logs", "drain", "doctor", "config")
     for command in known:
         assert f"\n  {command} " in out
+    panels = re.findall(r"^(\w+):$", out, re.MULTILINE)
+    assert panels == ["Options", "Serve", "Look", "Steer", "Plan", "Help"]
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("wait --for=idly --timeout 0", "status --wait=idly --timeout 0"),
+        ("wait --for idly", "status --wait idly"),
+        ("get no.such -o jso", "set no.such -o jso"),
+        ("explain --limit 3 r-1", "requests --limit 3 r-1"),
+        ("undrain", "uncordon"),
+        ("evacuate i-1 --within soon", "drain --remove i-1 --within soon"),
+        ("autoscale on --min many", "scale auto on --min many"),
+        ("record-traffic f --for soon", "record --traffic f --duration soon"),
+    ],
+)
+def test_a_former_name_runs_what_it_has_become(
+    former: str, present: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arguments that both refuse, so that no cluster is needed."""
+    name = former.split()[0]
+    assert app.run(present.split()) == 2
+    said = capsys.readouterr().err
+    assert app.run(former.split()) == 2
+    became = f"llumctl {name} is now llumctl {app.FORMER[name][0]}\n"
+    assert capsys.readouterr().err == became + said
+
+
+def test_each_former_name_is_one_no_more() -> None:
+    commands = {each.name for each in app.app.registered_commands}
+    for name, (present, _) in app.FORMER.items():
+        assert name not in commands
+        assert present.split()[0] in commands
 
 
 def test_module_runs(tmp_path: Path) -> None:
@@ -122,7 +157,7 @@ def test_module_runs(tmp_path: Path) -> None:
 
 def test_shell_completion(tmp_path: Path) -> None:
     """Completes commands and options, in words that the shell splits."""
-    for words, expected in (("llumctl eve", "events"), ("llumctl wait --f", "--for")):
+    for words, expected in (("llumctl eve", "events"), ("llumctl status --wai", "--wait")):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-m", "llumctl"],
             capture_output=True,

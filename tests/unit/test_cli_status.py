@@ -461,7 +461,7 @@ def test_refused_connection(capsys: Captured) -> None:
 
 
 def test_a_cluster_that_an_up_is_starting_is_not_to_be_stopped(capsys: Captured) -> None:
-    wait = "try:   llumctl wait --for=ready"
+    wait = "try:   llumctl status --wait=ready"
     with socket.socket() as bound, run_state.lock("default"):
         assert run(["status"]) == 3
         assert capsys.readouterr().err == f"error: cluster default is being started\n{wait}\n"

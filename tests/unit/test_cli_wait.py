@@ -1,4 +1,4 @@
-"""`llumctl wait`: reading conditions, judging them, and waiting until they hold."""
+"""`llumctl status --wait`: reading conditions, judging them, and waiting until they hold."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def fake() -> Iterator[FakeController]:
 
 
 def waited(*arguments: str) -> int:
-    return run(["wait", *arguments])
+    return run(["status", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("redy", "--for: 'redy' is no condition; did you mean ready?", "one of ready, idle, "),
-        ("", "--for: '' is no condition", "one of ready"),
+        ("redy", "--wait: 'redy' is no condition; did you mean ready?", "one of ready, idle, "),
+        ("", "--wait: '' is no condition", "one of ready"),
         ("instance/i-0", "did you mean instance/ID=STATE?", "request/ID=STATE"),
         ("instanc/i-0=active", "did you mean instance/ID=STATE?", ""),
         ("instance/=active", "did you mean instance/ID=STATE?", ""),
@@ -70,7 +70,7 @@ def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
         ("frontend/f-0=gone", "'gone' is not a state of a frontend", "one of starting, active"),
         ("cluster=", "'' is not a state of a cluster", "one of starting, ready"),
         ("request/r=done", "'done' is not a state of a request", "finished, aborted, failed"),
-        ("zzz", "--for: 'zzz' is no condition", ""),
+        ("zzz", "--wait: 'zzz' is no condition", ""),
     ],
 )
 def test_bad_conditions_name_the_nearest(text: str, message: str, hint: str) -> None:
@@ -150,7 +150,7 @@ def test_a_member_that_there_is_not(text: str) -> None:
 def test_what_already_holds_ends_at_once(fake: FakeController, capsys: Captured) -> None:
     fake.status = READY
     for timeout in ("0", "600"):
-        assert waited("--for", "ready", "--timeout", timeout) == 0
+        assert waited("--wait", "ready", "--timeout", timeout) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "cluster default is ready\n" * 2
@@ -163,7 +163,7 @@ def test_it_waits_until_the_condition_holds(fake: FakeController, capsys: Captur
         fake.status = READY
 
     with meanwhile(happen):
-        assert waited("--for=instance/i-0=active", "--timeout", "20s") == 0
+        assert waited("--wait=instance/i-0=active", "--timeout", "20s") == 0
     assert capsys.readouterr().err == "instance i-0 is active\n"
 
 
@@ -177,7 +177,7 @@ def test_a_request_is_polled(fake: FakeController, capsys: Captured) -> None:
         )
 
     with meanwhile(happen):
-        assert waited("--for=request/r-1=finished") == 0
+        assert waited("--wait=request/r-1=finished") == 0
     assert capsys.readouterr().err == "request r-1 is finished (stop)\n"
 
 
@@ -194,7 +194,7 @@ def test_a_request_is_polled(fake: FakeController, capsys: Captured) -> None:
 def test_a_timeout_names_the_condition_and_what_holds_instead(
     text: str, timeout: str, message: str, capsys: Captured
 ) -> None:
-    assert waited("--for", text, "--timeout", timeout) == 124
+    assert waited("--wait", text, "--timeout", timeout) == 124
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
@@ -203,36 +203,36 @@ def test_a_timeout_names_the_condition_and_what_holds_instead(
 
 def test_what_can_never_hold_fails_at_once(fake: FakeController, capsys: Captured) -> None:
     fake.status = cluster(state=ClusterState.FAILED, detail="i-0: out of memory")
-    assert waited("--for=ready") == 1
+    assert waited("--wait=ready") == 1
     assert capsys.readouterr().err == (
         "error: ready cannot come about any more: cluster default is failed (i-0: out of memory)\n"
         "try:   llumctl status\n"
     )
     fake.details["r-1"] = RequestDetail(**fields("r-1", RequestState.ABORTED))
-    assert waited("--for=request/r-1=finished") == 1
+    assert waited("--wait=request/r-1=finished") == 1
     assert capsys.readouterr().err.endswith("try:   llumctl requests r-1\n")
 
 
 @pytest.mark.usefixtures("fake")
 def test_unknown_members_and_requests(capsys: Captured) -> None:
-    assert waited("--for=instance/i-9=active") == 4
+    assert waited("--wait=instance/i-9=active") == 4
     assert "there is no instance i-9 in cluster default" in capsys.readouterr().err
-    assert waited("--for=request/r-9=running") == 4
+    assert waited("--wait=request/r-9=running") == 4
     assert "there is no request r-9" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["idle", "instance/i-0=active", "request/r=running"])
 def test_without_a_controller(text: str, capsys: Captured) -> None:
-    assert waited("--for", text) == 3
+    assert waited("--wait", text) == 3
     assert capsys.readouterr().err == "error: cluster default is not running\ntry:   llumctl up\n"
     remember("http://127.0.0.1:1")
-    assert waited("--for", text) == 3
+    assert waited("--wait", text) == 3
     assert "cannot be reached" in capsys.readouterr().err
 
 
 def test_ready_may_be_waited_for_before_there_is_a_controller(capsys: Captured) -> None:
-    assert waited("--for=ready", "--timeout", "0") == 3
-    assert waited("--for=ready", "--timeout", "0.05") == 124
+    assert waited("--wait=ready", "--timeout", "0") == 3
+    assert waited("--wait=ready", "--timeout", "0.05") == 124
     err = capsys.readouterr().err
     assert "cluster default is not running; waiting for it\n" in err
     assert "within 50ms: cluster default is not running\n" in err
@@ -241,7 +241,7 @@ def test_ready_may_be_waited_for_before_there_is_a_controller(capsys: Captured) 
     fake.stop()
     remember(fake.url)
     with meanwhile(fake.start):
-        assert waited("--for=ready", "--timeout", "20") == 0
+        assert waited("--wait=ready", "--timeout", "20") == 0
     fake.stop()
     assert capsys.readouterr().err.endswith("cluster default is ready\n")
 
@@ -260,7 +260,7 @@ def test_a_controller_may_be_gone_for_a_while(
         fake.start()
 
     with meanwhile(happen):
-        assert waited("--for=instance/i-0=active") == 0
+        assert waited("--wait=instance/i-0=active") == 0
     trouble, done = said
     assert trouble.endswith("; waiting for it")
     assert done == "instance i-0 is active"
@@ -273,20 +273,22 @@ def test_a_cluster_that_is_stopped_meanwhile(fake: FakeController, capsys: Captu
         run_state.remove("default")
 
     with meanwhile(happen):
-        assert waited("--for=ready") == 3
+        assert waited("--wait=ready") == 3
     assert "cluster default is not running" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing option '--for'"),
-        (("--for=redy",), "--for: 'redy' is no condition; did you mean ready?"),
-        (("--for=ready", "--timeout", "-1"), "--timeout: '-1' is no duration"),
-        (("--for=ready", "--timeout", "nan"), "--timeout: 'nan' is no duration"),
-        (("--for=ready", "--timeout", "soon"), "--timeout: 'soon' is no duration"),
-        (("--for=ready", "--timeout", "9" * 400), "--timeout: '9999"),
-        (("ready",), "Missing option '--for'"),
+        (("--wait=ready", "-w"), "--watch: not with --wait"),
+        (("--wait=ready", "--check"), "--check: not with --wait"),
+        (("--wait=ready", "-o", "json"), "--output: not with --wait"),
+        (("--wait=redy",), "--wait: 'redy' is no condition; did you mean ready?"),
+        (("--wait=ready", "--timeout", "-1"), "--timeout: '-1' is no duration"),
+        (("--wait=ready", "--timeout", "nan"), "--timeout: 'nan' is no duration"),
+        (("--wait=ready", "--timeout", "soon"), "--timeout: 'soon' is no duration"),
+        (("--wait=ready", "--timeout", "9" * 400), "--timeout: '9999"),
+        (("ready",), "Got unexpected extra argument"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], message: str, capsys: Captured) -> None:
@@ -296,6 +298,6 @@ def test_usage_errors(arguments: tuple[str, ...], message: str, capsys: Captured
 
 @pytest.mark.process
 def test_ctrl_c(fake: FakeController) -> None:
-    with llumctl("wait", "--for=ready") as process:
+    with llumctl("status", "--wait=ready") as process:
         fake.until_asked("/v1/status", times=2)
         assert interrupted(process) == (130, "")

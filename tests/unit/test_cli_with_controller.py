@@ -104,15 +104,15 @@ async def test_requests(listener: Listener, capsys: Captured) -> None:
 
 
 async def test_wait(listener: Listener, capsys: Captured) -> None:
-    assert await llumctl("wait", "--for=ready", "--timeout", "0") == 0
-    assert await llumctl("wait", "--for=idle", "--timeout", "0") == 0
-    assert await llumctl("wait", "--for=instance/i-9=active") == 4
-    assert await llumctl("wait", "--for=cluster=degraded", "--timeout", "0") == 124
-    waiting = asyncio.create_task(llumctl("wait", "--for=cluster=degraded"))
+    assert await llumctl("status", "--wait=ready", "--timeout", "0") == 0
+    assert await llumctl("status", "--wait=idle", "--timeout", "0") == 0
+    assert await llumctl("status", "--wait=instance/i-9=active") == 4
+    assert await llumctl("status", "--wait=cluster=degraded", "--timeout", "0") == 124
+    waiting = asyncio.create_task(llumctl("status", "--wait=cluster=degraded"))
     listener.cluster.mailbox.lose("mem://i-0")
     assert await waiting == 0
     serve_one_request(listener)
-    assert await llumctl("wait", "--for=request/r-1=waiting") == 0
+    assert await llumctl("status", "--wait=request/r-1=waiting") == 0
     assert capsys.readouterr().err.endswith("request r-1 is waiting\n")
 
 

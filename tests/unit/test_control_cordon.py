@@ -1,6 +1,7 @@
 """Cordon and uncordon on the control API and the command line: planned, begun, refused, undone."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -166,6 +167,31 @@ async def test_the_commands(bed: Bed, capsys: Captured) -> None:
     assert '"cordoned": false' in capsys.readouterr().out
     assert await llumctl("undo", "-y") == 0
     assert set(bed.controller.keeper.spec.marked(Closed.CORDONED)) == {"i-0"}
+
+
+async def test_the_command_takes_back_drains_too(bed: Bed, capsys: Captured) -> None:
+    assert await llumctl("drain", "i-1", "-y", "--detach") == 0
+    assert await llumctl("cordon", "i-1") == 0
+    assert await llumctl("cordon", "i-2") == 0
+    capsys.readouterr()
+    assert await llumctl("uncordon", "i-1", "i-2", "--dry-run") == 10
+    assert capsys.readouterr().out.splitlines() == [
+        "i-1: drain and cordon would be taken back, would get new requests again",
+        "i-2: would get new requests again",
+    ]
+    revision = bed.controller.keeper.spec.revision
+    assert await llumctl("uncordon", "i-1", "i-2", "--if-revision", str(revision)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "i-1: drain and cordon taken back, gets new requests again",
+        "i-2: gets new requests again",
+    ]
+    spec = bed.controller.keeper.spec
+    assert not spec.marked(Closed.CORDONED)
+    assert not spec.drains
+    assert await llumctl("uncordon", "i-1", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["drains"] == []
+    assert [each["cordoned"] for each in found["cordons"]] == [False]
 
 
 def test_clients_know_which_reasons_are_about_moves_alone() -> None:

@@ -94,7 +94,7 @@ async def undone(bed: Bed, capsys: Captured) -> str:
 
 async def test_a_drain_and_its_undo(bed: Bed, capsys: Captured) -> None:
     await bed.posts("instances/i-1/drain")
-    assert await undone(bed, capsys) == "undrain i-1"
+    assert await undone(bed, capsys) == "uncordon i-1"
     assert bed.controller.keeper.spec.drains == {}
     assert await undone(bed, capsys) == "drain i-1"
     assert set(bed.controller.keeper.spec.drains) == {"i-1"}
@@ -267,7 +267,7 @@ async def test_the_list_is_of_this_run_and_skips_what_is_no_entry(
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["ID", "TIME", "BY", "DID", "UNDO"]
     assert [row.split("  ")[-1].strip() for row in rows] == [
-        "undrain i-1",
+        "uncordon i-1",
         "set migration.max_moves=4",
     ]
 

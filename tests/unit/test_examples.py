@@ -163,12 +163,12 @@ SCALE = "nightly-scale.sh"
 
 def test_maintenance_puts_the_instance_back(tmp_path: Path) -> None:
     found = Called(tmp_path, DRAIN, "i-0", "sh", "-c", "exit 3")
-    assert (found.code, found.calls) == (3, ["status", "drain", "undrain"])
+    assert (found.code, found.calls) == (3, ["status", "drain", "uncordon"])
 
 
 def test_maintenance_after_a_hangup_too(tmp_path: Path) -> None:
     found = Called(tmp_path, DRAIN, "i-0", "sh", "-c", "kill -HUP $PPID")
-    assert (found.code, found.calls) == (129, ["status", "drain", "undrain"])
+    assert (found.code, found.calls) == (129, ["status", "drain", "uncordon"])
 
 
 def test_maintenance_leaves_the_drain_of_another_alone(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_maintenance_undoes_no_drain_that_was_refused(tmp_path: Path, code: int)
 
 def test_maintenance_undoes_a_drain_that_took_too_long(tmp_path: Path) -> None:
     found = Called(tmp_path, DRAIN, "i-0", "true", DRAIN_CODE="124")
-    assert (found.code, found.calls) == (124, ["status", "drain", "undrain"])
+    assert (found.code, found.calls) == (124, ["status", "drain", "uncordon"])
 
 
 @pytest.mark.parametrize(("name", "arguments"), [(DRAIN, ("i-0", "true")), (SCALE, ("2",))])

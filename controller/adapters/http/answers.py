@@ -65,7 +65,7 @@ async def on_api_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_revision_conflict(request: Request, error: Exception) -> Response:
-    shown_by = "llumctl get" if request.url.path == "/v1/settings" else "llumctl status"
+    shown_by = "llumctl set" if request.url.path == "/v1/settings" else "llumctl status"
     return error_response(
         409, "revision_conflict", f"the cluster was changed meanwhile: {error}", shown_by
     )

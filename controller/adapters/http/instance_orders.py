@@ -194,7 +194,8 @@ class EvacuateHandler(_Emptying[EvacuateRequest]):
         self.check_instance(self.wanted.if_revision)
         going, schedulable = [self.instance_id], self.controller.drains.schedulable_ids()
         facts = self.controller.keeper.spec, going, schedulable
-        self.refuse(emptying_refusal(*facts, force=self.wanted.force), going, "evacuate {} --force")
+        refusal = emptying_refusal(*facts, force=self.wanted.force)
+        self.refuse(refusal, going, "drain {} --remove --force")
 
     async def plan(self) -> DrainReport:
         claim, within_s = evacuate_claim(self.wanted), self.wanted.within_s

@@ -82,7 +82,7 @@ class LiveSettings:
             after = changed(before, patch.changes)
             config = live_config(after)
         except ValueError as error:
-            hint = error.hint if isinstance(error, SettingError) else "llumctl get"
+            hint = error.hint if isinstance(error, SettingError) else "llumctl set"
             raise ApiError(400, "bad_setting", str(error), hint) from error
         was, becomes = live_settings(before), live_settings(after)
         changes = tuple(

@@ -356,8 +356,8 @@ class SettingChanges(AnswerModel):
 class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
     kind, word = "set", "Set"
     does = "Change settings"
-    meaning = "change a setting"
-    typed, usage = "set KEY=VALUE...", "llumctl set KEY=VALUE"
+    meaning = "change a setting; without a value: show it"
+    typed, usage = "set [KEY=VALUE...]", "llumctl set KEY=VALUE"
     path = "/v1/settings"
     method = "PATCH"
     body = SettingsPatch
@@ -417,7 +417,7 @@ class Autoscale(SetSettings):
     kind = "autoscale"
     key = "A"
     meaning = "choose whether instances come and go with the load"
-    typed, usage = "autoscale [MODE]", "llumctl autoscale MODE"
+    typed, usage = "scale auto [MODE]", "llumctl scale auto MODE"
     danger = Danger.CHOOSE
 
     @staticmethod
@@ -430,7 +430,7 @@ class Autoscale(SetSettings):
 
     @property
     def title(self) -> str:
-        return f"autoscale {self._mode}"
+        return f"scale auto {self._mode}"
 
     @property
     def command(self) -> str:

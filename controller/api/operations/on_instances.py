@@ -191,7 +191,7 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
     key = "u"
     does = "Take a drain back"
     meaning = "take its drain back, or an operator's event"
-    typed, usage = "undrain ID...", "llumctl undrain ID"
+    usage = "llumctl uncordon ID"
     danger = Danger.NONE
     path = "/v1/instances/{instance_id}/undrain"
     body = UndrainRequest
@@ -301,6 +301,10 @@ class CordonReport(MarkReport):
 
 class CordonList(AnswerModel):
     cordons: tuple[CordonReport, ...] = ()
+
+
+class UncordonList(DrainList, CordonList):
+    """What `uncordon -o json` prints: drains and cordons that it took back, or would."""
 
 
 class _Cordoning(Marking[Wanted, CordonReport]):
@@ -421,7 +425,7 @@ class Evacuate(_Emptying[EvacuateRequest]):
     kind, word = "evacuate", "Evacuate"
     does = "Empty an instance within a time, and remove it"
     meaning = "move an instance's requests to others within 30 s, and remove it then"
-    typed, usage = "evacuate ID", "llumctl evacuate ID"
+    typed, usage = "drain --remove ID", "llumctl drain ID --remove"
     several = False
     path = "/v1/instances/{instance_id}/evacuate"
     body = EvacuateRequest
@@ -430,6 +434,10 @@ class Evacuate(_Emptying[EvacuateRequest]):
     @property
     def deed(self) -> str:
         return f"{self.title} within {duration(self.wanted.within_s)}"
+
+    @property
+    def command(self) -> str:
+        return f"{super().command} --remove --within {duration(self.wanted.within_s)}"
 
     @property
     def question(self) -> str:

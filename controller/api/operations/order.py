@@ -241,11 +241,12 @@ class OnInstance(Order[Wanted, Report]):
 
     @property
     def title(self) -> str:
-        return f"{self.verb()} {self.instance_id}"
+        return f"{self.kind} {self.instance_id}"
 
     @property
     def command(self) -> str:
-        return f"llumctl {self.title}{' --force' if getattr(self.wanted, 'force', False) else ''}"
+        force = " --force" if getattr(self.wanted, "force", False) else ""
+        return f"llumctl {self.verb()} {self.instance_id}{force}"
 
 
 @dataclass(frozen=True)

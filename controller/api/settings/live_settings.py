@@ -37,7 +37,7 @@ CONSOLE_TABLES = ("commands", "console", "keys")
 class SettingError(ValueError):
     """The setting is unknown, cannot be changed while the cluster runs, or not to this value."""
 
-    def __init__(self, message: str, hint: str = "llumctl get") -> None:
+    def __init__(self, message: str, hint: str = "llumctl set") -> None:
         super().__init__(message)
         self.hint = hint
 

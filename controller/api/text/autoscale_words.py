@@ -7,7 +7,7 @@ from controller.api.text.quantities import duration, latency
 if TYPE_CHECKING:
     from controller.api.wire.status import AutoscaleCheck, AutoscaleStatus
 
-RELEASE = "llumctl autoscale on"
+RELEASE = "llumctl scale auto on"
 _OUTCOMES = {"done": "done", "would": "not done", "blocked": "could not be done"}
 
 

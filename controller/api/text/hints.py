@@ -14,8 +14,7 @@ BY_NAME = frozenset({"doctor", "down", "logs", "up"})
 """Commands whose `--cluster` takes no URL: they need the cluster's files."""
 BY_NAME_OR_URL = frozenset(
     {
-        *("autoscale", "bench", "events", "explain", "get", "record", "record-traffic", "requests"),
-        *("status", "top", "undo", "wait"),
+        *("bench", "events", "record", "requests", "status", "top", "undo"),
     }
 )
 """Beside the commands of all orders that are rows."""

@@ -242,3 +242,9 @@ class Explanation(AnswerModel):
     waiting: Waiting | None = None
     why_not_movable: str = ""
     could_move_to: str | None = None
+
+
+class RequestLife(RequestDetail):
+    """What `llumctl requests REQUEST -o json` prints: both answers of the controller about it."""
+
+    explanation: Explanation

@@ -357,7 +357,7 @@ def _wanted_s(target: Target, config: AutoscaleConfig) -> float:
 
 ACTOR = "auto-scaling"
 """Whose drains and launches they are."""
-RELEASE = "llumctl autoscale on"
+RELEASE = "llumctl scale auto on"
 
 
 # -- what it is told -----------------------------------------------------------------------

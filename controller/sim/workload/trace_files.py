@@ -3,7 +3,7 @@
 Azure             CSV: TIMESTAMP,ContextTokens,GeneratedTokens
 BurstGPT          CSV: Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 Mooncake, Qwen    JSON Lines: timestamp, input_length, output_length, hash_ids
-recordings        JSON Lines that begin with a header; `llumctl record-traffic` writes them
+recordings        JSON Lines that begin with a header; `llumctl record --traffic` writes them
 """
 
 import csv

@@ -134,6 +134,7 @@ def test_every_grammar_of_a_manager_is_watched(manager: Manager) -> None:
     assert len(guard._compiling) == 1
     manager.go_on.set()
     assert isinstance(future_of(one).result(10), WatchedGrammar)
+    manager.executor.shutdown()  # a future's callbacks may run after those who wait for it go on
     assert len(guard._compiling) == 0
 
 
@@ -154,6 +155,7 @@ def test_what_no_client_waits_for_does_not_begin(manager: Manager) -> None:
     manager.go_on.set()
     future_of(third).result(10)
     assert manager.created == ["a", "c"]
+    manager.executor.shutdown()
     assert len(guard._compiling) == 0
 
 

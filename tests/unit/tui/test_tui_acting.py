@@ -16,6 +16,8 @@ from controller.api.operations.on_instances import (
 )
 from controller.api.operations.on_requests import PriorityRequest
 from controller.api.settings.settings import ConsoleTable
+from controller.api.wire.status import DrainStatus
+from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, presses, replaying, settle
@@ -173,8 +175,8 @@ async def test_on_an_instances_screen_it_is_that_instance() -> None:
 
 async def test_typed_and_by_the_palettes_action() -> None:
     async with acting() as bed:
-        await bed.type("colon", "undrain i-5")
-        assert [(name, id_) for name, id_, _ in bed.control.calls] == [("undrain", "i-5")]
+        await bed.type("colon", "uncordon i-5")
+        assert [(name, id_) for name, id_, _ in bed.control.calls] == [("uncordon", "i-5")]
         await bed.type("colon", "drain i-99")
         assert "no instance 'i-99'" in await bed.bottom()
         assert len(bed.control.calls) == 1
@@ -432,6 +434,35 @@ async def test_scale_typed() -> None:
         assert len(bed.control.calls) == 1
 
 
+async def test_uncordon_as_typed_takes_back_drains_too() -> None:
+    """The key of each takes back that one."""
+    async with acting() as bed:
+        frame = list(synthetic.frames(1, num_instances=12))[-1]
+        assert isinstance(frame, StatusFrame)
+        drain = DrainStatus(drain_id="op-1", num_requests_left=7, num_moved=5)
+        closed = {"i-1": ("draining",), "i-2": ("draining", "cordoned"), "i-3": ("cordoned",)}
+        instances = tuple(
+            each.model_copy(
+                update={
+                    "closed_by": closed.get(each.id, ()),
+                    "drain": drain if "draining" in closed.get(each.id, ()) else None,
+                }
+            )
+            for each in frame.status.instances
+        )
+        status = frame.status.model_copy(update={"instances": instances, "revision": 7})
+        bed.source.feed([frame.model_copy(update={"status": status})])
+        await settle(bed.app, bed.pilot)
+        for each in ("i-1", "i-2", "i-3"):
+            await bed.type("colon", f"uncordon {each}")
+        assert [(name, id_) for name, id_, _ in bed.control.calls] == [
+            ("undrain", "i-1"),
+            ("undrain", "i-2"),
+            ("uncordon", "i-2"),
+            ("uncordon", "i-3"),
+        ]
+
+
 @presses("log")
 async def test_the_log_keeps_what_was_done(key: str) -> None:
     async with acting((160, 36), of_cluster=" --cluster t3") as bed:
@@ -446,9 +477,9 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
         (failed, whole) = [line for line in lines if "failed" in line]
         assert "it is not being drained" in failed
         assert whole.strip() == f"undrain {wanted}: failed, it is not being drained"
-        assert lines[lines.index(whole) + 1].strip() == f"llumctl undrain --cluster t3 {wanted}"
+        assert lines[lines.index(whole) + 1].strip() == f"llumctl uncordon --cluster t3 {wanted}"
         await bed.press("y")
-        assert bed.app.clipboard == f"llumctl undrain --cluster t3 {wanted}"
+        assert bed.app.clipboard == f"llumctl uncordon --cluster t3 {wanted}"
         await bed.press("escape")
         assert isinstance(bed.app.screen, DashboardScreen)
 
@@ -459,5 +490,5 @@ async def test_who_leaves_before_the_outcome_is_known_is_told() -> None:
         wanted = bed.cursor
         await bed.press("u")
         assert bed.app.acting.unsettled() == [
-            f"undrain {wanted}: sent: llumctl undrain --cluster t3 {wanted}"
+            f"undrain {wanted}: sent: llumctl uncordon --cluster t3 {wanted}"
         ]

@@ -113,14 +113,14 @@ async def test_its_mode_is_chosen(key: str) -> None:
         await bed.press("down", "down", "enter")
         wanted = SettingsPatch(changes={"autoscale.mode": "on"}, if_revision=7)
         assert bed.control.calls == [("set", "", wanted)]
-        assert "autoscale on: was off" in await bed.bottom()
+        assert "scale auto on: was off" in await bed.bottom()
 
 
 async def test_it_is_typed() -> None:
     async with acting() as bed:
-        await bed.type("colon", "autoscale dry-run")
+        await bed.type("colon", "scale auto dry-run")
         assert [each.changes for _, _, each in bed.control.calls] == [{"autoscale.mode": "dry-run"}]
-        await bed.type("colon", "autoscale often")
+        await bed.type("colon", "scale auto often")
         assert "no mode 'often'" in await bed.bottom()
         assert len(bed.control.calls) == 1
 
@@ -129,7 +129,7 @@ async def test_a_scale_by_hand_says_that_it_wins() -> None:
     async with acting() as bed:
         bed.control.tuned = changed(bed.control.tuned, {"autoscale.mode": "on"})
         await bed.type("colon", "scale 14")
-        assert "auto-scaling would leave it there, until llumctl autoscale on" in await drawn(
+        assert "auto-scaling would leave it there, until llumctl scale auto on" in await drawn(
             bed.pilot
         )
         await bed.press("y")

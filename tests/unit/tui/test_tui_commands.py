@@ -53,7 +53,13 @@ KNOWN = Known(
         ("q", "quit", ()),
         ("i i-2", "instance", ("i-2",)),
         ("  sort   wait ", "sort", ("wait",)),
-        ("get scheduler.policy", "get", ("scheduler.policy",)),
+        ("set scheduler.policy", "set", ("scheduler.policy",)),
+        ("get scheduler.policy", "set", ("scheduler.policy",)),
+        ("explain r1", "requests", ("r1",)),
+        ("undrain i-1", "uncordon", ("i-1",)),
+        ("evacuate i-1", "evacuate", ("i-1",)),
+        ("autoscale on", "autoscale", ("on",)),
+        ("wait ready", "wait", ("ready",)),
     ],
 )
 def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) -> None:
@@ -66,7 +72,7 @@ def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) ->
         ("bench --rate 3", "no bench here: it loads an endpoint", UsageError),
         ("down", "no down here: it would end what is shown", UsageError),
         ("logs f-9", "no member 'f-9': did you mean f-0?", UsageError),
-        ("wait", "wait what?  wait CONDITION", UsageError),
+        ("status --wait", "status --wait what?  status --wait CONDITION", UsageError),
         ("drian i-1", "no command 'drian': did you mean drain?", UsageError),
         ("zzz", "no command 'zzz': Tab lists them", UsageError),
         ("drain", "drain what?  drain ID...", UsageError),
@@ -77,7 +83,7 @@ def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) ->
         ("restart i-1 i-2", "'i-2' is too much:  restart ID", UsageError),
         ("undo i-1", "undo takes no argument", UsageError),
         ("scale many", "scale N, +N or -N: 'many' is no number", UsageError),
-        ("get migration.max_move", "did you mean migration.max_moves?", UsageError),
+        ("set migration.max_move", "did you mean migration.max_moves?", UsageError),
         ("sort freenes", "no column 'freenes': did you mean freeness?", UsageError),
     ],
 )
@@ -100,9 +106,10 @@ def test_what_is_not(text: str, words: str, kind: type[LlumctlError]) -> None:
         ("migrate r1 --to i-2", ("i-2",), "ID"),
         ("priority r1 ", ("high", "normal"), "LEVEL"),
         ("sort w", ("wait",), "COLUMN"),
-        ("get m", ("migration.max_moves",), "KEY"),
+        ("scale a", ("auto",), "command"),
+        ("scale auto d", ("dry-run",), "MODE"),
         ("logs c", ("controller",), "MEMBER"),
-        ("wait drained=i-1", ("drained=i-1", "drained=i-10"), "CONDITION"),
+        ("status --wait drained=i-1", ("drained=i-1", "drained=i-10"), "CONDITION"),
         ("undo ", (), ""),
         ("restart i-1 ", (), ""),
     ],
@@ -135,7 +142,7 @@ def test_tab_after_tab() -> None:
         ("drain ", 40, "ID: i-1 i-10 i-2"),
         ("drain ", 12, "ID: i-1 +2"),
         ("drain i-", 3, "ID"),
-        ("explain zz", 40, "REQUEST"),
+        ("requests zz", 40, "REQUEST"),
         ("undo ", 40, ""),
     ],
 )
@@ -146,7 +153,7 @@ def test_hints(text: str, width: int, shown: str) -> None:
 
 def test_a_hint_looks_at_no_more_words_than_there_is_room_for() -> None:
     known = Known(requests=[f"{number:032x}" for number in range(200_000)])
-    shown = typed_commands.completion_hint(complete("explain ", known), 60)
+    shown = typed_commands.completion_hint(complete("requests ", known), 60)
     assert shown == f"REQUEST: {0:032x} +199999"
 
 
@@ -251,7 +258,7 @@ async def test_a_rolling_restart_is_typed_and_stopped() -> None:
 
 async def test_an_evacuation_is_typed_and_confirmed() -> None:
     async with acting() as bed:
-        await bed.type("colon", "evacuate i-3")
+        await bed.type("colon", "drain i-3 --remove")
         text = await drawn(bed.pilot)
         assert "Evacuate i-3 within 30 s?" in text
         assert "after 30s at the latest it is removed, with what is left" in text
@@ -292,9 +299,9 @@ async def test_what_the_command_line_can_do() -> None:
         await bed.type("colon", "migrate 8d36")
         assert isinstance(bed.app.screen, ChooseScreen)
         await bed.press("escape")
-        await bed.type("colon", "get migration.max_moves")
+        await bed.type("colon", "set migration.max_moves")
         assert "migration.max_moves = 4" in await bed.bottom()
-        await bed.type("colon", "get")
+        await bed.type("colon", "set")
         assert isinstance(bed.app.screen, TuningScreen)
         await bed.press("escape")
         await bed.pilot.press("colon")
@@ -325,7 +332,7 @@ async def test_what_the_command_line_can_show() -> None:
         app.run_command("requests i-3")
         await pilot.pause()
         assert isinstance(app.screen, InstanceScreen)
-        app.run_command("explain 8d36…77d4")
+        app.run_command("requests 8d36…77d4")
         await pilot.pause()
         assert isinstance(app.screen, RequestScreen)
         assert app.screen.request_id == "8d36…77d4"
@@ -392,9 +399,9 @@ async def test_doctor_and_wait_are_those_of_the_command_line(
 ) -> None:
     monkeypatch.setattr("tui.acting.Program", FakeProgram)
     async with acting(cluster="prod") as bed:
-        await bed.type("colon", "wait drained=i-1")
-        assert "wait --for=drained=i-1 --cluster prod" in await drawn(bed.pilot)
-        assert "llumctl wait --for=drained=i-1" in await drawn(bed.pilot)
+        await bed.type("colon", "status --wait drained=i-1")
+        assert "status --wait=drained=i-1 --cluster prod" in await drawn(bed.pilot)
+        assert "llumctl status --wait=drained=i-1" in await drawn(bed.pilot)
         await bed.press("escape")
         await bed.type("colon", "doctor")
         assert isinstance(bed.app.screen, OutputScreen)
@@ -409,9 +416,9 @@ async def test_doctor_and_wait_are_those_of_the_command_line(
 async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
     async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
         offered = complete("", app.commanding.known()).words
-        assert {"seek", "sort", "explain", "requests"} <= set(offered)
-        assert not {"drain", "set", "get", "tune", "logs", "wait", "doctor"} & set(offered)
-        app.run_command("wait idle")
+        assert {"seek", "sort", "requests"} <= set(offered)
+        assert not {"drain", "set", "tune", "logs", "status --wait", "doctor"} & set(offered)
+        app.run_command("status --wait idle")
         assert "a replay runs no commands here" in await drawn(pilot)
     async with acting() as bed:
         assert "seek" not in complete("", bed.app.commanding.known()).words

@@ -88,7 +88,7 @@ async def test_the_last_instance_is_drained_and_that_is_taken_back_by_keys() -> 
                 await settle(app, pilot)
             await shows(app, pilot, "drain i-0: ", "(U takes it back)")
             await pilot.press("U")
-            await shows(app, pilot, "It is taken back by: undrain i-0")
+            await shows(app, pilot, "It is taken back by: uncordon i-0")
             await pilot.press("y")
             await shows(app, pilot, "undrain i-0: it gets requests again")
             assert listener.cluster.controller.keeper.spec.revision == 2

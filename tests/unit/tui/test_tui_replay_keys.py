@@ -156,7 +156,7 @@ async def test_to_a_moment(tmp_path: Path, key: str) -> None:
         assert "12s of" in await drawn(pilot)
 
 
-@pytest.mark.parametrize("open_it", [":instance i-3", ":explain {request}"])
+@pytest.mark.parametrize("open_it", [":instance i-3", ":requests {request}"])
 async def test_they_work_on_the_screens_behind_too(tmp_path: Path, open_it: str) -> None:
     frames = [*eventful()]
     async with replaying(tmp_path, frames) as (app, pilot, _):

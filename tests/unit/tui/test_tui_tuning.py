@@ -115,7 +115,7 @@ async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key
 
 async def test_typed_and_without_an_answer_it_is_not_sent_again() -> None:
     async with acting() as bed:
-        await bed.type("colon", "set migration.max_moves")
+        await bed.type("colon", "set migration.max_moves=")
         assert "'migration.max_moves' has no value" in await bed.bottom()
         await bed.type("colon", "set migration.max_moves=2")
         assert isinstance(bed.app.screen, ConfirmScreen)

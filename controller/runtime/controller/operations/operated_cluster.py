@@ -46,7 +46,7 @@ def refuse_instances(
             message, hint = f"{names} has not started yet", "llumctl status"
         case OrderRefusal.LEAVING:
             message = f"{names} is to be removed once it is empty"
-            hint = f"llumctl undrain {ids}"
+            hint = f"llumctl uncordon {ids}"
         case OrderRefusal.NOT_DRAINING:
             message, hint = f"{names} is not being drained", "llumctl status"
         case _:
