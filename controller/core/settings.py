@@ -266,7 +266,8 @@ class ReplayConfig(Table):
     """`[replay]`: what becomes of requests whose instance dies; docs/reliability.md."""
 
     max_replays: Annotated[int, Ge(0), Le(100)] = 3
-    """How often one request may go on elsewhere after its instance died; 0: it ends in an error."""
+    """How often one request may go on elsewhere after its instance died; 0: it ends in an error.
+    Instances that die before they have taken the request do not count."""
     max_tokens_kept: Count = 16_000_000
     """Tokens of prompts and outputs that one frontend keeps for replays, about 5 bytes each. A
     request that does not fit in cannot be replayed."""

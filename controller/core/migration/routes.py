@@ -202,6 +202,7 @@ Event = (
     | Aborted
     | Looked
     | replays.Arrived
+    | replays.Taken
     | replays.Dispatched
     | replays.NotDispatched
     | replays.NotSent

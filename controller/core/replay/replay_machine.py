@@ -5,7 +5,9 @@ request as it was sent, and of its outputs, within a limit of tokens in all. Aft
 for an instance anew and sends both there: the outputs beside the prompt and not as part of it, so
 that the request is exactly the one that it was. `why_not` says which requests cannot be replayed.
 A request that an instance refused only because that instance had restarted is sent again too, and
-that counts as no replay.
+that counts as no replay. Nor does a replay to an instance that died before it said that it has the
+request: when a host dies, its instances are noticed one after the other, and a request may be sent
+to several of them that are dead already.
 
     STANDBY   An instance has the request, or is asked for the first time.
     ASKING    No instance has it, and one is asked for.
@@ -25,6 +27,7 @@ that counts as no replay.
                                       OVER      Decline and Fail, if it cannot be sent any more
     ASKING, PAUSING   Found           STANDBY   RecordFound, CallOff
     STANDBY, ASKING   NotSent         OVER      Fail
+    any               Taken           the same
     any               Delivered       the same  Mark, if its tokens are too many to be copied
     ASKING, PAUSING   Over            OVER      CallOff
     STANDBY           Over            OVER
@@ -47,6 +50,9 @@ ASK_AGAIN_S = 0.25
 # An instance that restarted refuses what was meant for its predecessor. The wait doubles each time.
 MAX_REFUSALS = 6
 AFTER_REFUSAL_S = 0.05
+MAX_NOT_TAKEN = 16
+"""So many replays in a row that no instance has taken do not count: more than a host has instances.
+A request whose engine dies of it before the instance's answer is on its way ends by this."""
 
 
 class CopyState(StrEnum):
@@ -160,6 +166,14 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """The instance that was sent this attempt has it."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """No instance has the request any more, as `owner` is gone or for another reason. `what`
     happened, in words. `silent_s`: since the client's last token; None if there was none."""
@@ -229,6 +243,7 @@ class Over:
 Event = (
     Arrived
     | Delivered
+    | Taken
     | Lost
     | Found
     | Refused
@@ -337,7 +352,7 @@ class _Loss:
     owner: InstanceRef
     what: str
     counts: bool
-    """As a replay; a refusal does not."""
+    """As a replay; a refusal does not, nor does an attempt that was not taken."""
     asked_s: float | None = None
     """When an instance was asked for first."""
 
@@ -354,6 +369,11 @@ class _Copy:
     """Outputs that were delivered and are not in `outputs`; 0 unless there is a mark."""
     state: CopyState = CopyState.STANDBY
     attempt: int = 0
+    is_taken: bool = True
+    """Whether an instance has said that it has this attempt. The first one is always taken for
+    that: no instance answers it before its first token."""
+    num_not_taken: int = 0
+    """Losses in a row of attempts that were not taken; at most MAX_NOT_TAKEN."""
     num_replays: int = 0
     """At most one for each attempt after the first, and one for a loss that counts."""
     num_refusals: int = 0
@@ -406,6 +426,8 @@ class ReplayMachine:
         if copy is None:
             return []
         match event, copy.state:
+            case Taken(attempt=attempt), CopyState.STANDBY if attempt == copy.attempt:
+                copy.is_taken, copy.num_not_taken = True, 0
             case Lost() as lost, CopyState.STANDBY:
                 return self._lost(lost, copy, now_s)
             case Refused() as refused, CopyState.STANDBY:
@@ -439,7 +461,7 @@ class ReplayMachine:
         copy = self._copies.get(request_id)
         if copy is None:
             return ()
-        copy.num_refusals = 0
+        copy.num_refusals, copy.is_taken = 0, True
         if copy.mark is not None:
             copy.num_uncopied += len(token_ids)
             return ()
@@ -460,11 +482,16 @@ class ReplayMachine:
     # -- what is lost --------------------------------------------------------------------
 
     def _lost(self, lost: Lost, copy: _Copy, now_s: float) -> Instructions:
-        refusal = why_not(self.config, copy.num_replays, copy.num_outputs, copy.mark)
+        counts = copy.is_taken or copy.num_not_taken == MAX_NOT_TAKEN
+        num_replays = copy.num_replays if counts else 0
+        refusal = why_not(self.config, num_replays, copy.num_outputs, copy.mark)
         if refusal is not None:
             return self._fail(copy, lost.owner, lost.what, refusal)
-        copy.num_replays += 1
-        copy.loss = _Loss(lost.owner, lost.what, counts=True)
+        if counts:
+            copy.num_replays += 1
+        else:
+            copy.num_not_taken += 1
+        copy.loss = _Loss(lost.owner, lost.what, counts)
         return [_record(copy, copy.loss, lost.silent_s), *self._ask(copy, now_s)]
 
     def _refused(self, refused: Refused, copy: _Copy, now_s: float) -> Instructions:
@@ -521,6 +548,7 @@ class ReplayMachine:
             # Tokens of the lost attempt came meanwhile.
             return [Decline(dispatch), *self._fail(copy, loss.owner, loss.what, copy.mark)]
         copy.attempt += 1
+        copy.is_taken = False
         copy.state = CopyState.STANDBY
         num_tokens = copy.request.num_prompt_tokens + len(copy.outputs)
         replayed = Replay(loss.owner.instance_id, num_tokens, copy.attempt, cause_of(loss.owner))
@@ -554,6 +582,8 @@ class ReplayMachine:
             assert copy.mark is None or not copy.outputs, "copies that can never be used"
             assert copy.mark is not None or not copy.num_uncopied, "an output is missing"
             assert copy.num_refusals <= MAX_REFUSALS
+            assert copy.num_not_taken <= MAX_NOT_TAKEN
+            assert copy.is_taken or copy.attempt
             loss, is_lost = copy.loss, copy.state in LOST
             assert loss is not None or not (is_lost or copy.attempt)
             counts = is_lost and loss is not None and loss.counts

@@ -84,6 +84,7 @@ class RouteRunner:
             moves.RequestLost: lambda m: take(routes.LostThere(m.request_id, m.epoch, m.owner)),
             moves.FenceAsked: lambda m: take(routes.FenceAsked(m.request_id, m.epoch, m.owner)),
             moves.MoveTimed: lambda m: take(routes.MoveTimed(m.record, m.step_time_s)),
+            requests.ReplayTaken: lambda m: take(replays.Taken(m.request_id, m.attempt)),
             requests.RequestRefused: lambda m: take(
                 routes.NotTaken(m.request_id, m.message, m.retryable, m.attempt)
             ),

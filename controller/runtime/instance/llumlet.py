@@ -65,6 +65,7 @@ from controller.runtime.messages.requests import (
     OutputsUnread,
     RankConfirmed,
     RankSet,
+    ReplayTaken,
     RequestEvents,
     RequestRefused,
 )
@@ -330,6 +331,7 @@ class Serving:
             self.refuse(add, "its instance has restarted; send it again", retryable=True)
             return
         if add.attempt > 0:
+            self.send(add.reply_to, ReplayTaken(add.request_id, add.attempt))
             self._reentries.take(add, payload)
             return
         try:

@@ -133,6 +133,13 @@ class OutputsMissing(Message, frozen=True):
     end_index: int
 
 
+class ReplayTaken(Message, frozen=True):
+    """Instance to frontend: I have this attempt, which is not the request's first."""
+
+    request_id: str
+    attempt: int
+
+
 class RequestRefused(Message, frozen=True):
     """Instance to frontend: I cannot run this request. `retryable`: another instance may."""
 

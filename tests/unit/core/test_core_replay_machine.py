@@ -11,6 +11,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.replay.replay_machine import (
     ASK_AGAIN_S,
     LOST,
+    MAX_NOT_TAKEN,
     MAX_REFUSALS,
     Arrived,
     Ask,
@@ -35,6 +36,7 @@ from controller.core.replay.replay_machine import (
     ReplayMachine,
     ReplayRefusal,
     Send,
+    Taken,
     WakeAt,
     Woken,
 )
@@ -119,6 +121,8 @@ EVENTS = (
     NotSent("r"),
     Over("r"),
     Delivered("r", (1, 2)),
+    Taken("r", 0),
+    Taken("r", 1),
 )
 
 
@@ -175,6 +179,33 @@ def test_a_request_that_was_found_was_not_replayed(bed: Bed) -> None:
     assert found == RecordFound("r", 1), "the refusal had not counted as one"
 
 
+def test_a_host_that_dies_takes_no_request_with_it(bed: Bed) -> None:
+    """Its instances are noticed one after the other, and the request is sent to each of them."""
+    bed.machine.config = ReplayConfig(max_replays=1)
+    for _ in range(MAX_NOT_TAKEN + 1):
+        record, ask = bed.take(LOSS)
+        assert isinstance(record, RecordLoss)
+        assert record.loss.num_replays == 1, "the one that had it"
+        assert isinstance(ask, Ask)
+        bed.take(dispatched())
+    (fail,) = bed.take(LOSS)
+    assert isinstance(fail, Fail), "nobody ever says that it has it"
+    assert fail.refusal is ReplayRefusal.TOO_OFTEN
+
+
+@pytest.mark.parametrize("begun", [Taken("r", 2), Delivered("r", (1,))])
+def test_an_instance_that_had_it_counts(bed: Bed, begun: Event) -> None:
+    bed.machine.config = ReplayConfig(max_replays=1)
+    bed.take(LOSS, dispatched(), LOSS, dispatched(), Taken("r", 1), begun)
+    assert kinds(bed.take(LOSS)) == [Fail]
+
+
+def test_what_an_earlier_attempt_says_counts_for_nothing(bed: Bed) -> None:
+    bed.machine.config = ReplayConfig(max_replays=1)
+    bed.take(LOSS, dispatched(), LOSS, Taken("r", 1), dispatched(), Taken("r", 1))
+    assert kinds(bed.take(LOSS)) == [RecordLoss, Ask]
+
+
 def test_patience_begins_when_an_instance_is_asked_for(bed: Bed) -> None:
     bed.machine.config = ReplayConfig(patience_s=1.0)
     told = bed.take(refused())
@@ -209,6 +240,7 @@ class Live:
     frames: tuple[bytes, ...]
     outputs: list[int] = field(default_factory=list)
     attempt: int = 0
+    is_taken: bool = True
     num_replays: int = 0
 
 
@@ -251,6 +283,7 @@ class History:
         known = self.live.get(request_id, Live(()))
         attempt = known.attempt - (known.attempt > 0 and rng.random() < 0.2)
         yield Delivered(request_id, tokens)
+        yield Taken(request_id, attempt)
         yield Lost(request_id, I0, "instance i-0 died", None)
         yield Found(request_id)
         yield Refused(request_id, I1, "no", rng.random() < 0.8, attempt, None)
@@ -286,6 +319,11 @@ class History:
                 self.ends[request.request_id] = []
             case Delivered(request_id, token_ids) if request_id in self.live:
                 self.live[request_id].outputs += token_ids
+                self.live[request_id].is_taken = True
+            case Taken(request_id, attempt) if request_id in self.live:
+                live = self.live[request_id]
+                if self.machine.state(request_id) is CopyState.STANDBY:
+                    live.is_taken |= attempt == live.attempt
             case Dispatched(dispatch):
                 self.asked.discard(dispatch.request_id)
             case NotDispatched(request_id) | NotSent(request_id):
@@ -311,6 +349,7 @@ class History:
             case Send(request=request):
                 live = self.live[request.request_id]
                 live.attempt += 1
+                live.is_taken = False
                 assert instruction.replay.attempt == live.attempt
                 assert (instruction.frames, list(instruction.outputs)) == (
                     live.frames,
@@ -319,7 +358,8 @@ class History:
             case RecordLoss(request_id, loss):
                 assert loss.num_replays <= self.machine.config.max_replays
                 live = self.live[request_id]
-                assert loss.num_replays == live.num_replays + isinstance(event, Lost)
+                counts = isinstance(event, Lost) and live.is_taken
+                assert loss.num_replays == live.num_replays + counts
                 live.num_replays = loss.num_replays
             case RecordFound(request_id, num_replays):
                 self.live[request_id].num_replays = num_replays

@@ -29,6 +29,7 @@ from controller.runtime.messages.requests import (
     DispatchUnused,
     DispatchWithdrawn,
     Refused,
+    ReplayTaken,
     RequestRefused,
     RequestsAnswered,
     RequestsAsked,
@@ -238,6 +239,8 @@ class Frontend:
                 self.machine.replays.config = config
             case RequestsAsked():
                 self._answer(body)
+            case ReplayTaken(request_id=request_id, attempt=attempt):
+                self._take(replay.Taken(request_id, attempt))
             case RequestRefused(
                 request_id=request_id, message=message, retryable=retryable, attempt=attempt
             ):

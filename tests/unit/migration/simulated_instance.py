@@ -49,7 +49,7 @@ from controller.runtime.messages.move_messages import (
     ReliefOrdered,
     RoomOrdered,
 )
-from controller.runtime.messages.requests import DispatchUnused, RequestRefused
+from controller.runtime.messages.requests import DispatchUnused, ReplayTaken, RequestRefused
 from tests.unit.migration.simulated_engine import BLOCK_SIZE, Output, SimulatedEngine
 from tests.unit.migration.simulated_messages import (
     CONTROLLER,
@@ -497,6 +497,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
             refused = RequestRefused(add.request_id, why, True, add.epoch.attempt)
             self.tell(add.frontend, refused)
         elif add.epoch.attempt:
+            self.tell(add.frontend, ReplayTaken(add.request_id, add.epoch.attempt))
             self._num_entries += 1
             self.entering[self._num_entries] = add
             came = reentry.Came(

@@ -14,6 +14,7 @@ from controller.runtime.messages.requests import (
     OutputItem,
     OutputsEmitted,
     OutputsUnread,
+    ReplayTaken,
     RequestRefused,
 )
 from tests.unit.runtime.fake_engine import decode_outputs, request_frames, tokens_of
@@ -61,6 +62,7 @@ async def next_item(bed: Bed) -> tuple[OutputItem, list[int]]:
 @pytest.mark.parametrize("num_outputs", [0, 1, 5])
 async def test_it_goes_on_from_its_outputs(bed: Bed, num_outputs: int) -> None:
     send(bed, num_outputs)
+    assert await bed.f0.receive(ReplayTaken) == ReplayTaken("r", 1)
     for index in range(num_outputs, 8):
         item, tokens = await next_item(bed)
         assert (item.attempt, item.hop, item.first_index) == (1, 0, index)

@@ -29,6 +29,7 @@ from controller.runtime.messages.requests import (
     RankChangeAsked,
     RankSet,
     Refused,
+    ReplayTaken,
     RequestRefused,
     RequestsAsked,
 )
@@ -154,12 +155,25 @@ async def test_it_is_replayed_as_often_as_allowed(network: FakeNetwork) -> None:
         await bed.know()  # it comes back
         add, _ = await dispatch(bed, there)
         assert add.attempt == number + 1
-        bed.accept(3 + number, T[3 + number : 4 + number], epoch=(add.attempt, 0))
+        bed.say(ReplayTaken("r", add.attempt))
+        await settle()
     await lose(bed, "i-1")
     assert "it was replayed as often as allowed" in why_failed(bed)
     record = bed.book.find("r")
     assert record is not None
     assert (record.num_replays, record.not_replayable) == (3, "too_often")
+
+
+@virtual_time
+async def test_instances_that_were_dead_already_count_for_nothing(network: FakeNetwork) -> None:
+    bed = await running(network)
+    for lost, there in [("i-0", "i-1"), ("i-1", "i-0")] * 3:
+        await lose(bed, lost)
+        await bed.know()
+        await dispatch(bed, there)
+    record = bed.book.find("r")
+    assert record is not None
+    assert (record.num_replays, record.instance_id) == (1, "i-0")
 
 
 @virtual_time
