@@ -172,6 +172,18 @@ class MoveTable(Generic[Away, Here]):
         moves = self.incoming.values()
         return any(move.request_id == request_id and not move.machine.over for move in moves)
 
+    def is_outdated(self, request_id: str, attempt: int, here: Epoch | None) -> bool:
+        """Whether a later attempt of the request runs here, leaves or arrives. `here`: the epoch in
+        which it runs on this instance, if it does. An order to run an attempt may be under way for
+        seconds; meanwhile the request may have been replayed elsewhere and moved to here."""
+        epochs = [FIRST_EPOCH if here is None else here]
+        if (away := self.under_way(request_id)) is not None:
+            epochs.append(away.epoch)
+        for move in self._arriving.values():
+            if move.request_id == request_id and not move.machine.over:
+                epochs.append(move.epoch)
+        return max(epochs).attempt > attempt
+
     def handed_on(self, request_id: str, epoch: Epoch) -> bool:
         """Whether another instance has the request in a later hop of this attempt, or may have
         it."""

@@ -330,6 +330,11 @@ class Serving:
         if add.incarnation != self._member.incarnation:
             self.refuse(add, "its instance has restarted; send it again", retryable=True)
             return
+        live = self.requests.get(add.request_id)
+        here = None if live is None else live.epoch
+        if self.instance_moves.is_outdated(add.request_id, add.attempt, here):
+            self._thread.account(add.dispatch_seq)
+            return
         if add.attempt > 0:
             self.send(add.reply_to, ReplayTaken(add.request_id, add.attempt))
             self._reentries.take(add, payload)

@@ -496,6 +496,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
             why = "its instance has restarted; send it again"
             refused = RequestRefused(add.request_id, why, True, add.epoch.attempt)
             self.tell(add.frontend, refused)
+        elif self.is_outdated(add.request_id, add.epoch.attempt, self._epoch_here(add.request_id)):
+            self.account(add.seq)
         elif add.epoch.attempt:
             self.tell(add.frontend, ReplayTaken(add.request_id, add.epoch.attempt))
             self._num_entries += 1
@@ -509,6 +511,10 @@ class Instance(MoveTable[Outgoing, Incoming]):
             self.live[asked.request_id] = Live(asked, FIRST_EPOCH, [], add.frontend)
             self.account(add.seq)
             self.between_steps(lambda: self.engine.add(asked))
+
+    def _epoch_here(self, request_id: str) -> Epoch | None:
+        live = self.live.get(request_id)
+        return None if live is None else live.epoch
 
     def _reenter(self, event: reentry.Event) -> None:
         for instruction in self.reentry.handle(event, self.now_s):

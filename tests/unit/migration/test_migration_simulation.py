@@ -48,6 +48,12 @@ def test_no_history_breaks_a_rule(group: int) -> None:
         run_seed(seed)
 
 
+def test_an_attempt_that_comes_after_a_later_one() -> None:
+    """The first attempt was on its way for six seconds. Meanwhile the request was replayed
+    elsewhere and moved to where the first attempt then came."""
+    run_seed(29516)
+
+
 def test_the_same_seed_gives_the_same_history() -> None:
     for seed in range(3):
         first, second = run_seed(seed), run_seed(seed)

@@ -106,6 +106,23 @@ async def test_an_old_attempt_is_stopped_and_not_the_new_one(bed: Bed) -> None:
     bed.engine.go_on()
 
 
+@pytest.mark.parametrize("late", [0, 1])
+async def test_an_attempt_that_comes_after_a_later_one_is_not_run(bed: Bed, late: int) -> None:
+    bed.engine.hold()
+    send(bed, 3, attempt=2, max_tokens=12)
+    bed.engine.allow(1)
+    await next_item(bed)
+    send(bed, 0, attempt=late, seq=9, max_tokens=12)
+    await settle()
+    bed.engine.go_on()
+    for index in range(4, 12):
+        item, tokens = await next_item(bed)
+        assert (item.attempt, item.first_index, tokens) == (2, index, T[index : index + 1])
+    await bed.status(lambda s: s.last_dispatch_seq == 9 and s.snapshot.num_free_blocks == 64)
+    assert [taken.attempt for taken in bed.f0.received(ReplayTaken)] == [2]
+    bed.engine.check()
+
+
 async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:
     compiling: Future[None] = Future()
     bed.engine.moves.compiles["r"] = compiling
