@@ -517,7 +517,6 @@ class Commanding:
             self._show_setting(command.argument)
 
     def _show_setting(self, key: str) -> None:
-
         def told(found: SettingList | None, error: Exception | None) -> None:
             if found is None:
                 self._say_why(error)

@@ -91,16 +91,7 @@ FORMS = dict(named(each.typed) for each in ACTIONS if each.typed)
 _ACTION_IDS = {named(each.typed)[0]: each.action_id for each in ACTIONS if each.typed}
 _SECOND_WORDS = [name.split() for name in FORMS if " " in name]
 """Names of two words."""
-FORMER = {
-    "autoscale": "scale auto",
-    "evacuate": "drain --remove",
-    "explain": "requests",
-    "get": "set",
-    "undrain": "uncordon",
-    "wait": "status --wait",
-}
-"""Names that commands had before, which still work."""
-ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests", **FORMER}
+ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests"}
 ELSEWHERE = {
     "up": "it starts another cluster, in a shell",
     "down": "it would end what is shown here: type it in a shell",
@@ -222,13 +213,9 @@ def complete(text: str, known: Known) -> Completion:
     name, given = split(head)
     if not name:
         names = known.offered or known.names
-        words = [
-            each
-            for each in names
-            if each.startswith(word)
-            and each.split()[0] not in {other for other in names if other != each}
-        ]
-        return Completion(head, tuple(sorted(words)), "command")
+        offered = [each for each in names if " " not in each or each.split()[0] not in names]
+        words = sorted(each for each in offered if each.startswith(word))
+        return Completion(head, tuple(words), "command")
     seconds = [two for first, two in _SECOND_WORDS if word and (first, given) == (name, [])]
     if begun := [each for each in seconds if each.startswith(word)]:
         return Completion(head, tuple(begun), "command")

@@ -1,4 +1,4 @@
-"""`llumctl record-traffic`: what is in its file, how it ends, and what it refuses."""
+"""`llumctl record --traffic`: what is in its file, how it ends, and what it refuses."""
 
 import json
 import os

@@ -51,8 +51,9 @@ ASK_AGAIN_S = 0.25
 MAX_REFUSALS = 6
 AFTER_REFUSAL_S = 0.05
 MAX_NOT_TAKEN = 16
-"""So many replays in a row that no instance has taken do not count: more than a host has instances.
-A request whose engine dies of it before the instance's answer is on its way ends by this."""
+"""How many replays in a row, none of them taken by an instance, do not count against `max_replays`.
+It is more than a host has instances, so the death of a host ends no request. It is bounded because
+a request may kill each engine before the instance's answer leaves."""
 
 
 class CopyState(StrEnum):
@@ -370,8 +371,8 @@ class _Copy:
     state: CopyState = CopyState.STANDBY
     attempt: int = 0
     is_taken: bool = True
-    """Whether an instance has said that it has this attempt. The first one is always taken for
-    that: no instance answers it before its first token."""
+    """Whether an instance has said that it has this attempt. It is true of the first attempt from
+    the start, because an instance answers that one only with its first token."""
     num_not_taken: int = 0
     """Losses in a row of attempts that were not taken; at most MAX_NOT_TAKEN."""
     num_replays: int = 0

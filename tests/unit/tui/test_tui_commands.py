@@ -54,12 +54,11 @@ KNOWN = Known(
         ("i i-2", "instance", ("i-2",)),
         ("  sort   wait ", "sort", ("wait",)),
         ("set scheduler.policy", "set", ("scheduler.policy",)),
-        ("get scheduler.policy", "set", ("scheduler.policy",)),
-        ("explain r1", "requests", ("r1",)),
-        ("undrain i-1", "uncordon", ("i-1",)),
-        ("evacuate i-1", "evacuate", ("i-1",)),
-        ("autoscale on", "autoscale", ("on",)),
-        ("wait ready", "wait", ("ready",)),
+        ("requests r1", "requests", ("r1",)),
+        ("uncordon i-1", "uncordon", ("i-1",)),
+        ("drain --remove i-1", "evacuate", ("i-1",)),
+        ("scale auto on", "autoscale", ("on",)),
+        ("status --wait ready", "wait", ("ready",)),
     ],
 )
 def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) -> None:
