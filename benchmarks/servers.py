@@ -20,8 +20,7 @@ import psutil
 from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, free_port
 from benchmarks.process_groups import end_session, no_interrupts, session_members
-from controller.api.client import ControlClient
-from controller.api.connection import DEFAULT_TIMEOUT_S
+from controller.api.client import DEFAULT_TIMEOUT_S, ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.main.machine.processes import processes_of, sweep

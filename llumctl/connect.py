@@ -68,8 +68,7 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
 
         return ControlClient(cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT)
     state = running(cluster)
-    from controller.api.client import ControlClient
-    from controller.api.connection import UNREACHABLE_HINT
+    from controller.api.client import UNREACHABLE_HINT, ControlClient
     from controller.api.state import run_state
 
     hint = UNREACHABLE_HINT

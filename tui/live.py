@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from controller.api.client import Connect, Follower
+from controller.api.client import Lost as StreamLost
 from controller.api.errors import LlumctlError, NotRunningError
-from controller.api.following import Connect, Follower
-from controller.api.following import Lost as StreamLost
 from controller.api.recording import RecordingWriter
 from controller.api.state import audit
 from controller.api.wire.requests import LIVE_STATES

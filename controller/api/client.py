@@ -1,17 +1,42 @@
-"""The typed client of the control API: the command line and the dashboard share it."""
+"""The typed client of a controller's HTTP API, which the command line and the dashboard share, and
+the follower of its watch stream. Every failure is an error that says what went wrong, why, and
+which command to try next."""
 
+import getpass
+import platform
 import secrets
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
+import httpx
 from pydantic import ValidationError
 
-from controller.api.connection import Answer, ControlConnection
-from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
+from controller.api.errors import (
+    AnswerLostError,
+    ConflictError,
+    LastInstanceError,
+    LlumctlError,
+    NoSuchCallError,
+    NotDrainingError,
+    NotFoundError,
+    NotRollingError,
+    RefusedError,
+    TimedOutError,
+    UnderWayError,
+    UnreachableError,
+    UsageError,
+)
 from controller.api.operations.on_cluster import SettingList
 from controller.api.operations.on_instances import DrainList
+from controller.api.operations.order import Order, Report, Wanted
 from controller.api.operations.table import OperationList
+from controller.api.version import upgrade_command
+from controller.api.wire.base import SCHEMA_VERSION, AnswerModel, ErrorBody, WireModel
 from controller.api.wire.requests import (
     EventPage,
     Explanation,
@@ -21,14 +46,118 @@ from controller.api.wire.requests import (
     RequestState,
 )
 from controller.api.wire.status import ClusterStatus, RollingReport, StopProgress, StopRequest
-from controller.api.wire.stream import Frame, MemberLog, TrafficBatch, TrafficRequest
+from controller.api.wire.stream import (
+    AbsurdFigureError,
+    EventFrame,
+    Frame,
+    FrameReader,
+    GapFrame,
+    MemberLog,
+    StatusFrame,
+    TrafficBatch,
+    TrafficRequest,
+    check_figures,
+)
 
-if TYPE_CHECKING:  # a command that only looks needs no orders
-    from controller.api.operations.order import Order, Report, Wanted
+DEFAULT_TIMEOUT_S = 5.0
+# The controller pings an idle stream every second.
+STREAM_SILENCE_S = 5.0
+# The controller closes an idle connection after 5 s. A call that meets a closing connection gets no
+# answer, so the client gives its connections up well before.
+IDLE_CONNECTION_S = 2.0
+RETRY_S = 0.5
+"""From the loss of a watch stream to the next try."""
+UNREACHABLE_HINT = "llumctl down      then      llumctl up"
+
+_BY_STATUS: dict[int, type[LlumctlError]] = {
+    401: RefusedError,
+    403: RefusedError,
+    404: NotFoundError,
+    409: ConflictError,
+    504: TimedOutError,
+}
+
+_BY_CODE: dict[str, type[LlumctlError]] = {
+    code: kind
+    for kind, codes in (
+        (UsageError, "bad_setting no_such_level"),
+        (
+            RefusedError,
+            "ended key_reused leaving max_instances min_instances no_instances no_room"
+            " not_dispatched not_serving not_started recorded_already rolling same_instance"
+            " stopping unschedulable",
+        ),
+        (ConflictError, "ambiguous plan_changed revision_conflict"),
+        (LastInstanceError, "last_instance"),
+        (NoSuchCallError, "no_such_call"),
+        (NotDrainingError, "not_draining"),
+        (NotRollingError, "not_rolling"),
+        (UnderWayError, "under_way"),
+    )
+    for code in codes.split()
+}
+"""The code of an answer counts before its status: some answers with 409 are refusals and not
+conflicts."""
+
+_CUT_OFF = (httpx.ReadError, httpx.RemoteProtocolError)
+_ANSWER_LOST = (*_CUT_OFF, httpx.ReadTimeout)
+"""After these errors the controller may have done what was asked."""
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL)
+
+Params = Mapping[str, str | int | float | list[str]]
+Answer = TypeVar("Answer", bound=AnswerModel)
 
 
-class ControlClient(ControlConnection):
-    """The calls of the control API by name."""
+class ControlClient:
+    """The calls of one controller by name. Every failure is a LlumctlError with the exit code of
+    its kind.
+
+    The client ignores the environment's proxies and follows no redirect: the token goes to the
+    controller and nowhere else. It is not thread-safe across `close`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        unreachable_hint: str = UNREACHABLE_HINT,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`unreachable_hint`: what to try if no controller answers."""
+        self._url = base_url.rstrip("/")
+        self._unreachable_hint = unreachable_hint
+        self._timeout_s = timeout_s
+        try:
+            self._http = httpx.Client(
+                base_url=self._url,
+                headers={"Authorization": f"Bearer {token}", "X-Llumctl-Actor": actor()},
+                timeout=timeout_s,
+                limits=httpx.Limits(keepalive_expiry=IDLE_CONNECTION_S),
+                trust_env=False,
+                verify=_certificates(base_url),
+                follow_redirects=False,
+                transport=transport,
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UnreachableError(
+                f"{base_url[:100]!r} is no address of a controller: {error}", unreachable_hint
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
 
     def status(self) -> ClusterStatus:
         return self._call(ClusterStatus, "GET", "/v1/status")
@@ -37,7 +166,7 @@ class ControlClient(ControlConnection):
         return self._call(StopProgress, "POST", "/v1/stop", request)
 
     def events(self, after: str = "", limit: int = 1000) -> EventPage:
-        """The oldest `limit` events after a position; "" begins with the oldest kept."""
+        """The oldest `limit` events after a position; "" begins with the oldest kept event."""
         return self._call(EventPage, "GET", "/v1/events", params={"after": after, "limit": limit})
 
     def requests(
@@ -48,8 +177,8 @@ class ControlClient(ControlConnection):
         *,
         movable: bool = False,
     ) -> RequestList:
-        """Live requests and those that ended lately, in any state if `states` is empty. `movable`:
-        the instances are asked which requests could move now."""
+        """Live requests and those that ended lately, in any state if `states` is empty. With
+        `movable` the instances are asked which requests could move now."""
         params: dict[str, str | int | list[str]] = {"limit": limit, "state": list(states)}
         if movable:
             params["movable"] = "true"
@@ -58,14 +187,14 @@ class ControlClient(ControlConnection):
         return self._call(RequestList, "GET", "/v1/requests", params=params)
 
     def request(self, reference: str) -> RequestDetail:
-        """`reference`: an id, the client's id or a unique beginning. Raises NotFoundError,
+        """`reference`: an id, the client's id or a unique beginning of an id. Raises NotFoundError,
         ConflictError."""
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
 
     def whole_id(self, reference: str, *, any_choice: bool = False) -> str:
-        """The id by which an order names the request that `request` finds by this reference.
-        `any_choice`: of the choices of one client's request any will do. Raises what `request`
-        does."""
+        """The whole id, by which orders name a request, of the request that `request` finds by this
+        reference. `any_choice`: if the reference names several choices of one client's request, any
+        of them will do. Raises what `request` raises."""
         path = f"/v1/requests/{quote(reference, safe='')}/id"
         params = {"any_choice": "true"} if any_choice else None
         return self._call(RequestName, "GET", path, params=params).request_id
@@ -76,13 +205,13 @@ class ControlClient(ControlConnection):
         return self._call(Explanation, "GET", path)
 
     def member_log(self, member_id: str, lines: int = 100) -> MemberLog:
-        """The last lines of a member's log. Raises NotFoundError where the controller's machine
-        has none."""
+        """The last lines of a member's log. Raises NotFoundError if the controller's machine does
+        not have this log."""
         path = f"/v1/members/{quote(member_id, safe='')}/log"
         return self._call(MemberLog, "GET", path, params={"lines": lines})
 
     def answer(self, answer: type[Answer], key: str) -> Answer:
-        """What the call with this key was answered; asking changes nothing.
+        """The answer to the call that had this key; asking changes nothing.
 
         Raises:
             LlumctlError: whatever that call raised.
@@ -91,16 +220,16 @@ class ControlClient(ControlConnection):
         """
         return self._call(answer, "GET", f"/v1/answers/{quote(key, safe='')}")
 
-    def send(self, order: "Order[Wanted, Report]", *, key: str = "") -> "Report":
-        """Gives an order, or asks for its dry run. Returns when it is carried out, or has begun if
-        it goes on without this client; a move is over then, however it ended.
+    def send(self, order: Order[Wanted, Report], *, key: str = "") -> Report:
+        """Gives an order, or asks for its dry run. Returns when the order is carried out, or when
+        it has begun if it goes on without this client. A move is over then, however it ended.
 
-        One whose answer is lost is sent again where that has no other effect; a caller that gave
-        the key asks for the answer instead (`answer`).
+        If the answer is lost, the order is sent again, provided that this has no other effect. A
+        caller that gives the `key` asks for the answer itself (`answer`).
 
         Raises:
             NotFoundError: there is no such instance, or no request with that whole id.
-            RefusedError: it cannot be carried out now, or would change nothing.
+            RefusedError: the order cannot be carried out now, or would change nothing.
             ConflictError: the cluster's spec has another revision.
             TimedOutError: a move is not over in its time, and goes on.
         """
@@ -125,7 +254,7 @@ class ControlClient(ControlConnection):
         return self._call(DrainList, "GET", "/v1/drains")
 
     def operations(self, limit: int = 20) -> OperationList:
-        """What operators did lately, the newest first, and what takes each back."""
+        """What operators did lately, the newest first, and the order that undoes each operation."""
         params = {"limit": limit}
         return self._call(OperationList, "GET", "/v1/operations", params=params)
 
@@ -135,28 +264,36 @@ class ControlClient(ControlConnection):
     def watch(
         self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
     ) -> Iterator[Frame]:
-        """Yields frames as they come, for ever: statuses every `status_every_s` (None: none) and
-        events after a position ("latest": only new ones, "": from the oldest kept).
+        """Yields frames as they come, for ever: a status every `status_every_s` (None: no
+        statuses), and the events after a position ("latest": only new events, "": from the oldest
+        kept event).
 
         Raises:
-            UnreachableError: nothing, not even a ping, came for 5 s, the stream ended, it is no
-                stream of llumctl's, or has absurd figures. Of an event that has some, and of one
-                that cannot be read, a gap is told instead.
+            UnreachableError: nothing, not even a ping, came for 5 s; the stream ended; it is not a
+                stream of llumctl; or it has absurd figures. An event that has absurd figures or
+                cannot be read is replaced by a gap instead.
         """
         params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
         if status_every_s is not None:
             params["status_every_s"] = status_every_s
         reader = FrameReader()
         for line in self._lines("GET", "/v1/watch", params=params):
-            if (frame := self._frame(reader, line)) is not None:
+            try:
+                frame = reader.read(line.encode())
+            except AbsurdFigureError as error:
+                raise self._bad_answer(error) from error
+            except ValueError as error:
+                raise self._stranger() from error
+            if frame is not None:
                 yield frame
 
     def traffic(self, wanted: TrafficRequest) -> Iterator[TrafficBatch]:
-        """Records the traffic from now on, for ever: yields what has ended, at least once a second.
+        """Records the traffic from now on, for ever: at least once a second it yields the requests
+        that have ended.
 
         Raises:
             RefusedError: another recording is on.
-            UnreachableError: nothing came for 5 s, or the stream ended or is none of llumctl's.
+            UnreachableError: nothing came for 5 s, the stream ended, or it is not one of llumctl.
         """
         for line in self._lines("POST", "/v1/traffic", body=wanted):
             try:
@@ -169,10 +306,224 @@ class ControlClient(ControlConnection):
             self._check_schema(batch.schema_version)
             yield batch
 
-    def _frame(self, reader: FrameReader, line: str) -> Frame | None:
+    def _call(
+        self,
+        answer: type[Answer],
+        method: str,
+        path: str,
+        body: WireModel | None = None,
+        params: Params | None = None,
+        timeout_s: float | None = None,
+        *,
+        repeatable: bool = False,
+        key: str = "",
+    ) -> Answer:
+        """`timeout_s`: None takes the client's own. The controller recognises a repeated call by
+        its `key`. If the answer is lost, a `repeatable` call is sent again."""
+        timeout_s = timeout_s or self._timeout_s
+        response = self._send(method, path, body, params, timeout_s, repeatable, key)
+        if not response.is_success:
+            raise self._refusal(response)
         try:
-            return reader.read(line.encode())
+            check_figures(response.content)
+            parsed = answer.model_validate_json(response.content)
         except AbsurdFigureError as error:
-            raise self._bad_answer(error) from error
-        except ValueError as error:
+            raise self._bad_answer(error, lost=method != "GET") from error
+        except ValidationError as error:
+            self._check_schema(_schema_version(response.content))
             raise self._stranger() from error
+        self._check_schema(parsed.schema_version)
+        return parsed
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: WireModel | None,
+        params: Params | None,
+        timeout_s: float,
+        repeatable: bool,
+        key: str,
+    ) -> httpx.Response:
+        headers = {"Idempotency-Key": key} if key else {}
+        request = self._http.build_request(
+            method, path, params=params, timeout=timeout_s, **_content(body, headers)
+        )
+        sent_again = _CUT_OFF if method == "GET" else _ANSWER_LOST if repeatable else ()
+        try:
+            try:
+                return self._http.send(request)
+            except sent_again:
+                return self._http.send(request)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            lost = method != "GET" and not isinstance(error, _NEVER_SENT)
+            raise self._unreachable(error, timeout_s, lost=lost) from error
+
+    def _lines(
+        self, method: str, path: str, params: Params | None = None, body: WireModel | None = None
+    ) -> Iterator[str]:
+        """The lines of a stream, without empty ones."""
+        timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENCE_S)
+        try:
+            with self._http.stream(
+                method, path, params=params, timeout=timeout, **_content(body, {})
+            ) as stream:
+                if not stream.is_success:
+                    stream.read()
+                    raise self._refusal(stream)
+                for line in stream.iter_lines():
+                    if line:
+                        yield line
+        except httpx.TimeoutException as error:
+            raise UnreachableError(
+                f"the controller at {self._url} said nothing for {STREAM_SILENCE_S:g} s",
+                self._unreachable_hint,
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        raise UnreachableError(
+            f"the controller at {self._url} ended the stream", self._unreachable_hint
+        )
+
+    def _unreachable(
+        self, error: Exception, timeout_s: float = 0.0, *, lost: bool = False
+    ) -> UnreachableError:
+        why = f"cannot be reached: {str(error) or type(error).__name__}"
+        if isinstance(error, httpx.TimeoutException):
+            why = f"did not answer within {timeout_s:g} s"
+        kind = AnswerLostError if lost else UnreachableError
+        return kind(f"the controller at {self._url} {why}", self._unreachable_hint)
+
+    def _bad_answer(self, error: Exception, *, lost: bool = False) -> UnreachableError:
+        kind = AnswerLostError if lost else UnreachableError
+        return kind(f"bad answer of the controller at {self._url}: {error}", self._unreachable_hint)
+
+    def _stranger(self) -> UnreachableError:
+        return UnreachableError(
+            f"what answers at {self._url} is not a controller of llumctl", self._unreachable_hint
+        )
+
+    def _refusal(self, response: httpx.Response) -> LlumctlError:
+        kind = _BY_STATUS.get(response.status_code, LlumctlError)
+        try:
+            body = ErrorBody.model_validate_json(response.content)
+        except ValidationError:
+            return kind(
+                f"{self._url} answered {response.status_code} {response.reason_phrase}",
+                self._unreachable_hint,
+            )
+        return _BY_CODE.get(body.code, kind)(body.message, body.hint)
+
+    def _check_schema(self, version: int) -> None:
+        if version > SCHEMA_VERSION:
+            raise LlumctlError(
+                f"the controller at {self._url} speaks a newer schema"
+                f" ({version}, this llumctl knows {SCHEMA_VERSION})",
+                upgrade_command(),
+            )
+
+
+def _content(body: WireModel | None, headers: dict[str, str]) -> dict[str, Any]:
+    """The arguments with which httpx sends this body."""
+    if body is None:
+        return {"headers": headers}
+    headers = {"Content-Type": "application/json", **headers}
+    return {"headers": headers, "content": body.model_dump_json()}
+
+
+def actor() -> str:
+    """The caller's name for the audit log: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the user has no entry in the password file, and no variable
+        user = "unknown"
+    return f"{user}@{platform.node()}".encode("ascii", "replace").decode()
+
+
+def _certificates(url: str) -> bool | ssl.SSLContext:
+    """Loads no certificates for plain http, which saves 36 ms of each command."""
+    return url.startswith("https:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _schema_version(body: bytes) -> int:
+    """The schema of an answer that this llumctl cannot parse; our own if the answer names none."""
+    try:
+        return AnswerModel.model_validate_json(body).schema_version
+    except ValidationError:
+        return SCHEMA_VERSION
+
+
+Connect = Callable[[], ControlClient]
+"""Makes a client from the cluster's present run state; raises LlumctlError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The stream ended or could not be opened. The follower tries again until a frame comes."""
+
+    error: LlumctlError
+
+
+class Follower:
+    """Follows the watch stream across lost connections and new controllers. After a loss it goes on
+    from the last event.
+
+    A daemon thread that nobody waits for reads the stream, so that a controller that hangs delays
+    neither the listener nor the program's end. The thread calls `hear` with each frame and each
+    loss. While `hear` blocks, nothing is read, and TCP slows the controller down.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        hear: Callable[[Frame | Lost], None],
+        *,
+        after: str = "latest",
+        status_every_s: float | None = 1.0,
+    ) -> None:
+        self._connect = connect
+        self._hear = hear
+        self._after = after
+        self._status_every_s = status_every_s
+        self._stopped = threading.Event()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def start(self) -> None:
+        threading.Thread(target=self._follow, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """From now on `hear` is called for no further frame. Does not wait for the thread."""
+        self._stopped.set()
+
+    def _follow(self) -> None:
+        while not self.stopped:
+            try:
+                self._listen()
+            except LlumctlError as error:
+                self._lose(error)
+            except Exception as error:  # any other error is reported too, and the stream retried
+                self._lose(LlumctlError(f"unexpected {type(error).__name__}: {error}"))
+            self._stopped.wait(RETRY_S)
+
+    def _listen(self) -> None:
+        with self._connect() as client:
+            for frame in client.watch(after=self._after, status_every_s=self._status_every_s):
+                if self.stopped:
+                    return
+                self._remember(frame)
+                self._hear(frame)
+
+    def _lose(self, error: LlumctlError) -> None:
+        if not self.stopped:
+            self._hear(Lost(error))
+
+    def _remember(self, frame: Frame) -> None:
+        if isinstance(frame, EventFrame):
+            self._after = frame.event.position or self._after
+        elif isinstance(frame, GapFrame):
+            self._after = frame.position or self._after
+        elif isinstance(frame, StatusFrame) and self._after == "latest":
+            self._after = frame.status.last_event or self._after

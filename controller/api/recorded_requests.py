@@ -9,10 +9,10 @@ from its prompt. The instance that was kept for it is in the status.
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError
 from controller.api.explain import explain, held_back
-from controller.api.following import Connect
 from controller.api.recording import RecordingWriter
 from controller.api.wire.requests import (
     LIVE_STATES,
@@ -24,6 +24,9 @@ from controller.api.wire.requests import (
 )
 from controller.api.wire.status import ClusterStatus, HeldPlaceStatus
 from controller.api.wire.stream import RequestBegan, RequestsFrame, RequestStands
+
+if TYPE_CHECKING:  # a replay needs no client
+    from controller.api.client import Connect
 
 EVERY_S = 5.0
 """What runs gets tokens all the time, so each request costs some 36 bytes whenever it is told; and
@@ -77,7 +80,7 @@ class RequestNumbers:
 class RequestRecorder:
     """Asks for the requests and records them, on a daemon thread that nobody waits for."""
 
-    def __init__(self, connect: Connect, writer: RecordingWriter) -> None:
+    def __init__(self, connect: "Connect", writer: RecordingWriter) -> None:
         self._connect = connect
         self._writer = writer
         self._numbers = RequestNumbers()

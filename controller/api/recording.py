@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, Self
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.api.frames import MAX_FIGURE, figure, parse_frame
 from controller.api.state import user_files
 from controller.api.version import own_version, upgrade_command
 from controller.api.wire.base import WireModel
 from controller.api.wire.requests import Event
-from controller.api.wire.stream import EventFrame, Frame
+from controller.api.wire.stream import MAX_FIGURE, EventFrame, Frame, figure, parse_frame
 
 RECORDING_VERSION = 1
 MAX_LINE_BYTES = 16 << 20

@@ -15,8 +15,7 @@ from pathlib import Path
 from controller.adapters.files.state_files import INCARNATION_FILE, SPEC_FILE
 from controller.adapters.ray.head_watch import RECONNECT_DEFAULT_S, RECONNECT_VARIABLE, HeadWatch
 from controller.adapters.ray.ray_starts import noted_processes
-from controller.api.client import ControlClient
-from controller.api.connection import actor
+from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.api.state.audit import DOWN, AuditLog

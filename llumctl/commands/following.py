@@ -30,7 +30,7 @@ def follow(
         NotRunningError: the cluster was stopped.
         LlumctlError: the controller answers, and refuses.
     """
-    from controller.api.following import Follower, Lost
+    from controller.api.client import Follower, Lost
 
     heard: queue.Queue[Frame | Lost] = queue.Queue(MAX_HEARD)
     follower = Follower(

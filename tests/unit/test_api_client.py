@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import controller
-from controller.api import connection
+from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import AnswerLostError, LlumctlError, UnreachableError
 from controller.api.operations.on_cluster import Scale, ScaleRequest, SetSettings, SettingsPatch
@@ -258,7 +258,7 @@ def test_a_newer_schema_that_does_not_fit_asks_for_an_upgrade_too() -> None:
 
 def test_an_answer_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpx.Response, "json", None)
-    monkeypatch.setattr(connection, "_schema_version", None)
+    monkeypatch.setattr(client_module, "_schema_version", None)
     with client(answering(200, STATUS)) as control:
         assert control.status().cluster == "c1"
 
@@ -375,4 +375,4 @@ def test_every_refusal_is_a_kind_of_its_own() -> None:
     """Otherwise it is told as a conflict: look again, though looking again would not help."""
     found = set(refusal_codes())
     assert {"stopping", "max_instances", "ended", "revision_conflict", "ambiguous"} <= found
-    assert found <= set(connection._BY_CODE)
+    assert found <= set(client_module._BY_CODE)

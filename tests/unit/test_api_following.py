@@ -6,9 +6,9 @@ from typing import Self
 
 import pytest
 
-from controller.api import following
+from controller.api import client as client_module
+from controller.api.client import Follower, Lost
 from controller.api.errors import LlumctlError, UnreachableError
-from controller.api.following import Follower, Lost
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from tests.unit.cli_support import cluster
 from tests.unit.fake_controller import event, until
@@ -53,7 +53,7 @@ class FakeClient:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "RETRY_S", 0.001)
+    monkeypatch.setattr(client_module, "RETRY_S", 0.001)
 
 
 def follow(client: FakeClient, num_asked: int, after: str = "latest") -> list[Frame | Lost]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from controller.api import following
+from controller.api import client as client_module
 from controller.api.state import run_state
 from llumctl.app import run
 from llumctl.commands import events as events_command
@@ -147,7 +147,7 @@ def test_gaps_are_said(fake: FakeController, capsys: Captured, after: str, words
 def test_following_survives_a_restart_and_ends_with_the_cluster(
     fake: FakeController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "RETRY_S", 0.02)
+    monkeypatch.setattr(client_module, "RETRY_S", 0.02)
     seen: list[str] = []
     said: list[str] = []
     monkeypatch.setattr(output, "emit", seen.append)
@@ -177,7 +177,7 @@ def test_following_survives_a_restart_and_ends_with_the_cluster(
 def test_a_lost_connection_neither_repeats_nor_skips(
     fake: FakeController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "RETRY_S", 0.02)
+    monkeypatch.setattr(client_module, "RETRY_S", 0.02)
     seen: list[str] = []
     said: list[str] = []
     monkeypatch.setattr(output, "emit", seen.append)

@@ -91,7 +91,6 @@ def test_what_talks_to_a_controller_imports_nothing_heavy() -> None:
         "llumctl.commands.status_table",
         "llumctl.commands.record",
         "controller.api.client",
-        "controller.api.following",
         "controller.api.recording",
     )
     script = f"import sys, {', '.join(names)}; print(sorted(sys.modules))"

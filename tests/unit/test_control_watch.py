@@ -13,11 +13,17 @@ import httpx
 import pytest
 
 from controller.adapters.http.cluster_view import cluster_status
-from controller.api.frames import parse_frame
 from controller.api.state.audit import AuditLog
 from controller.api.wire.requests import EventPage, RequestDetail, RequestList
 from controller.api.wire.status import ClusterStatus
-from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
+from controller.api.wire.stream import (
+    EventFrame,
+    Frame,
+    GapFrame,
+    PingFrame,
+    StatusFrame,
+    parse_frame,
+)
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested

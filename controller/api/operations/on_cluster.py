@@ -8,7 +8,7 @@ the epoch unless the name says for how long; `revision` counts the changes of th
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
@@ -22,7 +22,16 @@ from controller.api.operations.on_instances import (
     departure,
     would_move,
 )
-from controller.api.operations.order import Awaited, Danger, End, OnCluster, Order, Outcome, Plan
+from controller.api.operations.order import (
+    Awaited,
+    Controller,
+    Danger,
+    End,
+    OnCluster,
+    Order,
+    Outcome,
+    Plan,
+)
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.text import rolling_words
 from controller.api.text.autoscale_words import RELEASE
@@ -37,10 +46,6 @@ from controller.api.wire.base import (
     WireModel,
 )
 from controller.api.wire.status import RollingReport
-
-if TYPE_CHECKING:
-    from controller.api.client import ControlClient
-
 
 ALL = "all"
 """What an operator types to restart the last instance that serves, too."""
@@ -130,7 +135,7 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
     def question(self) -> str:
         return f"Scale {'to ' if self.wanted.change is None else ''}{self._number}?"
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         """The order names the instances that would go, so that no others do."""
         report = client.send(self.dry())
         if not (report.added or report.undrained or report.draining):
@@ -232,7 +237,7 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
         command = "llumctl restart --rolling"
         return f"{command} --force" if self.wanted.force else command
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         """Where no other instance would serve, it is done only by a typed word."""
         name, asked = "", self.dry()
         try:
@@ -262,7 +267,7 @@ class StopRolling(OnCluster[RollingStopRequest, RollingReport]):
     deed = "restart --stop"
     command = "llumctl restart --stop"
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         left = " ".join(report.left) or "none"
         lines = (rolling_words.progress(report), f"these would keep their process: {left}")
@@ -393,7 +398,7 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
     def question(self) -> str:
         return f"Set {assignments(self.wanted.changes.items())}?"
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         if not report.changes:
             return Plan(("it is so already",), None)

@@ -6,13 +6,14 @@ seconds since the epoch; `revision` counts the changes of the cluster's spec.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from controller.api.errors import LastInstanceError
 from controller.api.operations.order import (
     Awaited,
+    Controller,
     Danger,
     End,
     OnInstance,
@@ -26,10 +27,6 @@ from controller.api.text.quantities import duration, printable
 from controller.api.text.status_words import no_requests
 from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
 from controller.api.wire.status import ClusterStatus, InstanceState
-
-if TYPE_CHECKING:
-    from controller.api.client import ControlClient
-
 
 Given = TypeVar("Given", bound=Order[Any, Any])
 OnDeadline = Literal["keep", "abort"]
@@ -117,7 +114,7 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
     undone_by = "undrain"
     under_way = "is being drained"
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         """The last instance is emptied only by its name."""
         name, asked = "", self.dry()
         try:
@@ -198,7 +195,7 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
     report = DrainReport
     undone_by = "drain"
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         return Plan((f"{self.instance_id} would get requests again",), self.at(report.revision))
 
@@ -272,7 +269,7 @@ class Marking(OnInstance[Wanted, Marked]):
         orders = super().of_each(targets, wanted)
         return _together(orders) if cls.marks else orders
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         """The last instance that would serve is marked only by its name."""
         name, asked, said = "", self.dry(), self.mark.replace("_", " ")
         try:

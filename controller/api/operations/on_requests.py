@@ -4,17 +4,14 @@ The compatibility rules are those of `controller.api.wire.base`.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.api.operations.order import Danger, OnRequest, Order, Outcome, Plan
+from controller.api.operations.order import Controller, Danger, OnRequest, Order, Outcome, Plan
 from controller.api.text.quantities import latency, sized
 from controller.api.wire.base import AnswerModel, OrderModel, Reason, SettingValue, WireModel
 from controller.api.wire.requests import MoveStage, RequestState
-
-if TYPE_CHECKING:
-    from controller.api.client import ControlClient
 
 
 class MigrateRequest(OrderModel):
@@ -119,7 +116,7 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
         """The controller answers when the move is over, or that it goes on."""
         return self.wanted.timeout_s
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         if report.plan is None or report.outcome != "would_move":
             why = report.why or report.code or report.outcome
@@ -196,7 +193,7 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
     def title(self) -> str:
         return f"priority {self.request_id} {self.wanted.level}"
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         """Needed for what takes a change back: else the level is chosen and set at once."""
         report = client.send(self.dry())
         lines = [f"{self.request_id}: {report.previous} -> {report.level}"]
@@ -243,7 +240,7 @@ class Abort(OnRequest[AbortRequest, AbortReport]):
     report = AbortReport
     keyed = True
 
-    def plan(self, client: "ControlClient") -> Plan[Order[Any, Any]]:
+    def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         where = f" on {report.instance_id}" if report.instance_id else ""
         facts = [f"{report.state}{where}", f"{report.num_output_tokens} tokens written"]

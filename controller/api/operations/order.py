@@ -10,17 +10,12 @@ that goes on after its answer is read from the statuses that come anyway (`progr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 
 from controller.api.text import rolling_words
 from controller.api.wire.base import AnswerModel, OrderModel, SettingValue
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
-
-if TYPE_CHECKING:
-    from controller.api.client import ControlClient
-    from controller.api.operations.table import Undo
-
 
 Wanted = TypeVar("Wanted", bound=OrderModel)
 Report = TypeVar("Report", bound=AnswerModel)
@@ -91,6 +86,14 @@ class Plan(Generic[Given]):
     """What an operator must type to have it; empty: `y` is enough."""
 
 
+class Controller(Protocol):
+    """What a plan asks of a controller; `controller.api.client` does it over HTTP."""
+
+    def status(self) -> ClusterStatus: ...
+
+    def send(self, order: "Order[Wanted, Report]", *, key: str = "") -> Report: ...
+
+
 class Order(Generic[Wanted, Report]):
     """The columns of the row stand first; `wanted` is of one order."""
 
@@ -143,9 +146,9 @@ class Order(Generic[Wanted, Report]):
         return [cls.of(each, wanted or cls.body()) for each in targets]
 
     @classmethod
-    def taking_back(cls, undo: "Undo") -> Self:
-        """The order of this kind that an operation's `undo` names."""
-        return cls.of(undo.target, cls.body.model_validate(cls.bringing_back(undo.previous)))
+    def taking_back(cls, target: str, previous: Mapping[str, SettingValue]) -> Self:
+        """The order of this kind that brings the previous values back."""
+        return cls.of(target, cls.body.model_validate(cls.bringing_back(previous)))
 
     @classmethod
     def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
@@ -217,7 +220,7 @@ class Order(Generic[Wanted, Report]):
     def dry(self) -> Self:
         return self.but(dry_run=True)
 
-    def plan(self, client: "ControlClient") -> "Plan[Order[Any, Any]]":
+    def plan(self, client: Controller) -> "Plan[Order[Any, Any]]":
         """Raises LlumctlError if the order would be refused."""
         raise NotImplementedError
 

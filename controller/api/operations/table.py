@@ -88,7 +88,7 @@ def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
 
 
 def taking_back(undo: Undo) -> Order[Any, Any]:
-    return ORDERS[undo.kind].taking_back(undo)
+    return ORDERS[undo.kind].taking_back(undo.target, undo.previous)
 
 
 def words(undo: Undo) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.api import following
+from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
@@ -43,7 +43,7 @@ class Listener:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "RETRY_S", 0.02)
+    monkeypatch.setattr(client_module, "RETRY_S", 0.02)
 
 
 @pytest.fixture
