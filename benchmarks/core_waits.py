@@ -1,7 +1,7 @@
 """How long engines waited for a core that other programs had, by Linux's account of each thread.
 
 On a machine with other work a real engine's steps last longer by these waits, which neither a
-profile (`controller.main.profile.measure`) nor the simulator has.
+profile (`controller.main.profile.engine_process`) nor the simulator has.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ KNOWN_COMMANDS = {
     "dashboard": "ray dashboard",
     "runtime_env": "ray agent",
     "monitor.py": "ray monitor",
-    "controller.main.head": "head",
+    "controller.main.roles": "head",
     " up ": "up",
 }
 

@@ -21,7 +21,7 @@ from controller.api.state import run_state
 from controller.api.state.audit import DOWN, AuditLog
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import StopRequest
-from controller.main.machine import log_folders, temp_folder
+from controller.main.machine import run_folders
 from controller.main.machine.processes import Session, end, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE, own_environment
 from controller.main.plan import FILE as PLAN_FILE
@@ -126,8 +126,8 @@ def tear_down(
     folder = run_state.state_path(state.cluster)
     sweep(state.nonce, session_of(state))
     if keep_ray_logs:
-        log_folders.copy_ray_logs(state.temp_dir, folder / "logs")
-    if left := temp_folder.remove(state.temp_dir, state.nonce):
+        run_folders.copy_ray_logs(state.temp_dir, folder / "logs")
+    if left := run_folders.remove_temp(state.temp_dir, state.nonce):
         progress(f"{state.temp_dir} is left as it is: {left}")
     ours = (PLAN_FILE, TOKEN_FILE, run_state.VIEW_TOKEN_FILE, SPEC_FILE, INCARNATION_FILE)
     for file in ours:

@@ -42,7 +42,7 @@ from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
 from controller.main.down import note, present_grace_s, session_of, tear_down
-from controller.main.machine import capacity, log_folders, temp_folder
+from controller.main.machine import capacity, run_folders
 from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
 from controller.main.machine.processes import (
     no_interrupts,
@@ -58,7 +58,7 @@ from controller.runtime.messages.members import IMPORTING, LAUNCHING
 Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
 STAY_POLL_S = 1.0
-HEAD_COMMAND = (sys.executable, "-P", "-m", "controller.main.head")
+HEAD_COMMAND = (sys.executable, "-P", "-m", "controller.main.roles")
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACKS = ("127.0.0.1", "::1")
 FIRST_WORD_S = 5.0
@@ -132,7 +132,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     preflight.check_threads(choices["num_instances"], choices["num_frontends"])
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
-    log_folders.put_aside(log_dir)
+    run_folders.put_aside(log_dir)
     nonce = secrets.token_hex(8)
     return ClusterPlan(
         settings=settings,
@@ -149,7 +149,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         nonce=nonce,
         state_dir=str(state_dir),
         log_dir=str(log_dir),
-        temp_dir=str(temp_folder.make(nonce)),
+        temp_dir=str(run_folders.make_temp(nonce)),
     )
 
 
@@ -419,7 +419,7 @@ def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str
         return f"the controller (its last start failed: {reason})"
     if (log_dir / "controller.log").exists():
         return "the controller"
-    logs = log_folders.session_logs(temp_dir)
+    logs = run_folders.session_logs(temp_dir)
     if (logs / "raylet.out").exists():
         return "Ray, whose node joins its head and starts the controller's process"
     if (logs / "gcs_server.out").exists():

@@ -68,10 +68,10 @@ def profile(
         ("cluster", "instances"): ("--instances", instances),
     }
     settings, origins = settings_module.load_with_origins(config, flags, engine_arg or [])
-    from controller.main.profile import profile_file, run
+    from controller.main.profile import run
 
     path = file or Path(f"{_file_stem(settings.cluster.model)}.toml")
-    wanted = run.Wanted(path, force, rounds, profile_file.parse_given(set_ or []))
+    wanted = run.Wanted(path, force, rounds, run.parse_given(set_ or []))
     with settings_module.located(origins):
         found = run.run(settings, wanted, output.say)
     output.emit(_text(found, colours=output.use_colours(sys.stdout)))
@@ -90,7 +90,7 @@ HEADER = ("KIND", "WORK", "MEASURED", "FITTED", "ERROR")
 
 def _text(found: "Profiled", *, colours: bool) -> str:
     """Points as measured and as fitted, the fit's error, the rest."""
-    from controller.main.profile.profile_file import work
+    from controller.main.profile.run import work
 
     profile = found.profile
     rows = [

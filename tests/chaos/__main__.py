@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.process_groups import signals_interrupt
 from controller.api.errors import LlumctlError
-from controller.main.machine import temp_folder
+from controller.main.machine import run_folders
 from tests import footprints
 from tests.chaos import streams
 from tests.chaos.balance import Ends, Incarnations, imbalance
@@ -152,7 +152,7 @@ class Chaos:
 
     def _keep_logs(self, cluster: Cluster, nodes: RayNodes | None, number: int) -> None:
         """The members' and Ray's, as they are after a turn with something wrong."""
-        own = Path(cluster.temp_dir) / temp_folder.RAY / "session_latest" / "logs"
+        own = Path(cluster.temp_dir) / run_folders.RAY / "session_latest" / "logs"
         target = RESULTS / f"seed-{self.options.seed}-turn-{number}"
         for name, source in (
             ("members", cluster.state_dir / "logs"),

@@ -10,9 +10,14 @@ import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine import MAX_TRIAL_TOKEN_ID, TrialRequests, VllmEngine
-from controller.main.profile.engine_process import sizes_of
-from controller.main.profile.link import measure_link
-from controller.main.profile.measure import DrivenEngine, Grid, chunks_of, measure
+from controller.main.profile.engine_process import (
+    DrivenEngine,
+    Grid,
+    chunks_of,
+    measure,
+    measure_link,
+    sizes_of,
+)
 from controller.main.profile.points import EngineSizes, fit
 
 

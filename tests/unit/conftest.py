@@ -13,7 +13,7 @@ FUZZ = "tests/unit/fuzz/"
 SWEPT = ("seed", "hold")
 """Parameters that run one test many times: a simulation by its seeds, a fault in each phase that a
 move is held in."""
-NOT_STARTED = {"controller.main.head", "ray", "vllm"}
+NOT_STARTED = {"controller.main.roles", "ray", "vllm"}
 _homes = itertools.count()
 
 

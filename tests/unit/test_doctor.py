@@ -15,13 +15,12 @@ from controller.api.state import run_state
 from controller.api.wire.status import Check, CheckResult
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
-from controller.main.doctor import resources as doctor_resources
-from controller.main.machine import capacity, temp_folder
+from controller.main.machine import capacity, run_folders
 from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, remember
 
 Captured = pytest.CaptureFixture[str]
-GIB = doctor_resources.GIB
+GIB = doctor.GIB
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "an instance needs 4 GPUs, this machine has 2" in doctor.gpu_check(gpus, alone).what
     wrong = Settings(engine={"tensor_parallel_size": 0})
     assert verdict(doctor.gpu_check(gpus, wrong)) == ("fail", True)
-    memory_row = doctor_resources.memory_check(wrong, num_gpus=2, already_running=False)
+    memory_row = doctor.memory_check(wrong, num_gpus=2, already_running=False)
     assert memory_row.what.startswith("not judged: ")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [check.what for check in doctor.run(two) if check.name == "gpu"] == [
@@ -141,13 +140,13 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(64 * GIB, "ok"), (int(3.5 * GIB), "warn"), (GIB, "fail")],
 )
 def test_memory(available: int, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (doctor_resources, preflight):
+    for module in (doctor, preflight):
         monkeypatch.setattr(module, "available_bytes", lambda: available)
-    check = doctor_resources.memory_check(Settings(), num_gpus=0, already_running=False)
+    check = doctor.memory_check(Settings(), num_gpus=0, already_running=False)
     assert check.result == result
     if result == "warn":
         assert check.cure == "llumctl up -n 1"
-    running = doctor_resources.memory_check(Settings(), num_gpus=0, already_running=True)
+    running = doctor.memory_check(Settings(), num_gpus=0, already_running=True)
     assert running.result is CheckResult.OK
 
 
@@ -162,8 +161,8 @@ def test_it_judges_the_instances_that_up_would_start(
         local = Settings(cluster=ClusterTable(model=str(tmp_path)), engine=engine)
         planned = preflight.planned(local)
         up_s = preflight.check_memory(planned.engine_args, planned.num_instances)
-        assert doctor_resources.instance_memory(local, planned) == up_s
-    told = doctor_resources.memory_check(
+        assert doctor.instance_memory(local, planned) == up_s
+    told = doctor.memory_check(
         Settings(cluster=ClusterTable(model="/none")), num_gpus=0, already_running=False
     )
     assert told.result is CheckResult.WARN
@@ -189,24 +188,24 @@ def test_ports() -> None:
         holder.listen()
         port = holder.getsockname()[1]
         settings = Settings(endpoint=EndpointTable(port=port), control=ControlTable(port=port))
-        busy, _ = doctor_resources.port_checks(settings, None)
+        busy, _ = doctor.port_checks(settings, None)
         assert verdict(busy) == ("fail", True)
         assert f"llumctl up --port {port % 65535 + 1}" in busy.cure
         ours = remember(f"http://127.0.0.1:{port}")
-        checks = doctor_resources.port_checks(settings, ours)
+        checks = doctor.port_checks(settings, ours)
         assert {check.result for check in checks} == {CheckResult.OK}
-    assert doctor_resources.port_check("p", "127.0.0.1", port, "--port").result is CheckResult.OK
+    assert doctor.port_check("p", "127.0.0.1", port, "--port").result is CheckResult.OK
 
 
 def test_an_address_of_another_machine() -> None:
-    check = doctor_resources.port_check("p", "192.0.2.1", 8000, "--port")
+    check = doctor.port_check("p", "192.0.2.1", 8000, "--port")
     assert check.cure == "set the host to an address of this machine"
 
 
 def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor_resources.shm_check(str(tmp_path / "none")).result is CheckResult.WARN
-    monkeypatch.setattr(doctor_resources, "SHM_LEAST_BYTES", 1 << 60)
-    assert verdict(doctor_resources.shm_check(str(tmp_path))) == ("warn", True)
+    assert doctor.shm_check(str(tmp_path / "none")).result is CheckResult.WARN
+    monkeypatch.setattr(doctor, "SHM_LEAST_BYTES", 1 << 60)
+    assert verdict(doctor.shm_check(str(tmp_path))) == ("warn", True)
 
 
 def test_state_folder() -> None:
@@ -310,7 +309,7 @@ def test_the_model_cache(
 
 
 def test_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)
+    monkeypatch.setattr(run_folders, "MAX_RAY_BYTES", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert doctor.temp_dir_check().what == str(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,10 @@ import pytest
 
 from controller.api.settings.settings import ClusterTable, Settings
 from controller.api.wire.status import Check, CheckResult
-from controller.main.doctor import doctor, nodes, probe
+from controller.main.checks.preflight import GIB
+from controller.main.doctor import doctor, probe
+from controller.main.doctor.doctor import Wanted, node_checks
 from controller.main.doctor.gather import Gpu, NodeFacts, Questions, RayFacts, Versions
-from controller.main.doctor.nodes import Wanted, node_checks
-from controller.main.doctor.resources import GIB
 
 OURS = Versions(
     python="3.11.7", ray="2.60.0", llumctl="1.0 abcd", vllm="0.32.0", torch="2.13.0+cu130"
@@ -225,14 +225,14 @@ def test_other_sources_have_another_fingerprint(
     ],
 )
 def test_how_asking_may_end(script: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "COMMAND", (sys.executable, "-c", script))
-    monkeypatch.setattr(nodes, "TIMEOUT_S", 1.0 if "sleep" in script else 30.0)
-    assert nodes.facts_of("192.0.2.1:6379", Questions()).problem == problem
+    monkeypatch.setattr(doctor, "COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(doctor, "TIMEOUT_S", 1.0 if "sleep" in script else 30.0)
+    assert doctor.facts_of("192.0.2.1:6379", Questions()).problem == problem
 
 
 def test_no_node_is_asked_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(nodes, "ask", lambda _: asked.append("asked") or [])
+    monkeypatch.setattr(doctor, "ask_nodes", lambda _: asked.append("asked") or [])
     assert doctor.ray_checks(Settings()) == []
     with socket.create_server(("127.0.0.1", 0)) as ray:
         address = f"127.0.0.1:{ray.getsockname()[1]}"

@@ -12,7 +12,7 @@ import pytest
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.log_rotation import NUM_OLD, old_file, turn_over
 from controller.api.state.log_tail import LogTail
-from controller.main.machine import log_folders
+from controller.main.machine import run_folders
 
 PATIENCE_S = 30.0
 MAX_BYTES = 20_000
@@ -161,8 +161,8 @@ def test_a_new_run_keeps_the_logs_of_the_last_one(tmp_path: Path, runs: int) -> 
     for number in range(runs):
         for name in f"i-{number}.log", f"i-{number}.log.1", "head.log":
             (tmp_path / name).write_text(f"{number}")
-        log_folders.put_aside(tmp_path)
-    log_folders.put_aside(tmp_path)
+        run_folders.put_aside(tmp_path)
+    run_folders.put_aside(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["previous", "ray"]
     kept = {path.name: path.read_text() for path in (tmp_path / "previous").iterdir()}
     last = str(runs - 1)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("words", [("-m", "controller.main.head"), ("-m", "vllm", "serve")])
+@pytest.mark.parametrize("words", [("-m", "controller.main.roles"), ("-m", "vllm", "serve")])
 def test_a_unit_test_that_starts_an_engine_fails(words: tuple[str, ...]) -> None:
     with pytest.raises(AssertionError, match="a unit test started"):
         subprocess.Popen([sys.executable, *words])

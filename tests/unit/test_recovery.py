@@ -11,7 +11,7 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.main import down
-from controller.main.machine import temp_folder
+from controller.main.machine import run_folders
 from controller.main.machine.processes import processes_of
 from controller.main.machine.ray_environment import NONCE_VARIABLE
 from controller.main.plan import FILE, ClusterPlan, state_of
@@ -26,11 +26,11 @@ def made() -> Iterator[ClusterPlan]:
     """The plan of cluster `default`, in its state folder."""
     folder = run_state.state_dir("default")
     made = plan(folder).model_copy(
-        update={"nonce": NONCE, "temp_dir": str(temp_folder.make(NONCE))}
+        update={"nonce": NONCE, "temp_dir": str(run_folders.make_temp(NONCE))}
     )
     (folder / FILE).write_text(made.model_dump_json())
     yield made
-    temp_folder.remove(made.temp_dir, NONCE)
+    run_folders.remove_temp(made.temp_dir, NONCE)
 
 
 @pytest.fixture

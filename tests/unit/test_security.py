@@ -188,7 +188,7 @@ def test_own_ray_wants_a_token_and_serves_no_dashboard(tmp_path: Path) -> None:
     assert token.read_text() not in str(found)
     calls = [
         node
-        for node in ast.walk(tree(ROOT / "controller/main/head.py"))
+        for node in ast.walk(tree(ROOT / "controller/main/roles.py"))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "ray.init"
     ]
     options = [{word.arg: ast.unparse(word.value) for word in call.keywords} for call in calls]

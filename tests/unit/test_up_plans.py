@@ -15,7 +15,7 @@ from controller.api.state import run_state
 from controller.api.state.audit import AuditLog
 from controller.main import emulation, up
 from controller.main.checks import preflight
-from controller.main.machine import temp_folder
+from controller.main.machine import run_folders
 from controller.main.plan import ClusterPlan, state_of
 from tests.e2e.cluster import free_ports
 from tests.unit.cli_support import cluster
@@ -31,7 +31,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Clust
     plans: list[ClusterPlan] = []
     yield plans
     for plan in plans:
-        temp_folder.remove(plan.temp_dir, plan.nonce)
+        run_folders.remove_temp(plan.temp_dir, plan.nonce)
 
 
 EMULATED = Settings.model_validate({"cluster": {"engine": "emulated"}})

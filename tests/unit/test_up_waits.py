@@ -14,8 +14,8 @@ from controller.api.errors import LlumctlError, TimedOutError
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import ClusterStatus, InstanceState
 from controller.main import up
-from controller.main.machine import log_folders
-from controller.main.machine.temp_folder import RAY
+from controller.main.machine import run_folders
+from controller.main.machine.run_folders import RAY
 from controller.main.plan import state_of
 from controller.main.up import Patience, awaited
 from tests.unit.cli_support import cluster, instance
@@ -43,7 +43,7 @@ def test_what_is_waited_for(tmp_path: Path) -> None:
         return awaited(status, tmp_path, "n", str(tmp_path))
 
     assert what() == "Ray"
-    logs = log_folders.session_logs(str(tmp_path))
+    logs = run_folders.session_logs(str(tmp_path))
     logs.mkdir(parents=True)
     (logs / "gcs_server.out").write_text("")
     assert what() == "Ray, whose head comes up"
@@ -113,7 +113,7 @@ def test_a_time_out_names_what_was_waited_for(
 def test_ray_s_logs_are_kept_bounded_and_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_folders, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(run_folders, "MAX_FILE_BYTES", 10)
     session = tmp_path / "t" / RAY / "session_2026"
     (session / "logs").mkdir(parents=True)
     (session.parent / "session_latest").symlink_to(session)
@@ -122,10 +122,10 @@ def test_ray_s_logs_are_kept_bounded_and_private(
     (session / "logs" / "empty.out").write_text("")
     (session / "logs" / "link.out").symlink_to("/etc/hostname")
     logs = tmp_path / "logs"
-    log_folders.copy_ray_logs(str(tmp_path / "t"), logs)
-    log_folders.copy_ray_logs(str(tmp_path / "t"), logs)
+    run_folders.copy_ray_logs(str(tmp_path / "t"), logs)
+    run_folders.copy_ray_logs(str(tmp_path / "t"), logs)
     kept = {path.name: path.read_text() for path in (logs / "ray").iterdir()}
     assert kept == {"gcs_server.out": "...\n56789 died", "raylet.out": "short"}
     assert {path.stat().st_mode & 0o777 for path in (logs / "ray").iterdir()} == {0o600}
-    log_folders.copy_ray_logs(str(tmp_path / "none"), logs)
+    run_folders.copy_ray_logs(str(tmp_path / "none"), logs)
     assert (logs / "ray" / "raylet.out").exists(), "no new ones: the old ones stay"

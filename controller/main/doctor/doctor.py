@@ -1,18 +1,28 @@
 """Finds what would keep a cluster from starting on this machine, and the cure.
 
-`doctor` starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata
-tells enough) and takes well under 2 s. With the address of a Ray it asks that Ray's nodes too, by
-a process of its own (`nodes.py` and `gather.py` here).
+`doctor` starts no cluster, leaves nothing behind, imports neither Ray, torch nor vLLM (their
+metadata tells enough) and takes well under 2 s. Given the address of a Ray, it also checks that
+Ray's nodes: a process of its own asks them (`gather.py`), and `node_checks` judges the answers.
 """
 
+import errno
 import importlib.util
+import ipaddress
 import os
+import shutil
+import socket
 import stat
+import subprocess
 import sys
-import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from controller.adapters.embedded_model import folder_of as embedded_folder
+from pydantic import ValidationError
+
+from controller.adapters.embedded_model import folder_of
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
@@ -23,19 +33,46 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
-from controller.main.checks.preflight import check_vllm_version, installed
-from controller.main.doctor.resources import memory_check, port_checks, row, shm_check
-from controller.main.machine import temp_folder
+from controller.main.checks.preflight import (
+    GIB,
+    InstanceMemory,
+    Planned,
+    check_vllm_version,
+    installed,
+)
+from controller.main.doctor import gather, probe
+from controller.main.doctor.gather import NodeFacts, Questions, RayFacts, Versions
+from controller.main.machine import run_folders
+from controller.main.machine.capacity import (
+    FRONTEND_BYTES,
+    available_bytes,
+    default_frontends,
+    num_cores,
+)
+from controller.main.machine.ray_environment import own_environment
 
+OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
 PYTHON_OLDEST = (3, 11)
 RAY_OLDEST = (2, 54)
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PROBE_TIMEOUT_S = 0.7
 PROBE_NONCE = "doctor"
-PROBE_BYTES = 1 << 16
-"""About the size of a start's files."""
-
-OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
+RAY_BYTES = GIB
+"""Ray's head processes and the controller."""
+HUB_TIMEOUT_S = 1.0
+SHM_LEAST_BYTES = GIB // 2
+COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.gather")
+TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S
+"""Ray itself gives up joining after 30 s or so."""
+MAX_NAMED = 6
+"""Nodes that a row names; the others are counted."""
+MAX_CLOCK_SKEW_S = 0.1
+"""No decision compares clocks of two nodes. An instance's TTFT, the history of a request and the
+times of events do, and a TTFT is some 0.1 s."""
+LEAST_OPEN_FILES = 4096
+"""A member's inbox takes 2,048 connections of strangers before it closes the oldest; its clients,
+peers and files come on top."""
+AUTO = "auto"
 
 
 def run(settings: Settings) -> list[Check]:
@@ -60,6 +97,14 @@ def run(settings: Settings) -> list[Check]:
         *ray_checks(settings),
         state_check,
     ]
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def row(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
+    return Check(name=name, result=result, what=what, cure=cure)
 
 
 def python_check() -> Check:
@@ -153,7 +198,7 @@ def options_check(settings: Settings) -> Check:
 def state_dir_check(cluster: str) -> Check:
     name = "state folder"
     path = run_state.state_path(cluster)
-    if problem := _unwritable(path):
+    if problem := probe.unwritable(str(path)):
         return row(name, FAIL, problem, "XDG_STATE_HOME=<a folder of yours>")
     for entry in (path.parent, path, path / "run.json"):
         if entry.exists() and (exposed := _not_private(entry)):
@@ -165,10 +210,10 @@ def temp_dir_check() -> Check:
     """Makes a temporary folder and removes it, as nothing else would tell."""
     name = "temporary folder"
     try:
-        folder = temp_folder.make(PROBE_NONCE)
+        folder = run_folders.make_temp(PROBE_NONCE)
     except LlumctlError as error:
         return row(name, FAIL, error.message, error.hint)
-    temp_folder.remove(str(folder), PROBE_NONCE)
+    run_folders.remove_temp(str(folder), PROBE_NONCE)
     return row(name, OK, str(folder.parent))
 
 
@@ -176,9 +221,9 @@ def cache_dir_check(settings: Settings) -> Check:
     name, path = "model cache", preflight.cache_dir()
     if settings.cluster.model != EMBEDDED_MODEL:
         return row(name, OK, "not needed: only the embedded model is made here")
-    if embedded_folder(path).is_dir():
+    if folder_of(path).is_dir():
         return row(name, OK, str(path))
-    if problem := _unwritable(path):
+    if problem := probe.unwritable(str(path)):
         return row(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
     return row(name, OK, f"{path} (not made yet)")
 
@@ -188,9 +233,7 @@ def ray_checks(settings: Settings) -> list[Check]:
     checks = ray_address_checks(settings.cluster.ray_address)
     if any(check.result is not OK for check in checks) or not checks:
         return checks
-    from controller.main.doctor.nodes import ask
-
-    return [*checks, *ask(settings)]
+    return [*checks, *ask_nodes(settings)]
 
 
 def ray_address_checks(address: str | None) -> list[Check]:
@@ -201,19 +244,6 @@ def ray_address_checks(address: str | None) -> list[Check]:
     except LlumctlError as error:
         return [row("ray address", FAIL, error.message, error.hint)]
     return [row("ray address", OK, f"{address} answers")]
-
-
-def _unwritable(path: Path) -> str:
-    """Why `up` could not make the folder or files in it; empty if it can. Tries it in the nearest
-    folder that exists, as permissions do not tell of a full disk, of a file system that is
-    read-only or takes no files, and allow root everything."""
-    nearest = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
-    try:
-        with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest) as folder:
-            (Path(folder) / "probe").write_bytes(bytes(PROBE_BYTES))
-    except OSError as error:
-        return f"{nearest} cannot be written: {error.strerror}"
-    return ""
 
 
 def _not_private(path: Path) -> tuple[str, str] | None:
@@ -265,3 +295,408 @@ def release(version: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) -> Check:
+    """By an estimate, so it only warns unless not even one instance fits."""
+    name = "memory"
+    available = available_bytes()
+    if already_running:
+        return row(name, OK, f"{gib(available)} left beside the running cluster")
+    try:
+        planned = preflight.planned(settings, num_gpus)
+    except LlumctlError as error:
+        return row(name, WARN, f"not judged: {error.message}", error.hint)
+    instances, memory = planned.num_instances, instance_memory(settings, planned)
+    each = memory.num_bytes
+    wanted = settings.cluster.frontends
+    frontends = wanted or default_frontends(num_cores(), available - instances * each)
+    rest = frontends * FRONTEND_BYTES + RAY_BYTES
+    needed = instances * each + rest
+    what = f"{gib(available)} available, about {gib(needed)} needed by {instances} instances"
+    if memory.unknown:
+        what = f"{what}, without their weights: {memory.unknown}"
+    if available < each + rest:
+        return row(name, FAIL, what, "free memory, or choose a smaller model")
+    if available < needed:
+        fits = max(1, (available - rest) // each)
+        return row(name, WARN, what, f"llumctl up -n {fits}")
+    if memory.unknown:
+        cure = f"compare the size of its weights with {gib(available - needed)}"
+        return row(name, WARN, what, cure)
+    return row(name, OK, what)
+
+
+def instance_memory(settings: Settings, planned: Planned) -> InstanceMemory:
+    """Of an instance that `up` would start: as `up` judges it, but nothing is made or fetched for
+    it, and the hub has less time to answer."""
+    if emulation.is_emulated(settings):
+        return InstanceMemory(emulation.INSTANCE_BYTES)
+    folder = preflight.local_folder(settings.cluster.model)
+    args = planned.engine_args | {"model": str(folder or settings.cluster.model)}
+    return preflight.instance_memory(args, num_gpus=planned.num_gpus, hub_timeout_s=HUB_TIMEOUT_S)
+
+
+def shm_check(path: str = "/dev/shm") -> Check:
+    name = "shared memory"
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return row(name, WARN, f"{path}: {error.strerror}", "mount a tmpfs there")
+    what = f"{path}: {gib(usage.free)} free of {gib(usage.total)}"
+    if usage.free < SHM_LEAST_BYTES:
+        return row(
+            name,
+            WARN,
+            f"{what}: Ray's object store falls back to slow files",
+            "docker run --shm-size=2g      or      delete what fills it",
+        )
+    return row(name, OK, what)
+
+
+def port_checks(settings: Settings, running: RunState | None) -> list[Check]:
+    """Ports must be free, or held by our own running cluster."""
+    endpoint, control = settings.endpoint, settings.control
+    wanted = (
+        ("endpoint port", endpoint.host, endpoint.port, "--port"),
+        ("control port", control.host, control.port, "--control-port"),
+    )
+    ours = set()
+    if running is not None:
+        ours = {urlsplit(running.endpoint_url).port, urlsplit(running.control_url).port}
+    return [
+        row(name, OK, f"{port} is held by our running cluster")
+        if port in ours
+        else port_check(name, host, port, flag)
+        for name, host, port, flag in wanted
+    ]
+
+
+def port_check(name: str, host: str, port: int, flag: str) -> Check:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return row(name, FAIL, f"{host}:{port}: {error.strerror}", _cure(error, port, flag))
+    return row(name, OK, f"{host}:{port} is free")
+
+
+def _cure(error: OSError, port: int, flag: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        other = port % 65535 + 1
+        return f"llumctl up {flag} {other}      or find the holder: ss -ltnp 'sport = :{port}'"
+    if error.errno == errno.EACCES:
+        return f"llumctl up {flag} {port + 8000 if port <= 57535 else 8000}"
+    return "set the host to an address of this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the cluster is to be, as far as nodes are concerned."""
+
+    address: str
+    host: str
+    """`cluster.host`."""
+    num_instances: int
+    instance_bytes: int
+    num_gpus_per_instance: int
+    """0: instances ask Ray for none."""
+    ours: Versions
+    """Of the environment in which `up` would run."""
+    needs_vllm: bool
+    """Emulated instances do not."""
+    model: str
+
+
+def ask_nodes(settings: Settings) -> list[Check]:
+    """Takes some 5 s, and as long as `TIMEOUT_S` where nodes are silent. Leaves nothing behind."""
+    address = settings.cluster.ray_address or ""
+    return node_checks(facts_of(address, _questions(settings)), _wanted(settings, address))
+
+
+def facts_of(address: str, questions: Questions) -> RayFacts:
+    try:
+        done = subprocess.run(
+            [*COMMAND, address, questions.model_dump_json()],
+            # Ray puts this folder first in the sys.path of its workers.
+            cwd="/",
+            env=own_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return RayFacts(problem=f"it did not answer within {TIMEOUT_S:.0f} s")
+    lines = done.stdout.strip().splitlines()
+    try:
+        return RayFacts.model_validate_json(lines[-1] if lines else "")
+    except ValidationError:
+        words = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        return RayFacts(problem=words[-1][: gather.MAX_REASON_CHARS])
+
+
+def _questions(settings: Settings) -> Questions:
+    model, emulated = settings.cluster.model, emulation.is_emulated(settings)
+    log_dir = str(run_state.state_path(settings.cluster.name) / "logs")
+    if emulated:  # frontends read the model, and they run on this machine
+        return Questions(log_dir=log_dir)
+    if model == EMBEDDED_MODEL:
+        return Questions(model_folder=str(folder_of(preflight.cache_dir())), log_dir=log_dir)
+    if (path := preflight.local_folder(model)) is not None:
+        return Questions(model_folder=str(path.resolve()), log_dir=log_dir)
+    return Questions(hub_model=model, log_dir=log_dir)
+
+
+def _wanted(settings: Settings, address: str) -> Wanted:
+    gpus = preflight.num_gpus()
+    try:
+        planned = preflight.planned(settings, gpus)
+    except LlumctlError:  # another row says what is wrong; the nodes are judged all the same
+        planned = Planned(
+            gpus, min(gpus, 1), settings.cluster.instances or preflight.DEFAULT_CPU_INSTANCES, {}
+        )
+    return Wanted(
+        address=address,
+        host=settings.cluster.host,
+        num_instances=planned.num_instances,
+        instance_bytes=instance_memory(settings, planned).num_bytes,
+        num_gpus_per_instance=planned.num_gpus_per_instance,
+        ours=Versions(**probe.versions()),
+        needs_vllm=not emulation.is_emulated(settings),
+        model=settings.cluster.model,
+    )
+
+
+def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
+    """One row for each thing. Those about what nodes said are left out where none answered."""
+    if facts.problem:
+        return [_unreachable_ray(facts.problem, wanted.address)]
+    nodes = [node for node in facts.nodes if not node.problem]
+    first = _answers_check(facts.nodes)
+    if not nodes:
+        return [first]
+    return [
+        first,
+        _addresses_check(facts.nodes, wanted.host),
+        _version_check(nodes, wanted, "python"),
+        _version_check(nodes, wanted, "ray"),
+        _version_check(nodes, wanted, "llumctl"),
+        *(_version_check(nodes, wanted, kind) for kind in ("vllm", "torch") if wanted.needs_vllm),
+        _gpus_check(nodes, facts.num_free_gpus, wanted),
+        _model_check(nodes, wanted.model),
+        _logs_check(nodes),
+        _network_check(nodes),
+        _clocks_check(nodes),
+        _node_shm_check(nodes),
+        _node_memory_check(nodes, wanted),
+        _open_files_check(nodes),
+    ]
+
+
+def _unreachable_ray(problem: str, address: str) -> Check:
+    if "ersion mismatch" in problem:
+        cure = "install the same Ray and Python here as there, or the other way round"
+    elif "node" in problem and "head" not in problem.lower():
+        cure = f"ray start --address={address}      (this machine must be one of its nodes)"
+    else:
+        cure = f"ray status --address={address}      then ray start --address={address} here"
+    return row("nodes", FAIL, f"Ray at {address} cannot be joined: {problem}", cure)
+
+
+def _answers_check(nodes: tuple[NodeFacts, ...]) -> Check:
+    silent = {node.address: node.problem for node in nodes if node.problem}
+    cure = "there: ray stop, then ray start --address=... again; its logs are in /tmp/ray"
+    fine = f"{len(nodes)} answer: {_named(node.address for node in nodes)}"
+    return _judged("nodes", silent, fine, cure)
+
+
+def _addresses_check(nodes: tuple[NodeFacts, ...], host: str) -> Check:
+    """Members advertise Ray's address of their node, or `cluster.host`, to those of other nodes."""
+    name = "node addresses"
+    if len(nodes) == 1:
+        return row(name, OK, "one node")
+    local = {
+        node.address: "no other node can reach it" for node in nodes if _is_local(node.address)
+    }
+    if local:
+        return _judged(name, local, "", "ray start --node-ip-address=ADDRESS --address=... there")
+    doubled = [each for each, n in Counter(node.address for node in nodes).items() if n > 1]
+    if host != AUTO and not (len(doubled) == 1 and doubled[0] == host):
+        return row(
+            name,
+            FAIL,
+            f"cluster.host = {host!r} is one address, and {len(nodes)} nodes need one each",
+            'set cluster.host to "auto"',
+        )
+    return row(name, OK, "each can be named by the others")
+
+
+def _version_check(nodes: list[NodeFacts], wanted: Wanted, kind: str) -> Check:
+    ours = getattr(wanted.ours, kind)
+    wrong = {
+        node.address: f"has {found or 'none'}"
+        for node in nodes
+        if (found := getattr(node.versions, kind)) != ours
+    }
+    cures = {
+        "python": f"use Python {ours} there, for `ray start` too",
+        "ray": f"pip install ray=={ours} there, then ray stop and ray start",
+        "llumctl": "install the sources of this machine there, for the Python of `ray start`",
+        "vllm": f"install vLLM {ours} there",
+        "torch": f"install torch {ours} there",
+    }
+    return _judged(f"node {kind}", wrong, f"{ours} everywhere", cures[kind], f"here {ours}; ")
+
+
+def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
+    name, each = "node gpus", wanted.num_gpus_per_instance
+    total = sum(node.num_ray_gpus for node in nodes)
+    if not each:
+        if total and wanted.needs_vllm:
+            return row(
+                name,
+                WARN,
+                f"Ray has {total} GPUs, this machine none: instances would run on CPUs",
+                "llumctl up on a machine with GPUs",
+            )
+        return row(name, OK, "instances ask for none")
+    hidden = {
+        node.address: f"Ray hands out {node.num_ray_gpus} of {len(node.gpus)}"
+        for node in nodes
+        if node.num_ray_gpus > len(node.gpus)
+    }
+    if hidden:
+        return _judged(name, hidden, "", "ray start without --num-gpus there, and see nvidia-smi")
+    kinds = {node.address: _kinds(node) for node in nodes if node.gpus}
+    capabilities = {gpu.compute_capability for node in nodes for gpu in node.gpus}
+    if len(capabilities) > 1:
+        cure = "one cluster for each kind: engines on them choose other kernels and KV layouts"
+        return row(name, FAIL, f"of several compute capabilities: {_listed(kinds)}", cure)
+    places = sum(node.num_ray_gpus // each for node in nodes)
+    needed = f"{wanted.num_instances} instances of {each} each"
+    if places < wanted.num_instances:
+        what = f"{total} on {len(nodes)} nodes have place for {places}, not for {needed}"
+        return row(name, FAIL, what, f"llumctl up -n {places}" if places else "add nodes")
+    if num_free < wanted.num_instances * each:
+        what = f"{num_free} of {total} are free, not enough for {needed}"
+        return row(name, WARN, what, "ray status      says what has the others")
+    if len(set(kinds.values())) > 1 and len({k.split(" x ")[-1] for k in kinds.values()}) > 1:
+        what = f"of several kinds: {_listed(kinds)}"
+        return row(name, WARN, what, "the slowest kind sets what one instance can take")
+    return row(name, OK, f"{total}, enough for {needed}: {_listed(kinds)}")
+
+
+def _model_check(nodes: list[NodeFacts], model: str) -> Check:
+    name = "node model"
+    missing = {node.address: node.model_problem for node in nodes if node.model_problem}
+    if missing:
+        return _judged(name, missing, "", "copy the folder there, to the same path")
+    empty = {node.address: "not in its cache" for node in nodes if not node.model_is_cached}
+    cure = f"there: hf download {model}      or let each node fetch it at the start"
+    return _judged(name, empty, "every node has what it reads", cure, result=WARN)
+
+
+def _logs_check(nodes: list[NodeFacts]) -> Check:
+    wrong = {node.address: node.log_dir_problem for node in nodes if node.log_dir_problem}
+    cure = "let the user of `ray start` there write that folder, or set XDG_STATE_HOME here"
+    return _judged("node logs", wrong, "members can write them everywhere", cure)
+
+
+def _network_check(nodes: list[NodeFacts]) -> Check:
+    wrong = {}
+    for node in nodes:
+        for other, why in node.unreachable.items():
+            wrong[f"{node.address} to {other}"] = why
+    cure = "open all TCP ports between the nodes: members listen on ports that the system chooses"
+    pairs = len(nodes) * (len(nodes) - 1)
+    fine = f"all of {pairs} ways between {len(nodes)} nodes are open" if pairs else "one node"
+    return _judged("node network", wrong, fine, cure)
+
+
+def _clocks_check(nodes: list[NodeFacts]) -> Check:
+    wrong = {
+        node.address: f"is {abs(node.clock_ahead_s):.2f} s"
+        f" {'ahead' if node.clock_ahead_s > 0 else 'behind'}"
+        for node in nodes
+        if abs(node.clock_ahead_s) > MAX_CLOCK_SKEW_S
+    }
+    cure = "run chrony or ntpd there: TTFT, histories and times of events mix both clocks"
+    fine = f"within {MAX_CLOCK_SKEW_S:g} s of this machine's"
+    return _judged("node clocks", wrong, fine, cure, result=WARN)
+
+
+def _node_shm_check(nodes: list[NodeFacts]) -> Check:
+    small = {
+        node.address: f"{gib(node.shm_free_bytes)} free"
+        for node in nodes
+        if node.shm_free_bytes < SHM_LEAST_BYTES
+    }
+    cure = "docker run --shm-size=2g      or      delete what fills /dev/shm there"
+    return _judged("node shared memory", small, "enough everywhere", cure, result=WARN)
+
+
+def _node_memory_check(nodes: list[NodeFacts], wanted: Wanted) -> Check:
+    """Ray spreads instances, so each node may get its share of them, rounded up."""
+    name, each = "node memory", wanted.instance_bytes
+    share = -(-wanted.num_instances // len(nodes))
+    short = [node for node in nodes if node.available_bytes < each * share]
+    available = {node.address: f"{gib(node.available_bytes)} available" for node in short}
+    needs = f"{gib(each)} for each of {share} instances: "
+    none_fits = any(node.available_bytes < each for node in short)
+    cure = "free memory there, or fewer instances"
+    least = min(node.available_bytes for node in nodes)
+    fine = f"at least {gib(least)} available, about {gib(each * share)} needed"
+    return _judged(name, available, fine, cure, needs, result=FAIL if none_fits else WARN)
+
+
+def _open_files_check(nodes: list[NodeFacts]) -> Check:
+    low = {
+        node.address: f"may open {node.max_open_files}"
+        for node in nodes
+        if 0 <= node.max_open_files < LEAST_OPEN_FILES
+    }
+    cure = "ulimit -n 65536      there, before ray start"
+    fine = f"{LEAST_OPEN_FILES:,} or more everywhere"
+    return _judged("node open files", low, fine, cure, result=WARN)
+
+
+def _judged(
+    name: str,
+    wrong: Mapping[str, str],
+    fine: str,
+    cure: str,
+    before: str = "",
+    result: CheckResult = FAIL,
+) -> Check:
+    """`wrong`: by node, what is wrong with it."""
+    if not wrong:
+        return row(name, OK, fine)
+    return row(name, result, before + _listed(wrong), cure)
+
+
+def _listed(texts: Mapping[str, str]) -> str:
+    return _named(f"{address}: {text}" for address, text in texts.items())
+
+
+def _named(names: Iterable[str]) -> str:
+    names = list(names)
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f", and {more} more" if more > 0 else "")
+
+
+def _kinds(node: NodeFacts) -> str:
+    counts = Counter(gpu.name for gpu in node.gpus)
+    return ", ".join(f"{number} x {name}" for name, number in counts.items())
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -23,6 +23,8 @@ from typing import Any
 CONNECT_TIMEOUT_S = 3.0
 NVIDIA_SMI_TIMEOUT_S = 10.0
 FINGERPRINT_CHARS = 8
+PROBE_BYTES = 1 << 16
+"""About the size of a start's files."""
 
 
 class NodeProbe:
@@ -148,15 +150,18 @@ def is_cached(hub_model: str) -> bool:
 
 
 def unwritable(path: str) -> str:
-    """Why no log could be written to the folder. It is tried in the nearest folder that exists."""
+    """Why `up` could not make the folder or write files in it; empty if it can. The probe tries it
+    in the nearest folder that exists, because permissions do not tell of a full disk, or of a file
+    system that is read-only or takes no files, and they allow root everything."""
     if not path:
         return ""
     nearest = next(f for f in (Path(path), *Path(path).parents) if os.path.lexists(f))
     try:
-        with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest):
-            return ""
+        with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest) as folder:
+            (Path(folder) / "probe").write_bytes(bytes(PROBE_BYTES))
     except OSError as error:
         return f"{nearest} cannot be written: {error.strerror}"
+    return ""
 
 
 def shm_free_bytes() -> int:

@@ -1,5 +1,6 @@
-"""What was measured of an engine, as plain values, and a profile's constants that are fitted to it:
-least squares of the relative errors, with no constant below zero.
+"""What the process that measures an engine tells `llumctl profile`, as plain values, and the fit of
+a profile's constants to what was measured: least squares of the relative errors, with no constant
+below zero.
 
 A prompt and a decode step are each a sum of three constants times what is known of the work, so
 each is a linear problem with three unknowns. The best solution without negative constants is the
@@ -10,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -117,6 +120,37 @@ class Measured:
     waited_ratio: float
     """Of the time that the steps were measured, what the engine's thread waited for a core that
     others had; no point counts these waits."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    """`with_link`: whether the KV link is measured too."""
+
+    engine_args: dict[str, Any]
+    num_rounds: int
+    status_interval_s: float
+    with_link: bool
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """`detail`: the exception's type and its text. `doing`: what failed."""
+
+    doing: str
+    detail: str
+
+
+class NoLink(msgspec.Struct, frozen=True, tag=True):
+    """This engine's KV cache cannot be copied, so nothing else was measured either."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    measured: Measured
+
+
+Message = Said | Failed | NoLink | Done
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,28 @@
 """`llumctl profile`: starts an engine in a process of its own, has it measured, fits its profile
-and writes the file.
+and writes the profile's file.
 
-The process is in a session of its own, so that Ctrl-C reaches this one alone, which ends it, with
-all that it has started.
+The process has a session of its own, so that Ctrl-C reaches this process alone, which then ends the
+engine's process and all that it has started.
 """
 
+import contextlib
+import json
 import os
 import platform
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from controller.api.errors import LlumctlError, UsageError
+from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.api.version import own_version
@@ -30,10 +33,22 @@ from controller.main.checks.preflight import check_vllm_version
 from controller.main.machine.capacity import default_frontends, num_cores
 from controller.main.machine.processes import Session, no_interrupts, stops_interrupt, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
-from controller.main.profile import profile_file
-from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
-from controller.main.profile.points import DegenerateError, FitError, Measured, StepConstants, fit
-from controller.model.profile import LatencyProfile
+from controller.main.profile.points import (
+    DegenerateError,
+    Done,
+    Failed,
+    FitError,
+    Measured,
+    Message,
+    NoLink,
+    Point,
+    Said,
+    StepConstants,
+    StepPoints,
+    Task,
+    fit,
+)
+from controller.model.profile import LatencyProfile, checked
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.profile.engine_process")
 LOG = "profile.log"
@@ -44,6 +59,10 @@ BUSY_RATIO = 0.05
 UNSTEADY_RATIO = 0.05
 """With decode steps that take so much longer in the mean than in the median it says so."""
 CPU_INFO = Path("/proc/cpuinfo")
+
+EXAMPLE = "llumctl profile --set copy_bytes_per_s=10e9"
+GROUPS = ("description", "block_size", "prefill_base_s")
+"""Fields before which a file has an empty line, but for the first."""
 
 Report = Callable[[str], None]
 
@@ -71,7 +90,7 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
             "the engines of this configuration are emulated: they have a profile, and give none",
             "LLUMCTL_CLUSTER_ENGINE=vllm llumctl profile",
         )
-    profile_file.check_target(wanted.path, force=wanted.force)
+    check_target(wanted.path, force=wanted.force)
     check_vllm_version()
     check_engine_args(settings.engine)
     engine_args, num_threads = _engine(settings)
@@ -92,8 +111,8 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
                 "llumctl profile --engine-arg max_model_len=8192",
             ) from error
         profile = profile_of(measured, constants, wanted, _subject(model, num_threads))
-        text = profile_file.text_of(profile, measured.points)
-        profile_file.write(wanted.path, text, force=wanted.force)
+        text = text_of(profile, measured.points)
+        write(wanted.path, text, force=wanted.force)
     return Profiled(profile, measured)
 
 
@@ -115,7 +134,7 @@ def profile_of(
         "copy_bytes_per_s": link.bytes_per_s if link else 0.0,
         **asdict(constants),
     }
-    figures = profile_file.rounded(values | wanted.given)
+    figures = rounded(values | wanted.given)
     profile = LatencyProfile(name=wanted.path.stem, **{"source": "", **figures})
     if "source" in wanted.given:
         return profile
@@ -250,3 +269,125 @@ def _cpu_name() -> str:
             if name.strip() == "model name":
                 return " ".join(value.split())
     return platform.machine()
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """Refuses, before anything is measured, a file that could not be written or would be
+    overwritten."""
+    if path.suffix != ".toml":
+        raise UsageError(f"-o: {path} does not end in .toml, as a profile's file must")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        why = "it is a folder" if path.is_dir() else f"you cannot write into {path.parent}/"
+        raise LlumctlError(f"{path} cannot be written: {why}", "llumctl profile -o FILE")
+    if os.path.lexists(path) and not force:
+        raise _is_there(path)
+
+
+def write(path: Path, text: str, *, force: bool) -> None:
+    """Raises RefusedError if there is a file by now and not `force`, LlumctlError if it cannot be
+    written; then nothing is left of it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)  # in one step, and never over another file
+    except FileExistsError as error:
+        raise _is_there(path) from error
+    except OSError as error:
+        raise LlumctlError(
+            f"{path} was not written: {error.strerror}", "llumctl profile -o FILE"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def text_of(profile: LatencyProfile, points: StepPoints) -> str:
+    lines: list[str] = []
+    for field in fields(profile):
+        if field.name != "name":
+            lines += [""] if lines and field.name in GROUPS else []
+            lines.append(f"{field.name} = {_toml(getattr(profile, field.name))}")
+    lines += ["", *(f"# {line}".rstrip() for line in _point_lines(profile, points))]
+    return "\n".join(lines) + "\n"
+
+
+def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Floats to four digits: a file has no more, and errors are those of the file."""
+    return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
+
+
+def _point_lines(profile: LatencyProfile, points: StepPoints) -> Iterator[str]:
+    yield "Measured, then what the profile gives:"
+    for kind, found in points.by_kind():
+        for point in found:
+            figures = f"{point.time_s * 1e3:10.3f} ms {point.fitted_s(profile) * 1e3:10.3f} ms"
+            yield f"{kind:<8}{work(point):<42}{figures} {point.error(profile):+7.1%}"
+
+
+def work(point: Point) -> str:
+    """`1,024 tokens in 2 steps`, or `8 decoding, 4,096 tokens`."""
+    steps = point.steps
+    num_prefill = sum(step.num_prefill_tokens for step in steps)
+    num_decoding, num_context = steps[0].num_decoding, steps[0].num_context_tokens
+    decodes = f"{num_decoding} decoding, {num_context:,} tokens"
+    if not num_prefill:
+        return decodes
+    if num_decoding:
+        return f"{num_prefill:,} prefilled; {decodes}"
+    return f"{num_prefill:,} tokens in {len(steps)} step{'s' * (len(steps) > 1)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if "\n" not in value:
+        return f'"{_inside(value)}"'
+    return (
+        '"""\n'
+        + "\n".join(_inside(line) for line in value.removesuffix("\n").split("\n"))
+        + '\n"""'
+    )
+
+
+def _inside(line: str) -> str:
+    """Of a TOML string: as JSON writes it, and without the one control character that JSON lets
+    stand."""
+    return json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
+
+
+def _is_there(path: Path) -> RefusedError:
+    return RefusedError(
+        f"{path} is there already", "llumctl profile -o FILE      or      llumctl profile --force"
+    )
+
+
+def parse_given(assignments: Iterable[str]) -> dict[str, Any]:
+    """Values as TOML writes them; a text needs no quotes. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, raw = (part.strip() for part in assignment.partition("="))
+        if not equals or not key:
+            raise UsageError(f"--set: {assignment[:60]!r} is not of the form key=value", EXAMPLE)
+        if key in found:
+            raise UsageError(f"--set: {key} is given twice", EXAMPLE)
+        try:
+            found[key] = checked(key, _parsed(raw), "--set")
+        except ValueError as error:
+            raise UsageError(str(error), EXAMPLE) from error
+    return found
+
+
+def _parsed(raw: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return raw
+    return parsed["value"] if len(parsed) == 1 else raw

@@ -17,8 +17,7 @@ from controller.core.operations.cluster_spec import AS_STARTED
 from controller.main import emulation, roles, up
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
-from controller.main.doctor import resources as doctor_resources
-from controller.main.machine import temp_folder
+from controller.main.machine import run_folders
 from controller.main.plan import ClusterPlan
 from controller.model.profile import load_profile
 from llumctl.config import settings
@@ -30,7 +29,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)  # no socket will be made there
+    monkeypatch.setattr(run_folders, "MAX_RAY_BYTES", 1000)  # no socket will be made there
 
 
 @pytest.fixture
@@ -202,12 +201,12 @@ def test_the_plan_s_engine_is_as_the_settings_say(
 def test_doctor_counts_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Settings.model_validate({"cluster": {"engine": "emulated", "instances": 16}})
     planned = preflight.planned(found, 8)
-    assert doctor_resources.instance_memory(found, planned).num_bytes == emulation.INSTANCE_BYTES
+    assert doctor.instance_memory(found, planned).num_bytes == emulation.INSTANCE_BYTES
     assert planned.num_instances == 16
     unnamed = Settings.model_validate({"cluster": {"engine": "emulated"}})
     assert preflight.planned(unnamed, 8).num_instances == 4
     gpu = doctor.gpu_check(["GPU 0: X"], found)
     assert (gpu.result, gpu.what) == (CheckResult.OK, "1 visible; emulated instances use none")
-    monkeypatch.setattr(doctor_resources, "available_bytes", lambda: 5 * emulation.GIB)
-    memory = doctor_resources.memory_check(found, num_gpus=0, already_running=False)
+    monkeypatch.setattr(doctor, "available_bytes", lambda: 5 * emulation.GIB)
+    memory = doctor.memory_check(found, num_gpus=0, already_running=False)
     assert memory.result is CheckResult.OK

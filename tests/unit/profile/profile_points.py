@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from controller.main.profile.measure import chunks_of
+from controller.main.profile.engine_process import chunks_of
 from controller.main.profile.points import EngineSizes, Point, Step, StepPoints
 from controller.model.profile import LatencyProfile, load_profile
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.main.profile import measure
-from controller.main.profile.measure import CoreClock
+from controller.main.profile import engine_process
+from controller.main.profile.engine_process import CoreClock
 
 
 def test_waits_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = tmp_path / "schedstat"
     account.write_text("5 1000000000 7\n")
-    monkeypatch.setattr(measure, "SCHEDSTAT", account)
+    monkeypatch.setattr(engine_process, "SCHEDSTAT", account)
     now_s = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     clock = CoreClock()
@@ -28,7 +28,7 @@ def test_a_wait_while_the_clock_is_read_does_not_turn_it_back(
 ) -> None:
     account = tmp_path / "schedstat"
     account.write_text("5 1000000000 7\n")
-    monkeypatch.setattr(measure, "SCHEDSTAT", account)
+    monkeypatch.setattr(engine_process, "SCHEDSTAT", account)
     now_s, waits_s = 100.0, [0.0]
     clock = CoreClock()
 
@@ -51,7 +51,7 @@ def test_a_wait_while_the_clock_is_read_does_not_turn_it_back(
 
 
 def test_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SCHEDSTAT", tmp_path / "none")
+    monkeypatch.setattr(engine_process, "SCHEDSTAT", tmp_path / "none")
     clock = CoreClock()
     before_s, found_s, after_s = time.perf_counter(), clock(), time.perf_counter()
     assert before_s <= found_s <= after_s

@@ -9,7 +9,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.main.profile import profile_file
+from controller.main.profile import run as profile_run
 from controller.main.profile.points import Point, Step
 from controller.model.profile import MAX_FILE_BYTES, LatencyProfile, load_profile
 from tests.unit.profile.profile_points import A10, points_of, prompt
@@ -17,7 +17,7 @@ from tests.unit.profile.profile_points import A10, points_of, prompt
 
 def back(profile: LatencyProfile, folder: Path) -> LatencyProfile:
     path = folder / f"{profile.name}.toml"
-    profile_file.write(path, profile_file.text_of(profile, points_of()), force=True)
+    profile_run.write(path, profile_run.text_of(profile, points_of()), force=True)
     return load_profile(str(path))
 
 
@@ -34,7 +34,7 @@ def test_any_text_and_figure(
     tmp_path_factory: pytest.TempPathFactory, description: str, source: list[str], base_s: float
 ) -> None:
     values = {"description": description, "source": "\n".join([*source, "x"])}
-    profile = replace(A10, **profile_file.rounded(values | {"prefill_base_s": base_s}))
+    profile = replace(A10, **profile_run.rounded(values | {"prefill_base_s": base_s}))
     found = back(profile, tmp_path_factory.getbasetemp())
     assert found.description.split() == description.split()
     assert found.source.split() == profile.source.split()
@@ -42,7 +42,7 @@ def test_any_text_and_figure(
 
 
 def test_the_points_are_beside_it() -> None:
-    text = profile_file.text_of(A10, points_of())
+    text = profile_run.text_of(A10, points_of())
     (line,) = [each for each in text.splitlines() if "4,096 tokens in 2 steps" in each]
     assert line.startswith("# prefill ")
     assert line.endswith("+0.0%") or line.endswith("-0.0%")
@@ -65,7 +65,7 @@ def test_an_error_is_positive_where_the_profile_is_too_slow() -> None:
     ],
 )
 def test_words_for_work(point: Point, told: str) -> None:
-    assert profile_file.work(point) == told
+    assert profile_run.work(point) == told
 
 
 # -- writing ------------------------------------------------------------------------------
@@ -75,12 +75,12 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("old")
     with pytest.raises(RefusedError, match="is there already"):
-        profile_file.check_target(path, force=False)
+        profile_run.check_target(path, force=False)
     with pytest.raises(RefusedError, match="is there already"):
-        profile_file.write(path, "new", force=False)
+        profile_run.write(path, "new", force=False)
     assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
-    profile_file.check_target(path, force=True)
-    profile_file.write(path, "new", force=True)
+    profile_run.check_target(path, force=True)
+    profile_run.write(path, "new", force=True)
     assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
 
 
@@ -88,9 +88,9 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("controller.main.profile.profile_file.os.fsync", full)
+    monkeypatch.setattr("controller.main.profile.run.os.fsync", full)
     with pytest.raises(LlumctlError, match="was not written: No space left on device"):
-        profile_file.write(tmp_path / "mine.toml", "text", force=False)
+        profile_run.write(tmp_path / "mine.toml", "text", force=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -100,9 +100,9 @@ def test_an_interrupted_write_leaves_nothing(
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("controller.main.profile.profile_file.os.fsync", interrupt)
+    monkeypatch.setattr("controller.main.profile.run.os.fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        profile_file.write(tmp_path / "mine.toml", "text", force=True)
+        profile_run.write(tmp_path / "mine.toml", "text", force=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -114,14 +114,14 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Pa
         ("folder.toml", "it is a folder"),
     ):
         with pytest.raises(LlumctlError, match=why):
-            profile_file.check_target(tmp_path / name, force=True)
+            profile_run.check_target(tmp_path / name, force=True)
 
 
 # -- --set --------------------------------------------------------------------------------
 
 
 def test_figures_that_are_given() -> None:
-    found = profile_file.parse_given(
+    found = profile_run.parse_given(
         ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words", "measured=true"]
     )
     assert found == {
@@ -146,17 +146,17 @@ def test_figures_that_are_given() -> None:
 )
 def test_figures_that_are_wrong(assignment: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        profile_file.parse_given([assignment])
+        profile_run.parse_given([assignment])
     assert caught.value.message.startswith("--set: ")
     assert why in caught.value.message
 
 
 def test_a_figure_given_twice() -> None:
     with pytest.raises(UsageError, match="block_size is given twice"):
-        profile_file.parse_given(["block_size=1", "block_size=2"])
+        profile_run.parse_given(["block_size=1", "block_size=2"])
 
 
 def test_a_field_is_a_key(tmp_path: Path) -> None:
     """Each key of a file can be given, and then reads back."""
-    values: dict[str, Any] = profile_file.parse_given(["num_total_blocks=7", "max_model_len=112"])
+    values: dict[str, Any] = profile_run.parse_given(["num_total_blocks=7", "max_model_len=112"])
     assert back(replace(A10, **values), tmp_path).num_total_blocks == 7

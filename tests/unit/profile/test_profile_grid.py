@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import blocks_for
-from controller.main.profile.measure import STEPS_PER_RUNG, chunks_of, grid_of, next_batch
+from controller.main.profile.engine_process import STEPS_PER_RUNG, chunks_of, grid_of, next_batch
 from tests.unit.profile.profile_points import SIZES
 
 

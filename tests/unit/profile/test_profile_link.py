@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from controller.main.profile import link
-from controller.main.profile.link import _receive_all
+from controller.main.profile import engine_process
+from controller.main.profile.engine_process import _receive_all
 from controller.ports.kv_transfer import TransferError
 from tests.unit.tcp.instances import ByteBlocks
 
@@ -32,10 +32,10 @@ def sleeps(_pipe: Connection, _block_bytes: int, _num_blocks: int) -> None:
 @pytest.mark.parametrize(("most", "num_copied"), [(7, 7), (64, NUM_BLOCKS), (0, 1)])
 def test_stages_are_copied(most: int, num_copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     size = BLOCKS.block_bytes
-    monkeypatch.setattr(link, "STAGE_BYTES", most * size)
-    monkeypatch.setattr(link, "receive_all", receives)
+    monkeypatch.setattr(engine_process, "STAGE_BYTES", most * size)
+    monkeypatch.setattr(engine_process, "receive_all", receives)
     BLOCKS.touched.clear()
-    found = link.measure_link(BLOCKS, NUM_BLOCKS)
+    found = engine_process.measure_link(BLOCKS, NUM_BLOCKS)
     assert found.num_bytes == num_copied * size
     assert found.one_block_s > 0
     assert found.bytes_per_s == found.num_bytes / found.stage_s
@@ -45,15 +45,15 @@ def test_stages_are_copied(most: int, num_copied: int, monkeypatch: pytest.Monke
 
 @pytest.mark.process
 def test_the_other_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "receive_all", ends_at_once)
+    monkeypatch.setattr(engine_process, "receive_all", ends_at_once)
     with pytest.raises(TransferError, match="is gone"):
-        link.measure_link(BLOCKS, NUM_BLOCKS)
+        engine_process.measure_link(BLOCKS, NUM_BLOCKS)
 
 
 @pytest.mark.process
 def test_the_other_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "receive_all", sleeps)
-    monkeypatch.setattr(link, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(link, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine_process, "receive_all", sleeps)
+    monkeypatch.setattr(engine_process, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine_process, "END_TIMEOUT_S", 0.1)
     with pytest.raises(TransferError, match="nothing came from the other end"):
-        link.measure_link(BLOCKS, NUM_BLOCKS)
+        engine_process.measure_link(BLOCKS, NUM_BLOCKS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.main.profile.measure import DrivenEngine, UnexpectedError, grid_of, measure
+from controller.main.profile.engine_process import DrivenEngine, UnexpectedError, grid_of, measure
 from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints, fit
 from controller.model.profile import LatencyProfile, ModelConfig
 from tests.unit.emulated.emulated_builders import Clock, frames

@@ -16,8 +16,17 @@ from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.settings.settings import Settings
 from controller.main.machine.ray_environment import NONCE_VARIABLE
 from controller.main.profile import run as run_module
-from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said
-from controller.main.profile.points import LinkFigures, Measured, StepPoints, fit
+from controller.main.profile.points import (
+    Done,
+    Failed,
+    LinkFigures,
+    Measured,
+    Message,
+    NoLink,
+    Said,
+    StepPoints,
+    fit,
+)
 from controller.main.profile.run import Wanted, profile_of, run
 from controller.model.profile import ModelConfig, load_profile
 from tests.unit.profile.profile_points import A10, SIZES, points_of

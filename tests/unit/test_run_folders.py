@@ -12,7 +12,7 @@ from controller.api.errors import LlumctlError
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main.down import tear_down
-from controller.main.machine import temp_folder
+from controller.main.machine import run_folders
 
 NONCE = "0123456789abcdef"
 
@@ -20,13 +20,13 @@ NONCE = "0123456789abcdef"
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary folders are made; long paths are none for Ray's sockets."""
-    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)
+    monkeypatch.setattr(run_folders, "MAX_RAY_BYTES", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 def filled(folder: Path) -> Path:
-    ray = folder / temp_folder.RAY
+    ray = folder / run_folders.RAY
     (ray / "session" / "sockets").mkdir(parents=True)
     (ray / "session" / "sockets" / "raylet").write_text("")
     (ray / "session_latest").symlink_to(ray / "session")
@@ -35,14 +35,14 @@ def filled(folder: Path) -> Path:
 
 
 def test_two_runs_never_share_a_folder(base: Path) -> None:
-    first, second = temp_folder.make(NONCE), temp_folder.make(NONCE)
+    first, second = run_folders.make_temp(NONCE), run_folders.make_temp(NONCE)
     assert first != second
     assert {first.parent, second.parent} == {base}
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
-    assert temp_folder.remove(str(filled(first)), NONCE) == ""
+    assert run_folders.remove_temp(str(filled(first)), NONCE) == ""
     assert not first.exists()
     assert second.exists()
-    assert temp_folder.remove(str(first), NONCE) == "", "gone is gone"
+    assert run_folders.remove_temp(str(first), NONCE) == "", "gone is gone"
 
 
 def test_ray_s_sockets_find_room_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,26 +50,26 @@ def test_ray_s_sockets_find_room_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     long.mkdir()
     for base in (str(long), "/tmp"):
         monkeypatch.setattr(tempfile, "tempdir", base)
-        folder = temp_folder.make(NONCE)
-        assert len(os.fsencode(folder / temp_folder.RAY)) <= temp_folder.MAX_RAY_BYTES
-        assert temp_folder.remove(str(folder), NONCE) == ""
+        folder = run_folders.make_temp(NONCE)
+        assert len(os.fsencode(folder / run_folders.RAY)) <= run_folders.MAX_RAY_BYTES
+        assert run_folders.remove_temp(str(folder), NONCE) == ""
 
 
 def test_ray_gets_no_folder_whose_name_it_cannot_send(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "fürs").mkdir()
-    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)
+    monkeypatch.setattr(run_folders, "MAX_RAY_BYTES", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "fürs"))
-    folder = temp_folder.make(NONCE)
+    folder = run_folders.make_temp(NONCE)
     assert folder.parent == Path("/tmp")
-    assert temp_folder.remove(str(folder), NONCE) == ""
+    assert run_folders.remove_temp(str(folder), NONCE) == ""
 
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(base / "none"))
     with pytest.raises(LlumctlError, match=r"cannot make a temporary folder in .*/none"):
-        temp_folder.make(NONCE)
+        run_folders.make_temp(NONCE)
 
 
 def a_foreign_folder(base: Path) -> str:
@@ -79,30 +79,30 @@ def a_foreign_folder(base: Path) -> str:
 
 
 def another_run(_base: Path) -> str:
-    return str(filled(temp_folder.make("f" * 16)))
+    return str(filled(run_folders.make_temp("f" * 16)))
 
 
 def a_link(base: Path) -> str:
-    (base / "link").symlink_to(filled(temp_folder.make(NONCE)))
+    (base / "link").symlink_to(filled(run_folders.make_temp(NONCE)))
     return str(base / "link")
 
 
 def an_open_one(_base: Path) -> str:
-    folder = filled(temp_folder.make(NONCE))
+    folder = filled(run_folders.make_temp(NONCE))
     folder.chmod(0o770)
     return str(folder)
 
 
 def a_marker_that_is_a_link(base: Path) -> str:
     folder = Path(a_foreign_folder(base))
-    mark = temp_folder.make(NONCE) / temp_folder.MARKER
-    (folder / temp_folder.MARKER).symlink_to(mark)
+    mark = run_folders.make_temp(NONCE) / run_folders.MARKER
+    (folder / run_folders.MARKER).symlink_to(mark)
     return str(folder)
 
 
 def a_marker_that_never_ends(base: Path) -> str:
     folder = Path(a_foreign_folder(base))
-    os.mkfifo(folder / temp_folder.MARKER)
+    os.mkfifo(folder / run_folders.MARKER)
     return str(folder)
 
 
@@ -130,23 +130,23 @@ def everything_below(folder: Path) -> set[str]:
 def test_what_is_not_proved_is_left(make: Callable[[Path], str], base: Path) -> None:
     folder = make(base)
     before = everything_below(base)
-    assert temp_folder.remove(folder, NONCE)
+    assert run_folders.remove_temp(folder, NONCE)
     assert everything_below(base) == before
 
 
 @pytest.mark.usefixtures("base")
 def test_a_nonce_of_nothing_proves_nothing() -> None:
-    folder = temp_folder.make("")
-    assert temp_folder.remove(str(folder), "") == "it has no mark of this cluster"
+    folder = run_folders.make_temp("")
+    assert run_folders.remove_temp(str(folder), "") == "it has no mark of this cluster"
     assert folder.exists()
 
 
 def test_what_links_point_to_stays(base: Path) -> None:
-    folder, home = temp_folder.make(NONCE), Path(a_foreign_folder(base))
+    folder, home = run_folders.make_temp(NONCE), Path(a_foreign_folder(base))
     (folder / "out").symlink_to(home)
     (folder / "session").mkdir()
     (folder / "session" / "out").symlink_to(home)
-    assert temp_folder.remove(str(folder), NONCE) == ""
+    assert run_folders.remove_temp(str(folder), NONCE) == ""
     assert (home / "thesis").read_text() == "years"
 
 
@@ -174,13 +174,13 @@ def state(temp_dir: Path, nonce: str = NONCE) -> RunState:
 def test_down_deletes_its_own_and_not_that_of_a_cluster_of_the_same_name(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = {home: filled(temp_folder.make(home * 16)) for home in ("a", "b")}
+    folders = {home: filled(run_folders.make_temp(home * 16)) for home in ("a", "b")}
     for home, folder in folders.items():
         monkeypatch.setenv("XDG_STATE_HOME", str(base / home))
         run_state.save(state(folder, home * 16))
     tear_down(state(folders["b"], "b" * 16), drain=False, grace_s=0.0)
     assert not folders["b"].exists()
-    assert (folders["a"] / temp_folder.RAY / "session" / "sockets" / "raylet").exists()
+    assert (folders["a"] / run_folders.RAY / "session" / "sockets" / "raylet").exists()
 
 
 def test_down_deletes_nothing_else_that_a_run_state_names(base: Path) -> None:
