@@ -134,6 +134,12 @@ class Instance(MoveTable[Outgoing, Incoming]):
         return self.phase == "active"
 
     @property
+    def is_welcome(self) -> bool:
+        """Whether a controller may know it as a destination. Before its Welcome it has no
+        incarnation yet, and an order for a move always names one."""
+        return self.is_serving and self.incarnation > 0
+
+    @property
     def is_empty(self) -> bool:
         """Nothing is here, and nothing is remembered."""
         engine = self.engine

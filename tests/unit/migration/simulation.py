@@ -385,7 +385,7 @@ class Simulation:
         to = [
             each.ref
             for each in self._instances()
-            if each.is_serving and each.instance_id not in (instance_id, not_to)
+            if each.is_welcome and each.instance_id not in (instance_id, not_to)
         ]
         if here is None or not here.live or not to:
             return
@@ -399,7 +399,7 @@ class Simulation:
     def _begin_move(self, here: Instance, request_id: str) -> None:
         """Without a look of its own at what may move. Now and then the source has not heard yet
         that the destination is gone."""
-        to = [each.ref for each in self._instances() if each is not here and each.is_serving]
+        to = [each.ref for each in self._instances() if each is not here and each.is_welcome]
         if self._gone and self.rng.random() < 0.05:
             to = [ref for ref in self._gone if ref.instance_id != here.instance_id]
         if not to:
