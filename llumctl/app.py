@@ -1,28 +1,41 @@
 """The command tree. Help is plain text: rich would cost more than all of the rest."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from controller.api.errors import UsageError
+from controller.api.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    LlumctlError,
+    UsageError,
+)
 from controller.api.state import user_files
+from controller.api.text.quantities import printable
 from controller.api.version import own_version
-from llumctl import errors, meant
+from llumctl import meant, output
 from llumctl.commands import (
     bench,
     config,
-    doctor,
-    events,
-    get_set,
+    events_and_logs,
     instances,
-    logs,
     profile,
     record,
     requests,
+    restart,
     scale,
+    set_settings,
     simulate,
     status,
     top,
@@ -30,7 +43,6 @@ from llumctl.commands import (
     up,
 )
 from llumctl.commands.up import UpCommand
-from llumctl.text import output
 
 
 class _Commands(TyperGroup):
@@ -83,18 +95,22 @@ app.command("down", rich_help_panel=SERVE)(up.down)
 app.command("status", rich_help_panel=LOOK)(status.status)
 app.command("top", rich_help_panel=LOOK)(top.top)
 app.command("requests", rich_help_panel=LOOK)(requests.requests)
-app.command("events", rich_help_panel=LOOK)(events.events)
-app.command("logs", rich_help_panel=LOOK)(logs.logs)
+app.command("events", rich_help_panel=LOOK)(events_and_logs.events)
+app.command("logs", rich_help_panel=LOOK)(events_and_logs.logs)
 app.command("record", rich_help_panel=LOOK)(record.record)
-for name, command in {**instances.COMMANDS, **requests.COMMANDS}.items():
+for name, command in (
+    *instances.COMMANDS.items(),
+    ("restart", restart.restart),
+    *requests.COMMANDS.items(),
+):
     app.command(name, rich_help_panel=STEER)(command)
 app.command("scale", cls=scale.ScaleCommand, rich_help_panel=STEER)(scale.scale)
-app.command("set", rich_help_panel=STEER)(get_set.set_settings)
+app.command("set", rich_help_panel=STEER)(set_settings.set_settings)
 app.command("undo", rich_help_panel=STEER)(undo.undo)
 app.command("bench", rich_help_panel=PLAN)(bench.bench)
 app.command("profile", rich_help_panel=PLAN)(profile.profile)
 app.add_typer(simulate.app, rich_help_panel=PLAN)
-app.command("doctor", rich_help_panel=HELP)(doctor.doctor)
+app.command("doctor", rich_help_panel=HELP)(up.doctor)
 app.add_typer(config.app, rich_help_panel=HELP)
 FORMER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "autoscale": ("scale auto", {}),
@@ -111,7 +127,7 @@ FORMER: Mapping[str, tuple[str, Mapping[str, str]]] = {
 def run(arguments: Sequence[str]) -> int:
     """The exit code of `llumctl ARGUMENTS`."""
     meant.forget()
-    return errors.guarded(lambda: _invoke(arguments))
+    return guarded(lambda: _invoke(arguments))
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -148,3 +164,85 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         output.emit(context.get_help())
+
+
+# -- how a command ends: lines on stderr and an exit code, whatever happened --------------
+
+MAX_LOG_BYTES = 1 << 20
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs a command to its exit code; nothing but `SystemExit` gets through."""
+    try:
+        code = command()
+    except LlumctlError as error:
+        show(error.message, error.hint)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        output.say("interrupted")
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        code = EXIT_DONE
+    except OSError as error:
+        if _is_of_the_parser(error):
+            show(output.refused(sys.stdout, error).message)
+            code = EXIT_FAILED
+        else:
+            code = _unforeseen(error)
+    except Exception as error:
+        code = _unforeseen(error)
+    output.flush()
+    return code
+
+
+def _is_of_the_parser(error: OSError) -> bool:
+    """Whether the parser could not write: help and completions do not go through `output`."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code.co_name == "echo"
+
+
+def show(message: str, hint: str = "") -> None:
+    """The command to try stands last, where the eye is."""
+    told = printable(message, keep="\n")
+    output.say(f"error: {told}")
+    if hint:
+        output.say(f"try:   {printable(hint)}")
+
+
+def _unforeseen(error: Exception) -> int:
+    """The parser's own complaints, known by what they carry; anything else is our defect."""
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        context = getattr(error, "ctx", None)
+        command = "llumctl" if context is None else context.command_path
+        show(format_message(), f"{command} --help")
+        return int(getattr(error, "exit_code", EXIT_USAGE))
+    if type(error).__name__ == "Abort":
+        output.say("interrupted")
+        return EXIT_INTERRUPTED
+    written = _log(error)
+    if written is None:
+        traceback.print_exception(error)
+        show(f"unexpected {type(error).__name__}: {error}")
+    else:
+        show(f"unexpected {type(error).__name__}: {error} (traceback in {written})")
+    return EXIT_FAILED
+
+
+def _log(error: Exception) -> Path | None:
+    """Appends the traceback to a private file, which starts anew when it has grown large."""
+    from controller.api.state import run_state
+
+    with contextlib.suppress(OSError, LlumctlError):
+        path = run_state.state_root() / "errors.log"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
+                os.ftruncate(descriptor, 0)
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {sys.argv}\n")
+            file.writelines(traceback.format_exception(error))
+        return path
+    return None

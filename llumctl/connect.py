@@ -2,16 +2,27 @@
 URL, as a tunnel has it."""
 
 import os
+import queue
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from controller.api.errors import NotRunningError, RefusedError, UsageError
-from llumctl import meant
+from controller.api.errors import (
+    LlumctlError,
+    NotRunningError,
+    RefusedError,
+    UnreachableError,
+    UsageError,
+)
+from controller.api.text.quantities import printable
+from llumctl import meant, output
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
     from controller.api.state.run_state import RunState
+    from controller.api.wire.stream import Frame, TrafficBatch, TrafficRequest
 
 DEFAULT_TIMEOUT_S = 5.0
 TOKEN, TOKEN_FILE = "LLUMCTL_TOKEN", "LLUMCTL_TOKEN_FILE"
@@ -169,3 +180,87 @@ def _plain(text: str, where: str) -> str:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise UsageError(f"{where}: this is no token", TOKEN_HINT)
     return text
+
+
+# -- streams, across lost connections and new controllers ---------------------------------
+
+WAIT_S = 0.2
+RETRY_S = 0.5
+MAX_HEARD = 4096
+
+
+def follow(
+    cluster: str, after: str, *, status_every_s: float | None = None, patient: bool = False
+) -> Iterator["Frame | None"]:
+    """Frames after a position as they come, for ever; None whenever there is none for WAIT_S.
+
+    Trouble and its end are told on stderr, once each. `patient` bears with refusals, too.
+
+    Raises:
+        NotRunningError: the cluster was stopped.
+        LlumctlError: the controller answers, and refuses.
+    """
+    from controller.api.client import Follower, Lost
+
+    heard: queue.Queue[Frame | Lost] = queue.Queue(MAX_HEARD)
+    follower = Follower(
+        lambda: client(cluster), heard.put, after=after, status_every_s=status_every_s
+    )
+    follower.start()
+    in_trouble = False
+    try:
+        while True:
+            try:
+                item = heard.get(timeout=WAIT_S)
+            except queue.Empty:
+                yield None
+                continue
+            if isinstance(item, Lost):
+                _raise_what_lasts(item.error, cluster, patient=patient)
+                if not in_trouble:
+                    output.say(f"{printable(item.error.message)}; trying again")
+                in_trouble = True
+                continue
+            if in_trouble:
+                output.say("the controller answers again")
+                in_trouble = False
+            yield item
+    finally:
+        follower.stop()
+
+
+def _raise_what_lasts(error: LlumctlError, cluster: str, *, patient: bool) -> None:
+    if isinstance(error, NotRunningError) or not (patient or isinstance(error, UnreachableError)):
+        raise error
+    check(cluster)
+
+
+def traffic(cluster: str, wanted: "TrafficRequest") -> Iterator["TrafficBatch | None"]:
+    """Batches as they come, at least one a second, for ever; None whenever none could be had.
+
+    Nobody reads beside the caller: what the caller has not taken waits at the controller. Trouble
+    and its end are told on stderr, once each.
+
+    Raises:
+        NotRunningError: the cluster was stopped.
+        UnreachableError: there was no controller from the beginning.
+        LlumctlError: the controller answers, and refuses.
+    """
+    was_heard = in_trouble = False
+    while True:
+        try:
+            with client(cluster) as control:
+                for batch in control.traffic(wanted):
+                    if in_trouble:
+                        output.say("the controller answers again")
+                    was_heard, in_trouble = True, False
+                    yield batch
+        except UnreachableError as error:
+            if isinstance(error, NotRunningError) or not was_heard:
+                raise
+            check(cluster)
+            if not in_trouble:
+                output.say(f"{printable(error.message)}; trying again")
+            in_trouble = True
+        yield None
+        time.sleep(RETRY_S)

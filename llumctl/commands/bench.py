@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
-from llumctl import connect
+from llumctl import connect, output
 from llumctl.commands.options import Cluster, TableOrJson, format_option, positive
 from llumctl.lab.option_values import Arrivals, Verify
-from llumctl.text import output
 
 if TYPE_CHECKING:
     from llumctl.lab.bench import Measured
@@ -214,9 +213,7 @@ def _deliver(
     if records is not None:
         bench_report.write_records(records, measured.results)
     if plot is not None:
-        from llumctl.lab import bench_plot as drawing
-
-        drawing.save(plot, measured.results, measured.title())
+        bench_report.save_plot(plot, measured.results, measured.title())
     for line in (*measured.warnings, *bench_report.failures(measured.results)):
         output.say(line)
 

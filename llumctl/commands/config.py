@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llumctl import output
 from llumctl.commands.options import Config, format_option
 from llumctl.config import config_file, toml_text
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.settings.settings import Settings
@@ -141,7 +141,7 @@ def _origin_of(path: "KeyPath", origins: "Origins") -> str:
 def _pairs(path: "KeyPath", content: Mapping[str, Any], origins: "Origins | None") -> Iterator[str]:
     for name, value in content.items():
         try:
-            line = f"{toml_text.key(name)} = {toml_text.value(value)}"
+            line = f"{toml_text.key(name)} = {toml_text.value_text(value)}"
         except TypeError:
             line = f"# {toml_text.key(name)} = {json.dumps(value, default=str)}"
         yield line if origins is None else f"{line}  # {_origin_of((*path, name), origins)}"

@@ -1,9 +1,11 @@
 """`llumctl drain`, `cordon`, `uncordon` and `restart`: orders about instances."""
 
 import contextlib
+import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -12,10 +14,14 @@ from controller.api.errors import (
     EXIT_WOULD_CHANGE,
     LlumctlError,
     NotDrainingError,
+    NotRunningError,
+    TimedOutError,
+    UnreachableError,
     UsageError,
 )
 from controller.api.settings.bounds import MAX_DEADLINE_S
-from llumctl import arguments, completion, connect
+from controller.api.text.quantities import duration, latency, num_cells
+from llumctl import arguments, connect, output
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -24,12 +30,12 @@ from llumctl.commands.options import (
     OutputFormat,
     Reason,
     Yes,
+    complete_instances,
     deadline_of,
     not_negative,
     one_line,
 )
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from controller.api.operations.on_instances import CordonReport, Drain, DrainReport, MarkReport
     from controller.api.operations.order import Order
     from controller.api.wire.base import OrderModel
+    from controller.api.wire.status import ClusterStatus, InstanceStatus
 
 ON_DEADLINE = ("keep", "abort")
 DEFAULT_WITHIN = "30s"
@@ -54,7 +61,7 @@ def drain(
         typer.Argument(
             metavar="ID...",
             help="Instances, as status shows them.",
-            autocompletion=completion.instances,
+            autocompletion=complete_instances,
         ),
     ],
     deadline: Annotated[
@@ -99,7 +106,7 @@ def drain(
     wanted_ids = ids_once(instance_ids)
     if remove:
         of_drain = {"--deadline": deadline is not None, "--on-deadline": on_deadline != "keep"}
-        _check_flags(of_drain, "--remove", "llumctl drain --help")
+        check_flags(of_drain, "--remove", "llumctl drain --help")
         flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
         _remove(flags, wanted_ids, DEFAULT_WITHIN if within is None else within)
         return
@@ -166,7 +173,7 @@ def cordon(
         typer.Argument(
             metavar="ID...",
             help="Instances, as status shows them.",
-            autocompletion=completion.instances,
+            autocompletion=complete_instances,
         ),
     ],
     force: Annotated[
@@ -192,7 +199,7 @@ def uncordon(
         typer.Argument(
             metavar="ID...",
             help="Instances that are cordoned, draining or drained.",
-            autocompletion=completion.instances,
+            autocompletion=complete_instances,
         ),
     ],
     dry_run: DryRun = False,
@@ -363,141 +370,13 @@ def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:
     return f"no longer watching: the drain goes on ({name})\ntry:   llumctl uncordon {name}"
 
 
-def restart(
-    instance_id: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ID]", help="As status shows it.", autocompletion=completion.instances
-        ),
-    ] = None,
-    rolling: Annotated[
-        bool,
-        typer.Option("--rolling", help="All instances: the next one when the one before serves."),
-    ] = False,
-    stop: Annotated[
-        bool, typer.Option("--stop", help="Stop a rolling restart: no other instance follows.")
-    ] = False,
-    dismiss: Annotated[
-        bool,
-        typer.Option("--dismiss", help="Show one that is over no more: status keeps a failed one."),
-    ] = False,
-    engine_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="With --rolling: start each with this argument; null: as at up. Repeatable.",
-        ),
-    ] = None,
-    at_once: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|max",
-            help="With --rolling: so many at a time, or as many as the others can hold.",
-        ),
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="How long emptying may take (90, 5m); then it is given up."),
-    ] = None,
-    start_timeout: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="With --rolling: how long a start may take. Else: 10m."),
-    ] = None,
-    now: Annotated[
-        bool,
-        typer.Option("--now", help="Do not empty it: its requests are replayed elsewhere."),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Even the last instance that serves.")
-    ] = False,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
-    ] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Reason = "",
-    if_revision: IfRevision = None,
-    output_format: OutputFormat = Format.TABLE,
-    cluster: Cluster = None,
-) -> None:
-    """Restart an instance: its requests move to others, then its process is replaced. Asks first.
-
-    Ctrl-C leaves the restart going; llumctl uncordon takes it back until the process has ended, and
-    llumctl restart --stop ends one of all instances.
-    """
-    if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
-        raise UsageError(
-            "restart: give one of ID, --rolling, --stop and --dismiss", "llumctl restart --help"
-        )
-    deadline_s = deadline_of(deadline)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
-    flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
-    of_all: dict[str, object] = {
-        "--at-once": at_once,
-        "--start-timeout": start_timeout,
-        "--engine-arg": engine_arg,
-    }
-    if instance_id is not None:
-        _check_flags(of_all, "ID")
-        _of_one(flags, instance_id, deadline_s, now=now)
-        return
-    _check_flags({"--now": now})
-    from llumctl.commands import rolling as rolling_restart
-
-    if rolling:
-        rolling_restart.begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
-        return
-    word = "--stop" if stop else "--dismiss"
-    _check_flags({**of_all, "--deadline": deadline, "--force": force, "--detach": detach}, word)
-    (rolling_restart.stop if stop else rolling_restart.dismiss)(flags)
-
-
-def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
-    """Plans, asks, restarts one instance and follows that."""
-    arguments.an_id(instance_id, "ID")
-    if now and deadline_s is not None:
-        raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
-    name = connect.attached(flags.cluster)
-    from controller.api.operations.on_instances import Restart, RestartRequest
-
-    wanted = RestartRequest(
-        deadline_s=deadline_s,
-        now=now,
-        dry_run=flags.dry_run,
-        force=flags.force,
-        reason=flags.reason,
-        if_revision=flags.if_revision,
-    )
-    order = Restart(instance_id, wanted)
-    if not (flags.yes or flags.dry_run):
-        (order,) = agreed(name, [order])
-    with connect.client(name) as client:
-        report = client.send(order)
-    if flags.dry_run or flags.detach:
-        output.emit(text((report,), flags.output_format))
-    if flags.dry_run and report.changes:
-        raise typer.Exit(EXIT_WOULD_CHANGE)
-    if not (flags.dry_run or flags.detach):
-        follow(name, (report,), deadline_s, flags.output_format, _restart_goes_on)
-
-
-def _check_flags(
+def check_flags(
     given: Mapping[str, object], where: str = "--rolling", hint: str = "llumctl restart --help"
 ) -> None:
     """Raises UsageError for a flag that says nothing where it stands."""
     for flag, value in given.items():
         if value:
             raise UsageError(f"{flag}: not with {where}", hint)
-
-
-def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:
-    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
-    return (
-        f"no longer watching: the restart goes on ({name})\n"
-        f"try:   llumctl status --wait=instance/{name}=active"
-    )
 
 
 def ids_once(instance_ids: list[str]) -> list[str]:
@@ -509,10 +388,8 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(report.instance_id for report in reports)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.commands import drain_watch
-
         wide = output_format is Format.WIDE
-        return drain_watch.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
+        return render(reports, wide=wide, colours=output.use_colours(sys.stdout))
     from controller.api.operations.on_instances import DrainList
 
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
@@ -521,15 +398,13 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
     """The orders that the operator agreed to, bound to the revision that was shown. `command`: what
     was typed, if that is not the command of the first one."""
-    from llumctl.commands import drain_watch
-
     first, command = orders[0], command or orders[0].command
     connect.check(cluster)
     output.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
     with connect.client(cluster) as client:
         plans = [client.send(each.dry()) for each in orders]
         status = client.status()
-    output.say(drain_watch.question(plans, status, colours=output.use_colours(sys.stderr)))
+    output.say(question(plans, status, colours=output.use_colours(sys.stderr)))
     names = ", ".join(each.target for each in orders)
     output.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
     if first.revision is not None:
@@ -546,21 +421,310 @@ def follow(
     detached: "Callable[[Sequence[DrainReport]], str] | None" = None,
 ) -> None:
     """Until all is over. `detached`: what Ctrl-C says of those that go on; None: drains."""
-    from llumctl.commands import drain_watch
-
-    with drain_watch.Watch(cluster, begun) as watch:
+    with DrainWatch(cluster, begun) as watch:
         try:
             watch.until_over()
         except KeyboardInterrupt:
-            output.say((detached or drain_watch.detached)(watch.unfinished))
+            output.say((detached or _detached)(watch.unfinished))
             raise typer.Exit(EXIT_INTERRUPTED) from None
     output.emit(text(watch.reports, output_format))
-    drain_watch.check(watch.reports, deadline_s)
+    check_done(watch.reports, deadline_s)
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "drain": drain,
     "cordon": cordon,
     "uncordon": uncordon,
-    "restart": restart,
 }
+
+
+# -- drains as `drain`, `restart`, `scale` and `undo` show them ------------------------------
+
+POLL_S = 1.0
+"""Each question makes the controller ask every frontend and every draining instance."""
+GIVE_UP_S = 10.0
+"""A drain that is given up at its deadline may take this long to end."""
+MAX_ROWS = 20
+"""Requests that a question and a table list; `-o wide` and the machine formats list all."""
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def render(reports: "Sequence[DrainReport]", *, wide: bool, colours: bool) -> str:
+    """A table: a row for each, then its plan or what cannot move."""
+    columns: tuple[str, ...] = (
+        "ID",
+        "STATE",
+        "LEFT",
+        "MOVING",
+        "MOVED",
+        "ESTIMATE",
+        "DEADLINE",
+        "SAFE-TO-DELETE",
+    )
+    rows = [_row(report) for report in reports]
+    if wide:
+        columns += ("ON-DEADLINE", "THEN", "REVISION", "BY", "REASON")
+        rows = [row + _wide(report) for row, report in zip(rows, reports, strict=True)]
+    limit = None if wide else MAX_ROWS
+    parts = [output.table(columns, rows, colours=colours)]
+    for report in reports:
+        if report.plan:
+            parts.append(_plan(report, limit=limit, colours=colours))
+        elif report.cannot_move:
+            parts.append(_staying(report, limit=limit, colours=colours))
+    return "\n\n".join(parts)
+
+
+def _plan(report: "DrainReport", *, limit: int | None = MAX_ROWS, colours: bool) -> str:
+    """Where each request would go, or why it cannot."""
+    rows = [
+        (
+            item.request_id,
+            item.client_id,
+            str(item.num_tokens),
+            str(item.num_blocks),
+            item.to_instance_id or "-",
+            item.why or item.code,
+        )
+        for item in report.plan
+    ]
+    header = ("REQUEST", "CLIENT-ID", "TOKENS", "BLOCKS", "TO", "WHY-NOT")
+    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
+    return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
+
+
+def question(reports: "Sequence[DrainReport]", status: "ClusterStatus", *, colours: bool) -> str:
+    """What an operator should know before saying yes: the requests, and the capacity left."""
+    from controller.api.operations.on_instances import capacity, would_move
+
+    parts = [_plan(report, colours=colours) for report in reports if report.plan]
+    parts += [would_move(report) for report in reports]
+    parts.append(capacity(status, {report.instance_id for report in reports}))
+    return "\n".join(parts)
+
+
+def _row(report: "DrainReport") -> tuple[str, ...]:
+    return (
+        report.instance_id,
+        report.state,
+        str(report.num_requests_left),
+        str(report.num_moving),
+        str(report.num_moved),
+        duration(report.estimate_s or None),
+        _deadline(report.deadline_s),
+        "yes" if report.safe_to_delete else "no",
+    )
+
+
+def _wide(report: "DrainReport") -> tuple[str, ...]:
+    then = "restarted" if report.restarts_instance else "kept"
+    then = "removed" if report.removes_instance else then
+    return report.on_deadline, then, str(report.revision), report.actor, report.reason
+
+
+def _deadline(deadline_s: float | None) -> str:
+    """The control API is on this machine, and so is its clock."""
+    if deadline_s is None:
+        return "-"
+    left_s = deadline_s - time.time()
+    return f"in {duration(left_s)}" if left_s > 0 else "passed"
+
+
+def _staying(report: "DrainReport", *, limit: int | None, colours: bool) -> str:
+    rows = [(item.request_id, item.client_id, item.why or item.code) for item in report.cannot_move]
+    header = ("REQUEST", "CLIENT-ID", "CANNOT-MOVE")
+    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
+    return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
+
+
+def _more(count: int, limit: int | None) -> list[str]:
+    return [] if limit is None or count <= limit else [f"... and {count - limit} more (-o wide)"]
+
+
+class DrainWatch:
+    """`reports`: the latest of each drain, in the order in which they were asked for."""
+
+    def __init__(self, cluster: str, begun: "Sequence[DrainReport]") -> None:
+        self._cluster = cluster
+        self._reports = {report.instance_id: report for report in begun}
+        self._late: set[str] = set()
+        self._trouble = ""
+        self._said: dict[str, str] = {}
+        self._drawn = False
+        self._redraws = output.can_redraw(sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    @property
+    def reports(self) -> "tuple[DrainReport, ...]":
+        return tuple(self._reports.values())
+
+    @property
+    def unfinished(self) -> "tuple[DrainReport, ...]":
+        return tuple(report for report in self.reports if not is_over(report))
+
+    def until_over(self, timeout_s: float | None = None) -> None:
+        """Follows until each drain is over or past its deadline, or for `timeout_s`. Raises
+        NotRunningError when the cluster is stopped."""
+        end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        self._tell()
+        while any(report.instance_id not in self._late for report in self.unfinished):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(POLL_S, left_s))
+            self._look()
+            self._tell()
+
+    def _look(self) -> None:
+        asked_s = time.time()
+        try:
+            with connect.client(self._cluster) as client:
+                found = {report.instance_id: report for report in client.drains().drains}
+                over = {report.instance_id for report in self.unfinished} - set(found)
+                # A whole status is much to ask for each second.
+                status = client.status() if over else None
+                still_there = {i.id: i for i in status.instances} if status else {}
+        except NotRunningError:
+            raise
+        except UnreachableError as error:
+            if not self._trouble:
+                self._clear()
+                output.say(f"{error.message}; waiting for it")
+            self._trouble = error.message
+            return
+        self._trouble = ""
+        for report in self.unfinished:
+            name = report.instance_id
+            now = found.get(name) or _without_order(report, still_there.get(name))
+            # Of the process that was there when it began.
+            process = {"incarnation": report.incarnation, "pid": report.pid}
+            self._reports[name] = now = now.model_copy(update=process)
+            if not is_over(now) and _is_late(now, asked_s):
+                self._late.add(name)
+
+    def _tell(self) -> None:
+        from controller.api.operations.on_instances import drain_progress
+
+        lines = {report.instance_id: drain_progress(report) for report in self.reports}
+        for report in self.reports:
+            name = report.instance_id
+            keep = self._redraws and not is_over(report)
+            if not keep and self._said.get(name) != lines[name]:
+                self._clear()
+                output.say(lines[name])
+                self._said[name] = lines[name]
+        if self._redraws and self.unfinished:
+            going_on = "   ".join(lines[report.instance_id] for report in self.unfinished)
+            output.say_on(f"{_CLEAR_LINE}{_fitted(going_on)}")
+            self._drawn = True
+
+    def _clear(self) -> None:
+        if self._drawn:
+            output.say_on(_CLEAR_LINE)
+        self._drawn = False
+
+
+def is_over(report: "DrainReport") -> bool:
+    """A drain that was taken back is over, too: its instance is `active`."""
+    return is_done(report) or report.state in ("active", "failed")
+
+
+def is_done(report: "DrainReport") -> bool:
+    """The instance is empty, and gone if it was to go, or has another process."""
+    emptied = report.safe_to_delete and not report.removes_instance
+    return emptied or report.state in ("removed", "restarted")
+
+
+def _detached(reports: "Sequence[DrainReport]") -> str:
+    """What an operator who stops watching is told."""
+    names = " ".join(report.instance_id for report in reports)
+    first = reports[0].instance_id if reports else ""
+    return (
+        f"no longer watching: the drain goes on ({names})\n"
+        f"try:   llumctl status --wait=drained={first}      or      llumctl uncordon {names}"
+    )
+
+
+def check_done(
+    reports: "Sequence[DrainReport]",
+    deadline_s: float | None = None,
+    *,
+    waited_s: float | None = None,
+) -> None:
+    """Raises for the first drain that is not done. `deadline_s`: how long the drains were given;
+    `waited_s`: how long they were waited for, whatever the deadline.
+
+    Raises:
+        TimedOutError: its deadline passed, or nobody waits for it any longer.
+        LlumctlError: it was taken back.
+    """
+    from controller.api.operations.on_instances import cannot_move
+
+    for report in reports:
+        if is_done(report):
+            continue
+        name = report.instance_id
+        what = "restart" if report.restarts_instance else "drain"
+        if report.state == "failed":
+            raise LlumctlError(
+                f"{name} was restarted, and its new process could not start",
+                f"llumctl logs {name}      llumctl status -o wide",
+            )
+        passed = report.deadline_s is not None and time.time() >= report.deadline_s
+        given_up = report.state == "active" and passed and report.on_deadline == "abort"
+        if report.state == "active" and not given_up:
+            raise LlumctlError(
+                f"the {what} of {name} was taken back before it was over",
+                "llumctl events --kind operator      llumctl status",
+            )
+        if not passed and waited_s is not None:
+            raise TimedOutError(
+                f"{what} {name} is not over after {latency(waited_s)}:"
+                f" {cannot_move(report)}; it goes on",
+                f"llumctl status --wait=drained={name}      or      llumctl scale +1",
+            )
+        after, longer = "", "600"
+        if passed and deadline_s is not None:
+            after = f" after {duration(deadline_s)}"
+            longer = f"{min(2 * deadline_s, MAX_DEADLINE_S):g}"
+        goes_on = "it was given up" if given_up else "it goes on"
+        raise TimedOutError(
+            f"{what} {name} timed out{after}: {cannot_move(report)}; {goes_on}",
+            f"llumctl scale +1      or      llumctl {what} {name} --deadline {longer}",
+        )
+
+
+def _is_late(report: "DrainReport", now_s: float) -> bool:
+    if report.state == "restarting":
+        return False  # the deadline was about emptying it
+    ends_then = report.on_deadline == "abort" or report.evacuates_instance
+    grace_s = GIVE_UP_S if ends_then else 0.0
+    return report.deadline_s is not None and now_s >= report.deadline_s + grace_s
+
+
+def _without_order(report: "DrainReport", instance: "InstanceStatus | None") -> "DrainReport":
+    """The report of a drain that is no more: the instance is gone, serves again, or was
+    restarted."""
+    changes = {"num_moving": 0, "estimate_s": None}
+    if instance is not None:
+        state = "active"
+        before = (report.incarnation, report.pid)
+        if report.restarts_instance and before != (instance.incarnation, instance.pid):
+            failed = instance.state == "failed"
+            state = "failed" if failed else "restarted"
+            changes["num_requests_left"] = 0
+        return report.model_copy(update={**changes, "state": state})
+    gone = {"state": "removed", "safe_to_delete": True, "num_requests_left": 0, "cannot_move": ()}
+    return report.model_copy(update=changes | gone)
+
+
+def _fitted(line: str) -> str:
+    room = max(1, shutil.get_terminal_size().columns - 1)
+    while num_cells(line) > room:
+        line = line[: len(line) - max(1, (num_cells(line) - room) // 2)]
+    return line

@@ -1,16 +1,90 @@
 """Options that several commands share."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from controller.api.errors import UsageError
+from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
-from llumctl import arguments, completion, meant
-from llumctl.text.output import Format
+from llumctl import arguments, connect, meant
+from llumctl.output import Format
+
+# -- completion of ids ---------------------------------------------------------------------
+
+# The shell asks for ids at each Tab, and they come from the controller. The user waits meanwhile,
+# so nothing is imported that takes long, and a controller that is slow or absent gives no ids.
+# No message is written: it would appear in the line that is being typed. A cluster that is known
+# by its URL is not asked, because its token may be on another machine.
+
+TIMEOUT_S = 0.15
+MAX_BYTES = 8 << 20
+MAX_REQUESTS = 200
+LIVE = ("dispatching", "waiting", "running", "evicted")
+"""`LIVE_STATES` of controller/api/wire/requests.py, whose import takes longer than an answer."""
+
+
+def complete_instances(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """With each id what `status` says of it; shells that show no help leave it out."""
+    found = _answer(context, "status").get("instances", ())
+    return _completions(incomplete, context, ((item["id"], item["state"]) for item in found))
+
+
+def complete_members(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    found = _answer(context, "status")
+    items = (*found.get("instances", ()), *found.get("frontends", ()))
+    named = [(item["id"], item["state"]) for item in items]
+    others = [("controller", "the default"), ("head", "Ray and the sockets")]
+    return _completions(incomplete, context, iter(named + others))
+
+
+def complete_requests(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    states = "".join(f"&state={state}" for state in LIVE)
+    found = _answer(context, f"requests?limit={MAX_REQUESTS}{states}").get("requests", ())
+    rows = ((item["id"], f"{item['state']} at {item.get('instance_id') or '-'}") for item in found)
+    return _completions(incomplete, context, rows)
+
+
+def _completions(
+    incomplete: str, context: typer.Context, rows: Iterator[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Those that begin so, without those that the command line has already."""
+    lists = [value for value in context.params.values() if isinstance(value, (list, tuple))]
+    given = {each for value in lists for each in value}
+    try:
+        return [row for row in rows if row[0].startswith(incomplete) and row[0] not in given]
+    except (KeyError, TypeError):
+        return []
+
+
+def _answer(context: typer.Context, path: str) -> dict[str, Any]:
+    import urllib.request  # only here: every command imports this module
+
+    from controller.api.state import run_state
+
+    try:
+        cluster = connect.attached(context.params.get("cluster"))
+        state = None if connect.is_url(cluster) else run_state.load(cluster)
+        if state is None:
+            return {}
+        request = urllib.request.Request(
+            f"{state.control_url}/v1/{path}",
+            headers={"Authorization": f"Bearer {state.control_token}"},
+        )
+        # Without the proxies of the environment.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            found = json.loads(answer.read(MAX_BYTES))
+    except (OSError, ValueError, LlumctlError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# -- options -------------------------------------------------------------------------------
 
 Cluster = Annotated[
     str | None,
@@ -62,7 +136,7 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="REQUEST",
-        autocompletion=completion.requests,
+        autocompletion=complete_requests,
         help="Its id (a beginning, or as tables shorten it, is enough) or the client's id.",
     ),
 ]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import UsageError
+from llumctl import output
 from llumctl.commands.options import Config
-from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.main.profile.points import FitError

@@ -18,10 +18,8 @@ from controller.api.errors import (
     TimedOutError,
     UsageError,
 )
-from llumctl import arguments, connect
-from llumctl.commands import following
+from llumctl import arguments, connect, output
 from llumctl.commands.options import Cluster
-from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
@@ -98,7 +96,7 @@ def _follow(
 ) -> None:
     """Writes what comes until the time is over."""
     started_s = said_s = time.monotonic()
-    for frame in following.follow(cluster, "latest", status_every_s=refresh_s, patient=True):
+    for frame in connect.follow(cluster, "latest", status_every_s=refresh_s, patient=True):
         if frame is not None:
             writer.append(frame)
         now_s = time.monotonic()
@@ -185,7 +183,7 @@ class _TrafficRecorder:
 
     def _follow(self, cluster: str, duration_s: float | None) -> None:
         """Writes what comes until the time is over."""
-        batches = following.traffic(cluster, self._wanted)
+        batches = connect.traffic(cluster, self._wanted)
         first = next(batches)
         assert first is not None  # else it raises
         num_hash_tokens = self._wanted.prefix_hash_tokens

@@ -18,18 +18,19 @@ from controller.api.errors import (
     UsageError,
 )
 from controller.api.text.quantities import duration, latency, printable, sized, time_of_day
-from llumctl import arguments, completion, connect
+from llumctl import arguments, connect, output
 from llumctl.commands.options import (
     Cluster,
     DryRun,
     OutputFormat,
     Reason,
     Reference,
+    complete_instances,
+    complete_requests,
     one_line,
     positive,
 )
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -64,7 +65,7 @@ def requests(
         str | None,
         typer.Argument(
             metavar="[REQUEST]",
-            autocompletion=completion.requests,
+            autocompletion=complete_requests,
             help="Why this one is where it is: its id (a beginning, or as tables shorten it, is"
             " enough) or the client's id.",
             show_default=False,
@@ -75,7 +76,7 @@ def requests(
         typer.Option(
             metavar="ID",
             help="Only those of this instance.",
-            autocompletion=completion.instances,
+            autocompletion=complete_instances,
         ),
     ] = None,
     state: Annotated[
@@ -291,7 +292,7 @@ def migrate(
         typer.Option(
             metavar="ID",
             help="The instance; else the freest one that can take it.",
-            autocompletion=completion.instances,
+            autocompletion=complete_instances,
         ),
     ] = None,
     dry_run: Annotated[

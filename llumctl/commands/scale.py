@@ -1,8 +1,9 @@
-"""`llumctl scale`: more instances, or fewer; `scale auto` is in `autoscale.py`."""
+"""`llumctl scale`: adds or removes instances; `scale auto` lets them follow the load."""
 
 import re
 import sys
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,9 +11,9 @@ from typer.core import TyperCommand
 
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_INSTANCES
-from llumctl import arguments, connect
-from llumctl.commands import autoscale
-from llumctl.commands.autoscale import Mode
+from controller.api.text.quantities import duration
+from llumctl import arguments, connect, meant, output
+from llumctl.commands import instances
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -25,12 +26,14 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.commands.set_settings import changes_text
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.operations.on_cluster import Scale, ScaleReport
+    from controller.api.operations.on_cluster import Scale, ScaleReport, SettingChanges
+    from controller.api.wire.base import SettingValue
+    from controller.api.wire.status import AutoscaleStatus, ClusterStatus
 
 DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
@@ -39,6 +42,12 @@ DEADLINE_MARGIN_S = 10.0
 AUTO = "auto"
 HELP = "llumctl scale --help"
 _TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    ON = "on"
 
 
 class ScaleCommand(TyperCommand):
@@ -142,7 +151,7 @@ def scale(
             raise UsageError(f"{flag}: {'not' if is_auto else 'only'} with {AUTO}", HELP)
     if is_auto:
         flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format)
-        autoscale.run(flags, autoscale.changes(mode, minimum, maximum, target_ttft, target_tpot))
+        _scale_auto(flags, _auto_changes(mode, minimum, maximum, target_ttft, target_tpot))
         return
     target_count, change = _wanted(target)
     deadline_s = deadline_of(deadline)
@@ -226,15 +235,13 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
 def agreed(cluster: str, command: str, order: "Scale", *, yes: bool) -> "Scale":
     """The order for what the plan says; if instances are to go, for those that were agreed to.
     `command`: what was typed."""
-    from llumctl.commands import drain_watch
-
     with connect.client(cluster) as client:
         planned = client.send(order.dry())
         status = client.status() if planned.draining and not yes else None
     if status is not None:
         output.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
         colours = output.use_colours(sys.stderr)
-        output.say(drain_watch.question(planned.draining, status, colours=colours))
+        output.say(instances.question(planned.draining, status, colours=colours))
         going = ", ".join(report.instance_id for report in planned.draining)
         output.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
     return order.planned(planned)
@@ -262,9 +269,7 @@ def _table(report: "ScaleReport", *, wide: bool, colours: bool) -> str:
     )
     parts = [output.facts([(name, value) for name, value in facts if value])]
     if report.draining:
-        from llumctl.commands import drain_watch
-
-        parts.append(drain_watch.render(report.draining, wide=wide, colours=colours))
+        parts.append(instances.render(report.draining, wide=wide, colours=colours))
     return "\n\n".join(parts)
 
 
@@ -275,10 +280,10 @@ def _wait(
     deadline_s: float | None,
     output_format: Format,
 ) -> None:
-    from llumctl.commands import drain_watch, waiting
+    from llumctl.commands import waiting
 
     deadline_at_s = time.monotonic() + timeout_s
-    watch = drain_watch.Watch(cluster, report.draining)
+    watch = instances.DrainWatch(cluster, report.draining)
     try:
         with watch:
             for each in (*report.added, *report.undrained):
@@ -293,4 +298,108 @@ def _wait(
     finally:  # the scaling goes on, whatever ends the waiting
         report = report.model_copy(update={"draining": watch.reports})
         output.emit(_text(report, output_format))
-    drain_watch.check(report.draining, deadline_s, waited_s=timeout_s)
+    instances.check_done(report.draining, deadline_s, waited_s=timeout_s)
+
+
+# -- scale auto: instances come and go with the load, or are said to ------------------------
+
+
+def _scale_auto(flags: Flags, wanted: "dict[str, SettingValue]") -> None:
+    """Shows auto-scaling, and changes what is wanted first. `wanted`: settings by key."""
+    one_line(flags.reason)
+    not_negative(flags.if_revision, "--if-revision")
+    dry_run, output_format = flags.dry_run, flags.output_format
+    if not wanted and (dry_run or flags.reason or flags.if_revision is not None):
+        raise UsageError("nothing is to be changed", "llumctl scale --help")
+    name = connect.attached(flags.cluster)
+    with connect.client(name) as client:
+        if wanted:
+            from controller.api.operations.on_cluster import SetSettings, SettingsPatch
+
+            patch = SettingsPatch(
+                changes=wanted,
+                dry_run=dry_run,
+                reason=flags.reason,
+                if_revision=flags.if_revision,
+            )
+            found = client.send(SetSettings(patch))
+            if dry_run and (planned := changes_text(found, output_format)):
+                output.emit(planned)
+            _say_changed(found)
+        if not dry_run:
+            output.emit(_auto_text(client.status(), output_format))
+    if dry_run and (found.changes or found.releases_autoscale):
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _auto_changes(
+    mode: Mode | None,
+    minimum: int | None,
+    maximum: int | None,
+    target_ttft: str | None,
+    target_tpot: str | None,
+) -> "dict[str, SettingValue]":
+    """By key, those that are given."""
+    found: dict[str, SettingValue] = {}
+    if mode is not None:
+        found["mode"] = mode.value
+    for flag, key, number in (
+        ("--min", "min_instances", minimum),
+        ("--max", "max_instances", maximum),
+    ):
+        if number is not None:
+            if not 1 <= number <= MAX_INSTANCES:
+                raise UsageError(f"{flag}: must be from 1 to {MAX_INSTANCES}, not {number}")
+            found[key] = number
+    for flag, key, text in (
+        ("--target-ttft", "target_ttft_s", target_ttft),
+        ("--target-tpot", "target_tpot_s", target_tpot),
+    ):
+        if text is not None:
+            found[key] = None if text == "none" else arguments.positive(text, flag)
+    return {f"autoscale.{key}": value for key, value in found.items()}
+
+
+def _say_changed(found: "SettingChanges") -> None:
+    if found.releases_autoscale:
+        would = "would be" if found.dry_run else "is"
+        output.say(f"an operator's scale held it, and it {would} released")
+    if not (found.changes or found.releases_autoscale):
+        output.say("nothing to change")
+    elif not found.dry_run:
+        output.say(f"revision {found.revision}")
+
+
+def _auto_text(status: "ClusterStatus", output_format: Format) -> str:
+    from controller.api.wire.status import AutoscaleReport
+
+    found = status.autoscale
+    if output_format is Format.NAME:
+        return found.mode
+    if output_format in (Format.TABLE, Format.WIDE):
+        return _auto_facts(found, status.time_s)
+    report = AutoscaleReport(**dict(found))
+    return output.encode(output_format, report, (report,))
+
+
+def _auto_facts(status: "AutoscaleStatus", now_s: float) -> str:
+    """One to a line. `now_s`: seconds since the epoch."""
+    from controller.api.text import autoscale_words as words
+
+    wanted = "" if status.num_wanted is None else f", {status.num_wanted} wanted"
+    facts = [("mode", words.state(status))]
+    if held := words.held(status, now_s):
+        facts.append(("held", meant.aimed(held)))
+    facts += [
+        ("instances", f"{words.instances(status)}{wanted}"),
+        ("targets", words.targets(status) or "none"),
+    ]
+    if status.last is not None:
+        facts.append(("last look", words.decision(status.last, now_s)))
+    if status.last_change is not None:
+        facts.append(("last change", words.decision(status.last_change, now_s)))
+    if status.next_check_in_s is not None:
+        facts.append(("next look", f"in {duration(status.next_check_in_s)}"))
+    if status.cold_start_s is not None:
+        facts.append(("a start takes", duration(status.cold_start_s)))
+    return output.facts(facts)

@@ -11,10 +11,9 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, UnreachableError, UsageError
 from controller.api.text.quantities import duration, time_of_day
-from llumctl import arguments, connect
+from llumctl import arguments, connect, output
 from llumctl.commands.options import Cluster, OutputFormat, positive
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.wire.status import ClusterStatus

@@ -17,8 +17,7 @@ from controller.api.wire.status import (
     MoveStatus,
     ReplayStatus,
 )
-from llumctl import meant
-from llumctl.text import output
+from llumctl import meant, output
 
 MAX_DETAILS = 10
 """A cluster in trouble has hundreds of moves; the dashboard lists them all."""

@@ -13,11 +13,10 @@ import typer
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.text.quantities import printable
-from llumctl import arguments, connect, meant
+from llumctl import arguments, connect, meant, output
 from llumctl.commands.options import Cluster, positive
 from llumctl.commands.record import check_refresh, new_recording, reached
 from llumctl.config import config_file
-from llumctl.text import output
 from tui import startup
 from tui.startup import DEFAULT_THEME, MONOCHROME, THEME_NAMES
 

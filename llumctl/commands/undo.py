@@ -8,10 +8,9 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.text.quantities import moment
-from llumctl import arguments, connect
+from llumctl import arguments, connect, output
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Yes, one_line
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.order import Order

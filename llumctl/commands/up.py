@@ -1,22 +1,35 @@
 """`llumctl up`: start a cluster and, unless detached, stay until it is stopped; `llumctl down`."""
 
 import inspect
+import json
+import shlex
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from typer.core import TyperCommand
 
-from controller.api.errors import RefusedError
-from llumctl import meant
-from llumctl.commands.options import ClusterName, Config, positive
+from controller.api.errors import EXIT_FAILED, RefusedError
+from controller.api.text.quantities import printable
+from llumctl import meant, output
+from llumctl.commands.options import ClusterName, Config, TableOrJson, format_option, positive
 from llumctl.config import config_file
-from llumctl.text import output
 
 if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table as Grid
+
+    from controller.api.settings.settings import Settings
     from controller.api.settings.table import Table
+    from controller.api.wire.status import (
+        Check,
+        ClusterStatus,
+        FrontendStatus,
+        InstanceStatus,
+    )
     from llumctl.config.settings import Flags
 
 
@@ -113,7 +126,6 @@ def start(
     wait: bool,
     timeout_s: float | None,
 ) -> None:
-    from llumctl.commands.up_progress import Progress
     from llumctl.config import settings as settings_module
 
     settings, origins = settings_module.load_with_origins(
@@ -278,3 +290,184 @@ def _help(item: Any, ctx: Any) -> tuple[str, str]:
     names, text = item.get_help_record(ctx)
     on, _, off = names.partition(" / ")
     return (f"--[no-]{on[2:]}" if off else names), text
+
+
+# -- what `up` shows while instances start, and how to reach the endpoint afterwards ---------
+
+STOPPING = "the cluster is being stopped"
+
+_GLYPHS = {
+    "starting": "+",
+    "active": "*",
+    "failed": "!",
+    "stalled": "!",
+    "stopping": ">",
+}
+
+
+class Progress:
+    """Call it with each status (or a sentence) in turn; from one thread at a time."""
+
+    def __init__(self, settings: "Settings") -> None:
+        self._settings = settings
+        self._seen: dict[str, str] = {}
+        self._announced = False
+        self._live: Live | None = None
+        self._redraws = output.can_redraw(sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_drawing()
+
+    def __call__(self, news: "ClusterStatus | str") -> None:
+        if isinstance(news, str):
+            self._say(news)
+            return
+        if self._redraws and not self._announced:
+            self._draw(news)
+        else:
+            self._say_changes(news)
+        if is_up(news):
+            self.announce(news)
+
+    def announce(self, status: "ClusterStatus") -> None:
+        """Once: the endpoint's URL and a request to try, on stdout."""
+        if self._announced:
+            return
+        self._announced = True
+        self._stop_drawing()
+        self._seen.update((item.id, _state(item)) for item in _members(status))
+        if status.state == "starting":
+            output.say("still starting: llumctl status tells when it is ready")
+        output.emit(endpoint_text(self._settings, status))
+
+    def _say(self, text: str) -> None:
+        if self._live is None:
+            output.say(text)
+        else:
+            self._live.console.print(meant.aimed(text), markup=False, highlight=False)
+
+    def _say_changes(self, status: "ClusterStatus") -> None:
+        if status.state == "stopping":
+            # Its members go one after the other, which is no news and no restart.
+            if self._seen.get(STOPPING) is None:
+                self._seen[STOPPING] = "told"
+                output.say(STOPPING)
+            return
+        for item in _members(status):
+            now = _state(item)
+            if self._seen.get(item.id) != now:
+                self._seen[item.id] = now
+                output.say(f"{item.id}: {now}")
+
+    def _draw(self, status: "ClusterStatus") -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), auto_refresh=False)
+            self._live.start()
+        self._live.update(_picture(status), refresh=True)
+
+    def _stop_drawing(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def is_up(status: "ClusterStatus") -> bool:
+    """Ready, or as ready as it gets: some instances serve although others could not start."""
+    serving = any(item.state == "active" for item in status.instances)
+    return status.state == "ready" or (status.state == "degraded" and serving)
+
+
+def endpoint_text(settings: "Settings", status: "ClusterStatus") -> str:
+    """The URL on the first line, then a curl line. A key is read from its file by the shell."""
+    base = status.endpoint_url.rstrip("/").removesuffix("/v1")
+    body = {
+        "model": next(iter(settings.endpoint.served_model_name), status.model),
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 32,
+    }
+    words = [f"curl {shlex.quote(f'{base}/v1/chat/completions')}"]
+    if settings.endpoint.ssl_certfile:
+        words.append(f"--cacert {shlex.quote(settings.endpoint.ssl_certfile)}")
+    if settings.endpoint.api_key_file:
+        key_file = shlex.quote(settings.endpoint.api_key_file)
+        script = "/./{s/[[:space:]].*//;s/^/Authorization: Bearer /p;q}"
+        words.append(f"-H @<(sed -n {shlex.quote(script)} {key_file})")
+    words.append("-H 'Content-Type: application/json'")
+    words.append(f"-d {shlex.quote(json.dumps(body))}")
+    return f"{base}/v1\n{' '.join(words)}"
+
+
+def _members(status: "ClusterStatus") -> "tuple[InstanceStatus | FrontendStatus, ...]":
+    return (*status.instances, *status.frontends)
+
+
+def _state(item: "InstanceStatus | FrontendStatus") -> str:
+    return f"{item.state} ({item.detail})" if item.detail else str(item.state)
+
+
+def _picture(status: "ClusterStatus") -> "Grid":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for item in _members(status):
+        cells = (_GLYPHS.get(item.state, " "), item.id, item.state, item.detail)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+# -- doctor: the checks of `up` beforehand ---------------------------------------------------
+
+
+def doctor(
+    output_format: Annotated[TableOrJson, format_option] = TableOrJson.TABLE,
+    cluster: ClusterName = None,
+    config: Config = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Check each node of this Ray too; else of the config file's, if it names one.",
+        ),
+    ] = None,
+) -> None:
+    """Check this machine, and the nodes of a Ray to join; exit 1 if anything fails."""
+    from controller.api.wire.status import CheckResult, DoctorReport
+    from llumctl.config import settings as settings_module
+
+    settings = settings_module.load(
+        config=config,
+        flags={
+            ("cluster", "name"): ("--cluster", cluster),
+            ("cluster", "ray_address"): ("--ray-address", ray_address),
+        },
+    )
+    meant.cluster_is(settings.cluster.name)
+    from controller.main.doctor import doctor as doctor_main
+
+    report = DoctorReport(checks=tuple(doctor_main.run(settings)))
+    if output_format is TableOrJson.JSON:
+        output.emit(output.encode(output.Format.JSON, report, report.checks))
+    else:
+        output.emit(_checks_text(report.checks))
+    if any(check.result is CheckResult.FAIL for check in report.checks):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _checks_text(checks: "tuple[Check, ...]") -> str:
+    """A row per check; the cure, which is long, on its own line below."""
+    rows = [(check.result, check.name, check.what) for check in checks]
+    colours = output.use_colours(sys.stdout)
+    header, *lines = output.table(("RESULT", "CHECK", "WHAT"), rows, colours=colours).split("\n")
+    told = [header]
+    for check, line in zip(checks, lines, strict=True):
+        told.append(line)
+        if check.cure:
+            told.append(f"        try: {meant.aimed(check.cure)}")
+    return "\n".join(told)

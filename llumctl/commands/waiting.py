@@ -26,8 +26,7 @@ from controller.api.operations.on_instances import DrainList
 from controller.api.text.quantities import latency
 from controller.api.wire.requests import ENDED_STATES, RequestState, RequestStatus
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
-from llumctl import arguments, connect
-from llumctl.text import output
+from llumctl import arguments, connect, output
 
 POLL_S = 0.25
 # A question about drains makes the controller ask every frontend and every draining instance.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 import uvloop
 
 from controller.api.wire.status import ClusterStatus
+from llumctl import output
 from llumctl.lab import bench_load, bench_report, bench_run
 from llumctl.lab.bench_load import Load, Workload
 from llumctl.lab.bench_report import Figures
 from llumctl.lab.bench_run import Observed, Results, Run, Sender, Target, measure
 from llumctl.lab.option_values import Verify
-from llumctl.text import output
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

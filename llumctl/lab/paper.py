@@ -21,13 +21,13 @@ from typing import Any
 from controller.model.profile import Mode
 from controller.sim.run import Load, Ran, Run
 from controller.sim.statistics import Interval, geometric_mean_ratio, mean_of, ratio_of_means
+from llumctl import output
 from llumctl.arguments import one_of
 from llumctl.lab import simulation, simulation_plan, simulation_report
 from llumctl.lab.option_values import FigureName
 from llumctl.lab.simulation_plan import Wanted
 from llumctl.lab.simulation_report import Figure, Seeds, count, latency
 from llumctl.lab.simulation_workers import ProgressBar, Workers
-from llumctl.text import output
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,7 @@ def simulate(asked: Asked, num_workers: int | None, plot: Path | None, *, as_jso
         colours = output.use_colours(sys.stdout)
         output.emit(tables(experiment, rows, means, title, cost, colours=colours))
     if plot is not None:
-        from llumctl.lab import simulation_plot as drawing
-
-        drawing.save(plot, ran)
+        simulation_report.save_plot(plot, ran)
     for line in simulation_report.never_steady(ran):
         output.say(f"warning: {line}")
 

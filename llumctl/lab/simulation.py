@@ -13,11 +13,11 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.sim.rates import TARGET_S, Knee, knee
 from controller.sim.run import Ran, Run
 from controller.sim.statistics import mean_of
+from llumctl import output
 from llumctl.lab import simulation_plan, simulation_report
 from llumctl.lab.simulation_plan import Wanted, shown
 from llumctl.lab.simulation_report import Group, Seeds, grouped, latency, steady, with_interval
 from llumctl.lab.simulation_workers import OnProgress, ProgressBar, Workers
-from llumctl.text import output
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,7 @@ def deliver(
             parts.append(simulation_report.bar_chart(ran))
         output.emit("\n\n".join(parts))
     if plot is not None and str(plot) != "-":
-        from llumctl.lab import simulation_plot as drawing
-
-        drawing.save(plot, ran)
+        simulation_report.save_plot(plot, ran)
     for line in simulation_report.never_steady(ran):
         output.say(f"warning: {line}")
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 
 from controller.api.errors import LlumctlError, UsageError
 from controller.sim.run import Ran, Run, carry_out
-from llumctl.text import output
+from llumctl import output
 
 if TYPE_CHECKING:
     from rich import progress

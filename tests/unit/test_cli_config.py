@@ -208,12 +208,12 @@ def test_what_toml_cannot_say_is_a_comment(
     ],
 )
 def test_toml_values_survive(value: object) -> None:
-    assert tomllib.loads(f"x = {toml_text.value(value)}")["x"] == value
+    assert tomllib.loads(f"x = {toml_text.value_text(value)}")["x"] == value
 
 
 def test_toml_has_no_null() -> None:
     with pytest.raises(TypeError, match="NoneType"):
-        toml_text.value({"a": [None]})
+        toml_text.value_text({"a": [None]})
 
 
 def test_schema_describes_every_table_and_key(capsys: Captured) -> None:

@@ -26,7 +26,7 @@ from controller.api.operations.on_instances import (
 from controller.api.state import run_state
 from controller.api.wire.base import ErrorBody
 from llumctl.app import run
-from llumctl.commands import drain_watch
+from llumctl.commands import instances
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import Answer, FakeController, meanwhile, until
@@ -112,7 +112,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("llumctl.commands.drain_watch.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.commands.instances.POLL_S", 0.01)
     monkeypatch.setattr("llumctl.commands.waiting.DRAINS_POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
@@ -206,7 +206,7 @@ def test_a_drain_that_is_none_any_more_after_its_deadline(
     """By its deadline only one that was to be given up ends; else somebody took it back."""
     passed = report(state="active", deadline_s=time.time() - 1, on_deadline=on_deadline)
     with pytest.raises(LlumctlError, match=words) as error:
-        drain_watch.check((passed,), 60.0)
+        instances.check_done((passed,), 60.0)
     assert error.value.exit_code == code
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from controller.api import client as client_module
 from controller.api.state import run_state
+from llumctl import output
 from llumctl.app import run
-from llumctl.commands import events as events_command
-from llumctl.text import output
+from llumctl.commands import events_and_logs
 from tests.unit.cli_process import interrupted, llumctl, reader_left
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController, event, meanwhile, until
@@ -124,7 +124,7 @@ def test_filters(capsys: Captured, options: tuple[str, ...], expected: list[str]
 def test_all_pages_are_read(
     fake: FakeController, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_command, "PAGE", 2)
+    monkeypatch.setattr(events_and_logs, "PAGE", 2)
     fake.events += [EVICTED, EVICTED]
     assert positions(capsys) == [f"a-{n}" for n in range(1, 6)]
 

@@ -18,7 +18,7 @@ from controller.api.state.run_state import RunState
 from controller.api.text.quantities import setting_value
 from controller.main import down
 from llumctl.app import run
-from llumctl.commands import get_set
+from llumctl.commands import set_settings
 from tests.unit.cli_support import remember
 from tests.unit.control_support import TOKEN, Listener, listening
 
@@ -395,4 +395,4 @@ async def test_options_that_do_not_go_together(
 )
 def test_a_value_is_shown_as_it_can_be_typed(value: float | None, text: str) -> None:
     assert setting_value(value) == text
-    assert get_set.parse([f"a.b={text}"]) == {"a.b": value}
+    assert set_settings.parse([f"a.b={text}"]) == {"a.b": value}

@@ -8,8 +8,8 @@ import pytest
 
 from controller.api.state import log_tail, run_state
 from controller.api.state.log_tail import LogTail, harmless
+from llumctl import output
 from llumctl.app import run
-from llumctl.text import output
 from tests.unit.cli_process import interrupted, llumctl, reader_left
 from tests.unit.cli_support import remember
 

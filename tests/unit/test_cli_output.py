@@ -12,9 +12,8 @@ from typing import IO
 import pytest
 
 from controller.api.errors import LlumctlError
-from llumctl import errors
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl import app, output
+from llumctl.output import Format
 from tests.unit.cli_support import cluster, instance
 
 Captured = pytest.CaptureFixture[str]
@@ -102,9 +101,9 @@ def test_a_closed_pipe_is_quiet(statement: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     script = (
-        "import sys; from llumctl import errors; from llumctl.text import output\n"
+        "import sys; from llumctl import app, output\n"
         f"def command():\n    {statement}\n    {statement}\n    return 0\n"
-        "sys.exit(errors.guarded(command))"
+        "sys.exit(app.guarded(command))"
     )
     code, stderr = run_python(script, writer)
     os.close(writer)
@@ -125,8 +124,8 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
 @pytest.mark.process
 def test_a_full_disk_is_an_error() -> None:
     script = (
-        "import sys; from llumctl import errors; from llumctl.text import output\n"
-        "sys.exit(errors.guarded(lambda: output.emit('x') or 0))"
+        "import sys; from llumctl import app, output\n"
+        "sys.exit(app.guarded(lambda: output.emit('x') or 0))"
     )
     with Path("/dev/full").open("w") as full:
         code, stderr = run_python(script, full)
@@ -148,8 +147,8 @@ def test_help_for_a_full_disk_is_an_error_and_no_traceback(argument: list[str]) 
 def test_no_stdout_at_all() -> None:
     script = (
         "import os, sys; sys.stdout = None\n"
-        "from llumctl import errors; from llumctl.text import output\n"
-        "sys.exit(errors.guarded(lambda: output.emit('x') or 0))"
+        "from llumctl import app, output\n"
+        "sys.exit(app.guarded(lambda: output.emit('x') or 0))"
     )
     assert run_python(script) == (0, "")
 
@@ -165,7 +164,7 @@ def raising(error: BaseException) -> int:
     def command() -> int:
         raise error
 
-    return errors.guarded(command)
+    return app.guarded(command)
 
 
 def test_an_error_says_what_and_last_what_to_try(capsys: Captured) -> None:
@@ -195,7 +194,7 @@ def test_the_unforeseen_goes_to_a_private_log(capsys: Captured, tmp_path: Path) 
 def test_the_log_starts_anew_when_large(tmp_path: Path, capsys: Captured) -> None:
     log = tmp_path / "llumctl" / "errors.log"
     log.parent.mkdir()
-    log.write_text("x" * (errors.MAX_LOG_BYTES + 1))
+    log.write_text("x" * (app.MAX_LOG_BYTES + 1))
     assert raising(ZeroDivisionError()) == 1
     assert log.stat().st_size < 10_000
     capsys.readouterr()

@@ -10,8 +10,8 @@ import pytest
 from controller.api.operations.on_instances import DrainList, DrainReport, PlannedDeparture
 from controller.api.wire.base import ErrorBody
 from controller.api.wire.status import InstanceState
+from llumctl import output
 from llumctl.app import run
-from llumctl.text import output
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 
@@ -84,7 +84,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("llumctl.commands.drain_watch.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.commands.instances.POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)

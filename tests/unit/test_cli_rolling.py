@@ -15,10 +15,10 @@ from controller.api.wire.status import (
     RestartTurn,
     RollingReport,
 )
+from llumctl import output
 from llumctl.app import run
-from llumctl.commands import rolling
+from llumctl.commands import restart
 from llumctl.commands.status_table import render
-from llumctl.text import output
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 
@@ -85,7 +85,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("llumctl.commands.rolling.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.commands.restart.POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)
@@ -161,13 +161,13 @@ def test_how_else_it_may_end(bed: Bed, capsys: Captured, end: dict[str, Any], wo
 def test_ctrl_c_leaves_it_going(
     bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_self: rolling.Watch) -> None:
+    def interrupted(_self: restart.RollingWatch) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rolling.Watch, "until_over", interrupted)
+    monkeypatch.setattr(restart.RollingWatch, "until_over", interrupted)
     assert run(["restart", "--rolling", "-y"]) == 130
     err = capsys.readouterr().err
-    assert err.endswith(f"{rolling.DETACHED}\n")
+    assert err.endswith(f"{restart.DETACHED}\n")
     assert len(bed.bodies()) == 1, "nothing but its beginning was ordered"
 
 

@@ -90,7 +90,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    for module in ("drain_watch", "waiting"):
+    for module in ("instances", "waiting"):
         monkeypatch.setattr(f"llumctl.commands.{module}.POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)

@@ -9,8 +9,8 @@ import pytest
 
 from controller.api.recording import RecordingReader
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
+from llumctl import output
 from llumctl.app import run
-from llumctl.text import output
 from tests.unit.cli_process import ended, interrupted, llumctl
 from tests.unit.cli_support import remember, stop
 from tests.unit.fake_controller import FakeController, event, until

@@ -13,7 +13,7 @@ from controller.api.errors import TimedOutError
 from controller.api.settings.settings import EndpointTable, Settings
 from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
-from llumctl.commands import up_progress
+from llumctl.commands import up
 from tests.unit.cli_support import cluster, instance
 
 Captured = pytest.CaptureFixture[str]
@@ -134,9 +134,9 @@ def test_up_timed_out(calls: dict[str, Any], capsys: Captured) -> None:
 
 def test_a_degraded_start_still_tells_the_endpoint() -> None:
     half = (instance("i-0"), instance("i-1", InstanceState.FAILED))
-    assert up_progress.is_up(cluster(*half, state=ClusterState.DEGRADED))
-    assert not up_progress.is_up(cluster(half[1], state=ClusterState.DEGRADED))
-    assert not up_progress.is_up(cluster(*half, state=ClusterState.STARTING))
+    assert up.is_up(cluster(*half, state=ClusterState.DEGRADED))
+    assert not up.is_up(cluster(half[1], state=ClusterState.DEGRADED))
+    assert not up.is_up(cluster(*half, state=ClusterState.STARTING))
 
 
 @pytest.mark.process
@@ -144,7 +144,7 @@ def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
     keys = tmp_path / "the keys"
     keys.write_text("\nk1 normal,high\nk2\n")
     settings = Settings(endpoint=EndpointTable(served_model_name="it's", api_key_file=str(keys)))
-    _, curl = up_progress.endpoint_text(settings, cluster()).splitlines()
+    _, curl = up.endpoint_text(settings, cluster()).splitlines()
     show = 'curl() { for a in "$@"; do case $a in @*) cat "${a#@}";; *) echo "$a";; esac; done; }; '
     done = subprocess.run(["bash", "-c", show + curl], capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
@@ -159,7 +159,7 @@ def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
 def test_on_a_terminal_it_redraws(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with up_progress.Progress(Settings()) as shown:
+    with up.Progress(Settings()) as shown:
         shown(STARTING)
         shown("a [note]")
         shown(cluster())

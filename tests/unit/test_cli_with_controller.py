@@ -12,8 +12,8 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
+from llumctl import output
 from llumctl.app import run
-from llumctl.text import output
 from tests.unit.cli_support import remember
 from tests.unit.control_support import TOKEN, Listener, listening
 

@@ -138,7 +138,7 @@ async def test_it_asks_before_instances_go(
     before = bed.controller.keeper.spec
     assert await llumctl("undo") == 5
     assert "asks before it acts, and there is no terminal" in capsys.readouterr().err
-    monkeypatch.setattr("llumctl.text.output.is_terminal", lambda _: True)
+    monkeypatch.setattr("llumctl.output.is_terminal", lambda _: True)
     monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
     assert await llumctl("undo") == 5
     err = capsys.readouterr().err

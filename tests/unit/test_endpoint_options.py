@@ -265,7 +265,7 @@ def test_bench_is_told_of_the_certificate(tmp_path: Path) -> None:
 
 
 def test_the_curl_line_names_the_certificate() -> None:
-    from llumctl.commands.up_progress import endpoint_text
+    from llumctl.commands.up import endpoint_text
 
     settings = Settings.model_validate({"endpoint": {"ssl_certfile": "/c/a b.pem"}})
     assert " --cacert '/c/a b.pem' " in endpoint_text(settings, cluster())

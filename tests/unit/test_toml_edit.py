@@ -8,8 +8,8 @@ import pytest
 
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
-from llumctl.config import saving
-from llumctl.config.saving import CannotEditError, Value, set_value
+from llumctl.config import toml_text
+from llumctl.config.toml_text import CannotEditError, Value, set_value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llumctl.toml"
 
@@ -111,7 +111,7 @@ def test_what_is_left_to_hands(text: str, value: Value, line: int) -> None:
 
 
 def test_a_level_of_several() -> None:
-    text = saving.with_tables(
+    text = toml_text.with_tables(
         "a = 1\n", "priority", [[("name", "low"), ("rank", -1)], [("name", "high"), ("t", None)]]
     )
     after = set_value(text, ("priority", 1), "t", 800)

@@ -6,9 +6,16 @@ import os
 
 import pytest
 
-from llumctl.web import server, session
-from llumctl.web.server import CODE_LIFE_S, LOGIN_LIFE_S, MAX_LOGINS, Doors, Login, refusal
-from llumctl.web.session import environment
+from llumctl.web import server
+from llumctl.web.server import (
+    CODE_LIFE_S,
+    LOGIN_LIFE_S,
+    MAX_LOGINS,
+    Doors,
+    Login,
+    environment,
+    refusal,
+)
 
 OWN = "127.0.0.1:8700"
 
@@ -108,12 +115,12 @@ def test_the_oldest_login_is_forgotten_for_another() -> None:
 
 
 def test_what_a_page_may_say() -> None:
-    assert session.heard('["stdin", "q\\u00e9"]').packet == b"D\x00\x00\x00\x03q\xc3\xa9"
-    resized = session.heard('["resize", {"width": 100000, "height": 0}]').packet
+    assert server.heard('["stdin", "q\\u00e9"]').packet == b"D\x00\x00\x00\x03q\xc3\xa9"
+    resized = server.heard('["resize", {"width": 100000, "height": 0}]').packet
     assert json.loads(resized[5:]) == {"type": "resize", "width": 1000, "height": 1}
-    assert json.loads(session.heard('["blur"]').packet[5:]) == {"type": "blur"}
-    assert session.heard('["ping", "17"]') == session.Heard(reply='["pong", "17"]')
-    assert session.heard('["stdin", "\\ud800"]').packet == b"D\x00\x00\x00\x01?"
+    assert json.loads(server.heard('["blur"]').packet[5:]) == {"type": "blur"}
+    assert server.heard('["ping", "17"]') == server.Heard(reply='["pong", "17"]')
+    assert server.heard('["stdin", "\\ud800"]').packet == b"D\x00\x00\x00\x01?"
 
 
 @pytest.mark.parametrize(
@@ -125,19 +132,19 @@ def test_what_a_page_may_say() -> None:
     ],
 )  # fmt: skip
 def test_what_it_may_not(message: str) -> None:
-    with pytest.raises(session.ProtocolError):
-        session.heard(message)
+    with pytest.raises(server.ProtocolError):
+        server.heard(message)
 
 
 async def test_what_a_process_may_say() -> None:
     stream = asyncio.StreamReader()
-    stream.feed_data(session.packet(b"D", b"hello") + b"D\xff\xff\xff\xff")
-    assert await session.read(stream) == (b"D", b"hello")
-    with pytest.raises(session.ProtocolError):
-        await session.read(stream)
+    stream.feed_data(server.packet(b"D", b"hello") + b"D\xff\xff\xff\xff")
+    assert await server.read(stream) == (b"D", b"hello")
+    with pytest.raises(server.ProtocolError):
+        await server.read(stream)
     stream.feed_eof()
     with pytest.raises(asyncio.IncompleteReadError):
-        await session.read(stream)
+        await server.read(stream)
 
 
 def test_textuals_own_switches_are_left_behind() -> None:

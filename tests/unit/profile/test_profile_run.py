@@ -198,7 +198,7 @@ import sys
 from pathlib import Path
 from controller.main.profile import run
 from controller.api.settings.settings import Settings
-from llumctl.errors import guarded
+from llumctl.app import guarded
 run.COMMAND = {command!r}
 wanted = run.Wanted(Path({path!r}), False, 1, {{}})
 sys.exit(guarded(lambda: run.run(Settings(), wanted, lambda text: None) and 0))

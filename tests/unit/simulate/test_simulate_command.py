@@ -167,7 +167,7 @@ def test_a_bar_on_a_terminal_and_none_in_a_pipe(
 ) -> None:
     assert run(arguments(profile, "--seeds", "1", "-o", "json")) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("llumctl.text.output.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("llumctl.output.is_terminal", lambda stream: stream is sys.stderr)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal too
     assert run(arguments(profile, "--seeds", "1", "-o", "json")) == 0

@@ -1,14 +1,14 @@
-"""`llumctl restart --rolling`, `--stop` and `--dismiss`: all instances, one after the other.
+"""`llumctl restart`: of one instance, or with `--rolling` of all of them, one after the other.
 
-`restart` imports this module only for these. Leaving a rolling restart that is followed ends
-nothing, and the controller may be away for a while.
+An operator who stops following a restart does not end it, and the controller may be away for a
+while.
 """
 
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,22 +22,165 @@ from controller.api.errors import (
     UsageError,
 )
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.text import rolling_words as words
 from controller.api.text.quantities import duration, latency
-from controller.api.wire.status import RollingReport
-from llumctl import arguments, connect
-from llumctl.commands.options import Flags
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl import arguments, connect, output
+from llumctl.commands import instances
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    Flags,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    Yes,
+    complete_instances,
+    deadline_of,
+    not_negative,
+    one_line,
+)
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.operations.on_cluster import Rolling
+    from controller.api.operations.on_instances import DrainReport
+    from controller.api.wire.status import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
 POLL_S = 0.5
 
 
-def begin(
+def restart(
+    instance_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="As status shows it.", autocompletion=complete_instances
+        ),
+    ] = None,
+    rolling: Annotated[
+        bool,
+        typer.Option("--rolling", help="All instances: the next one when the one before serves."),
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop a rolling restart: no other instance follows.")
+    ] = False,
+    dismiss: Annotated[
+        bool,
+        typer.Option("--dismiss", help="Show one that is over no more: status keeps a failed one."),
+    ] = False,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="With --rolling: start each with this argument; null: as at up. Repeatable.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|max",
+            help="With --rolling: so many at a time, or as many as the others can hold.",
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="How long emptying may take (90, 5m); then it is given up."),
+    ] = None,
+    start_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="With --rolling: how long a start may take. Else: 10m."),
+    ] = None,
+    now: Annotated[
+        bool,
+        typer.Option("--now", help="Do not empty it: its requests are replayed elsewhere."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Restart an instance: its requests move to others, then its process is replaced. Asks first.
+
+    Ctrl-C leaves the restart going; llumctl uncordon takes it back until the process has ended, and
+    llumctl restart --stop ends one of all instances.
+    """
+    if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
+        raise UsageError(
+            "restart: give one of ID, --rolling, --stop and --dismiss", "llumctl restart --help"
+        )
+    deadline_s = deadline_of(deadline)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
+    of_all: dict[str, object] = {
+        "--at-once": at_once,
+        "--start-timeout": start_timeout,
+        "--engine-arg": engine_arg,
+    }
+    if instance_id is not None:
+        instances.check_flags(of_all, "ID")
+        _of_one(flags, instance_id, deadline_s, now=now)
+        return
+    instances.check_flags({"--now": now})
+    if rolling:
+        _begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
+        return
+    word = "--stop" if stop else "--dismiss"
+    instances.check_flags(
+        {**of_all, "--deadline": deadline, "--force": force, "--detach": detach}, word
+    )
+    (_stop if stop else _dismiss)(flags)
+
+
+def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
+    """Plans, asks, restarts one instance and follows that."""
+    arguments.an_id(instance_id, "ID")
+    if now and deadline_s is not None:
+        raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
+    name = connect.attached(flags.cluster)
+    from controller.api.operations.on_instances import Restart, RestartRequest
+
+    wanted = RestartRequest(
+        deadline_s=deadline_s,
+        now=now,
+        dry_run=flags.dry_run,
+        force=flags.force,
+        reason=flags.reason,
+        if_revision=flags.if_revision,
+    )
+    order = Restart(instance_id, wanted)
+    if not (flags.yes or flags.dry_run):
+        (order,) = instances.agreed(name, [order])
+    with connect.client(name) as client:
+        report = client.send(order)
+    if flags.dry_run or flags.detach:
+        output.emit(instances.text((report,), flags.output_format))
+    if flags.dry_run and report.changes:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not (flags.dry_run or flags.detach):
+        instances.follow(name, (report,), deadline_s, flags.output_format, _restart_goes_on)
+
+
+def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:
+    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    return (
+        f"no longer watching: the restart goes on ({name})\n"
+        f"try:   llumctl status --wait=instance/{name}=active"
+    )
+
+
+# -- rolling: all instances, one after the other --------------------------------------------
+
+
+def _begin(
     flags: Flags,
     at_once: str | None,
     deadline_s: float | None,
@@ -73,18 +216,18 @@ def begin(
     )
     order = Rolling(wanted)
     if not (flags.yes or flags.dry_run):
-        order = _agreed(name, order)
+        order = _rolling_agreed(name, order)
     with connect.client(name) as client:
         report = client.send(order)
     if flags.dry_run or flags.detach:
-        output.emit(_text(report, flags.output_format))
+        output.emit(_rolling_text(report, flags.output_format))
     if flags.dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
     if not flags.detach:
-        _follow(name, report, flags.output_format)
+        _follow_rolling(name, report, flags.output_format)
 
 
-def stop(flags: Flags) -> None:
+def _stop(flags: Flags) -> None:
     """Stops a rolling restart; does nothing if none goes on."""
     with connect.client(connect.attached(flags.cluster)) as client:
         from controller.api.operations.on_cluster import RollingStopRequest, StopRolling
@@ -97,12 +240,12 @@ def stop(flags: Flags) -> None:
         except NotRollingError:
             output.say("nothing to change")
             return
-    output.emit(_text(report, flags.output_format))
+    output.emit(_rolling_text(report, flags.output_format))
     if flags.dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
-def dismiss(flags: Flags) -> None:
+def _dismiss(flags: Flags) -> None:
     """Takes a rolling restart that is over out of the status; does nothing if there is none."""
     with connect.client(connect.attached(flags.cluster)) as client:
         from controller.api.operations.on_cluster import DismissRolling, RollingDismissRequest
@@ -117,7 +260,7 @@ def dismiss(flags: Flags) -> None:
     if not report.changes:
         output.say("nothing to change")
         return
-    output.emit(_text(report, flags.output_format))
+    output.emit(_rolling_text(report, flags.output_format))
     if flags.dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
@@ -136,21 +279,23 @@ def _engine_args(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _follow(name: str, begun: RollingReport, output_format: Format) -> None:
-    watch = Watch(name, begun)
+def _follow_rolling(name: str, begun: "RollingReport", output_format: Format) -> None:
+    watch = RollingWatch(name, begun)
     try:
         watch.until_over()
     except KeyboardInterrupt:
         output.say(DETACHED)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    output.emit(_text(watch.report, output_format))
-    check(watch.report)
+    output.emit(_rolling_text(watch.report, output_format))
+    _check_over(watch.report)
 
 
-def _agreed(cluster: str, order: "Rolling") -> "Rolling":
+def _rolling_agreed(cluster: str, order: "Rolling") -> "Rolling":
     """The order that the operator agreed to, bound to the revision that was shown."""
     with connect.client(cluster) as client:
         plan = client.send(order.dry())
+    from controller.api.text import rolling_words as words
+
     output.say("\n".join(words.plan(plan)))
     output.ask(order.question)
     return order if order.revision is not None else order.at(plan.revision)
@@ -170,7 +315,7 @@ def _at_once(text: str | None) -> int:
     return int(text)
 
 
-def _text(report: RollingReport, output_format: Format) -> str:
+def _rolling_text(report: "RollingReport", output_format: Format) -> str:
     if output_format in (Format.TABLE, Format.WIDE):
         return _table(report, colours=output.use_colours(sys.stdout))
     if output_format is Format.NAME:
@@ -180,7 +325,7 @@ def _text(report: RollingReport, output_format: Format) -> str:
     return output.encode(output_format, report, (report,))
 
 
-def _table(report: RollingReport, *, colours: bool) -> str:
+def _table(report: "RollingReport", *, colours: bool) -> str:
     """Each instance, how far it is, and what it took or would take."""
     if report.dry_run and report.plan:
         return _plan(report, colours=colours)
@@ -196,11 +341,11 @@ def _table(report: RollingReport, *, colours: bool) -> str:
     return output.table(("ID", "STATE", "TOOK"), rows, colours=colours)
 
 
-def _left(report: RollingReport) -> str:
+def _left(report: "RollingReport") -> str:
     return "to-come" if report.state == "going" else "not-restarted"
 
 
-def _plan(report: RollingReport, *, colours: bool) -> str:
+def _plan(report: "RollingReport", *, colours: bool) -> str:
     rows = [
         (
             str(place),
@@ -223,10 +368,10 @@ DETACHED = (
 )
 
 
-class Watch:
+class RollingWatch:
     """Asks the controller again and again, and says on stderr how far the rolling restart is."""
 
-    def __init__(self, cluster: str, begun: RollingReport) -> None:
+    def __init__(self, cluster: str, begun: "RollingReport") -> None:
         self._cluster = cluster
         self.report = begun
         self._said: tuple[object, ...] = ()
@@ -259,13 +404,15 @@ class Watch:
 
     def _tell(self) -> None:
         """A line for each step; one request fewer on an instance is no step."""
+        from controller.api.text import rolling_words as words
+
         step = words.step(self.report)
         if step != self._said:
             output.say(words.progress(self.report))
             self._said = step
 
 
-def check(report: RollingReport) -> None:
+def _check_over(report: "RollingReport") -> None:
     """Raises LlumctlError unless every instance was restarted."""
     if report.state == "failed":
         left = f"; not restarted: {' '.join(report.left)}" if report.left else ""
@@ -280,7 +427,7 @@ def check(report: RollingReport) -> None:
         )
 
 
-def _again(report: RollingReport) -> str:
+def _again(report: "RollingReport") -> str:
     """Without arguments it takes the change back where it was made already."""
     plain = "llumctl restart --rolling"
     if not report.engine_args:

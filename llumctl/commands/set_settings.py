@@ -1,15 +1,22 @@
 """`llumctl set`: the settings that may be changed while the cluster runs."""
 
+import codecs
+import difflib
+import os
+import stat
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
+from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, RefusedError, UsageError
+from controller.api.state import user_files
 from controller.api.text.quantities import setting_value
-from llumctl import arguments, connect
+from llumctl import arguments, connect, output
 from llumctl.commands.options import (
     Cluster,
     ClusterConfig,
@@ -22,8 +29,8 @@ from llumctl.commands.options import (
     one_line,
 )
 from llumctl.config import config_file, toml_text
-from llumctl.text import output
-from llumctl.text.output import Format
+from llumctl.config.config_file import ConfigFile
+from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -33,9 +40,9 @@ if TYPE_CHECKING:
         SettingChanges,
         SettingList,
     )
+    from controller.api.state.run_state import RunState
     from controller.api.wire.base import SettingValue
     from controller.api.wire.status import LevelStatus
-    from llumctl.config.saving import Saving
 
 HINT = "llumctl set migration.max_moves=2"
 
@@ -114,14 +121,12 @@ def _show(
 def _emit_toml(
     found: "SettingList", levels: "Sequence[LevelStatus]", flag: Path | None, cluster: str
 ) -> None:
-    from llumctl.config import saving
-
-    path, file = saving.find(flag, connect.running(cluster))
+    path, file = _file_in_force(flag, connect.running(cluster))
     values = {setting.key: setting.value for setting in found.settings}
-    differing = saving.differing(values, file)
+    changed = differing(values, file)
     against = f"{path}" if file is not None else "the defaults (there is no configuration file)"
-    if differing:
-        output.emit(_as_toml(differing, levels))
+    if changed:
+        output.emit(_as_toml(changed, levels))
         output.say(f"these differ from {against}")
     else:
         output.say(f"nothing differs from {against}")
@@ -133,7 +138,9 @@ def _as_toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus
     tables: dict[str, list[str]] = {}
     for key, value in values.items():
         table, *_, name = key.split(".")
-        line = f"# {name} has no value" if value is None else f"{name} = {toml_text.value(value)}"
+        line = (
+            f"# {name} has no value" if value is None else f"{name} = {toml_text.value_text(value)}"
+        )
         tables.setdefault(table, []).append(line)
     blocks = [
         "\n".join([f"[{table}]", *lines]) for table, lines in tables.items() if table != "priority"
@@ -144,7 +151,7 @@ def _as_toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus
 
 
 def _level(level: "LevelStatus") -> str:
-    lines = ["[[priority]]", f"name = {toml_text.value(level.name)}", f"rank = {level.rank}"]
+    lines = ["[[priority]]", f"name = {toml_text.value_text(level.name)}", f"rank = {level.rank}"]
     if level.target_load_tokens is not None:
         lines.append(f"target_load_tokens = {level.target_load_tokens}")
     return "\n".join(lines)
@@ -220,17 +227,15 @@ def _saving(
     client: "ControlClient", order: "SetSettings", config: Path | None, cluster: str
 ) -> "Saving":
     """Plans the lines of the configuration file, with values as the controller understands them."""
-    from llumctl.config import saving
-
-    planned = client.send(order.dry())
+    plan = client.send(order.dry())
     values = {each.key: each.value for each in client.settings().settings}
-    values |= {each.key: each.value for each in planned.changes}
+    values |= {each.key: each.value for each in plan.changes}
     wanted = {key: values[key] for key in order.wanted.changes}
-    for variable in saving.overriding(list(wanted)):
+    for variable in overriding(list(wanted)):
         output.say(
             f"{variable} is set here, and wins over the configuration file at the next start"
         )
-    return saving.planned(saving.find(config, connect.running(cluster))[0], wanted)
+    return planned(_file_in_force(config, connect.running(cluster))[0], wanted)
 
 
 def _save(saving: "Saving", found: "SettingChanges", *, dry_run: bool) -> None:
@@ -256,3 +261,145 @@ def changes_text(found: "SettingChanges", output_format: Format) -> str:
         header = ("KEY", "PREVIOUS", "NOW" if not found.dry_run else "WOULD-BE")
         return output.table(header, rows, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, found.changes)
+
+
+# -- --save: the configuration file gets what was changed, and stays as it was otherwise -----
+
+OF_THE_CLUSTER = "the cluster was started with it"
+NO_HINT = "llumctl set --toml"
+
+
+def _file_in_force(
+    flag: Path | None, state: "RunState"
+) -> tuple[Path, config_file.ConfigFile | None]:
+    """The configuration file in force: that of `--config`, else the one that the cluster was
+    started with, else the one that `up` would read now; None if there is no such file.
+
+    Raises UsageError for a file that was asked for and is absent, or that does not parse."""
+    started_with = Path(state.config_file) if state.config_file else None
+    if flag is None and started_with is not None:
+        return started_with, config_file.read(started_with, OF_THE_CLUSTER)
+    return config_file.locate(flag)[1], config_file.find(flag)
+
+
+def differing(
+    in_force: "Mapping[str, SettingValue]", file: ConfigFile | None
+) -> "dict[str, SettingValue]":
+    """Live settings whose value is not the one that the file gives, without flags and variables.
+    Raises UsageError for a file that `up` would refuse."""
+    from controller.api.settings.live_settings import live_settings
+    from controller.api.settings.settings import Settings
+    from llumctl.config import settings
+
+    of_file = live_settings(Settings() if file is None else settings.of_file(file))
+    return {
+        key: value
+        for key, value in in_force.items()
+        if key not in of_file or of_file[key].value != value
+    }
+
+
+def overriding(keys: Sequence[str]) -> list[str]:
+    """Variables of this shell that set one of these keys, and so win over the file."""
+    from llumctl.config import settings
+
+    names = [f"{settings.PREFIX}{key.replace('.', '_').upper()}" for key in keys]
+    return [name for name in names if os.environ.get(name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Values to be written into a file, as the text that it will have."""
+
+    path: Path
+    before: bytes
+    after: bytes
+
+    @property
+    def changes(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines that go (-) and that come (+)."""
+        texts = (self.before.decode().splitlines(), self.after.decode().splitlines())
+        found = difflib.unified_diff(*texts, lineterm="", n=0)
+        return [line for line in list(found)[2:] if not line.startswith("@@")]
+
+    def write(self) -> None:
+        """Replaces the file in one step; its mode stays. Raises LlumctlError, and leaves the file
+        as it was."""
+        if not self.changes:
+            return
+        try:
+            raw, status = user_files.read_with_status(self.path, config_file.MAX_BYTES)
+            if raw != self.before:
+                raise OSError(0, "somebody else has changed it meanwhile")
+            user_files.replace(self.path, self.after.decode(), stat.S_IMODE(status.st_mode))
+        except OSError as error:
+            raise LlumctlError(
+                f"{self.path} was not written: {error.strerror}", "llumctl set --toml"
+            ) from error
+
+
+def planned(path: Path, values: "Mapping[str, SettingValue]") -> Saving:
+    """Raises UsageError if there is no such file or it does not parse, and RefusedError if it
+    cannot be written, or not without touching something else."""
+    try:
+        file = config_file.read(path, "--save writes into it")
+    except config_file.AbsentError as error:
+        raise UsageError(
+            f"{path}: there is no configuration file to save in",
+            f"mkdir -p {path.parent} && touch {path}",
+        ) from error
+    target = path.resolve()  # a link stays one
+    _check_writable(target)
+    text = file.text
+    for key, value in values.items():
+        try:
+            text = _edited(text, key, value)
+        except toml_text.CannotEditError as error:
+            raise RefusedError(
+                f"{path}:{error.line}: {error}", config_file.edit_command(path, error.line)
+            ) from error
+    mark = (
+        codecs.BOM_UTF8
+        if user_files.read(target, config_file.MAX_BYTES).startswith(codecs.BOM_UTF8)
+        else b""
+    )
+    return Saving(target, mark + file.text.encode(), mark + text.encode())
+
+
+def _edited(text: str, key: str, value: "SettingValue") -> str:
+    table, *level, name = key.split(".")
+    if not level:
+        return toml_text.set_value(text, (table,), name, value)
+    levels = tomllib.loads(text).get(table)
+    if levels is None:  # those without a file are all written, as a file has all or none
+        from controller.api.settings.settings import Settings
+
+        defaults = [list(level.model_dump().items()) for level in Settings().priority]
+        text = toml_text.with_tables(text, table, defaults)
+        levels = tomllib.loads(text)[table]
+    found = [n for n, each in enumerate(levels) if each.get("name") == level[0]]
+    if not found:
+        raise toml_text.CannotEditError(1, f"it has no priority level {level[0]!r}")
+    return toml_text.set_value(text, (table, found[0]), name, value)
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise RefusedError(f"{path} cannot be written: {error.strerror}", NO_HINT) from error
+    why = ""
+    if not stat.S_ISREG(found.st_mode):
+        why = "it is no regular file"
+    elif found.st_uid != os.geteuid():
+        why = f"it belongs to another user (uid {found.st_uid})"
+    elif not os.access(path, os.W_OK):
+        why = "it is write-protected"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        why = f"the folder {path.parent} is write-protected"
+    if why:
+        raise RefusedError(f"{path} cannot be written: {why}", NO_HINT)
