@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paths sizes vllm-arguments wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paths sizes vllm-arguments reference wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -27,7 +27,9 @@ help:
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make sizes           files and lines of code by room, beside the aims (ARGS=--list names the files)"
-	@echo "make vllm-arguments  write anew what the installed vLLM declares of its engine arguments and parsers"
+	@echo "make reference       write docs/reference anew from help texts, docstrings and tables of the code"
+	@echo "make vllm-arguments  write anew what the installed vLLM declares of its engine arguments and parsers,"
+	@echo "                     and which paths its server has"
 	@echo "make wire-schema     write anew what the control API reads and answers, for the test that compares it"
 	@echo "make fuzz            the control API by its description (5 minutes), then changed input against a real"
 	@echo "                     engine beside a canary (an hour; exit 1: findings)"
@@ -216,8 +218,13 @@ paths: $(STAMP)
 sizes: $(STAMP)
 	$(BIN)/python -m tools.sizes $(ARGS)
 
+# Without the paths of the endpoint, which vLLM knows: importing it takes 9 s.
+reference: $(STAMP)
+	$(BIN)/python -m tools.reference
+
 vllm-arguments: $(STAMP)
 	$(BIN)/python -m tools.vllm_arguments
+	$(BIN)/python -c 'from tools import reference; reference.write_endpoint()'
 
 # The change belongs in CHANGELOG.md: scripts and recordings depend on what this file has.
 wire-schema: $(STAMP)

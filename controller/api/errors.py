@@ -5,15 +5,31 @@ turns an error into two lines on stderr and its `exit_code` into the status of t
 """
 
 EXIT_DONE = 0
+"""Done, or there was nothing to do."""
 EXIT_FAILED = 1
+"""Failed. `status --check` and `doctor`: a member, the cluster or the machine is not well; an alarm
+about load does not count. `bench`: a request failed, or a token was wrong. `simulate`: no size
+meets the targets, or with `--strict` a run reached no steady state."""
 EXIT_USAGE = 2
+"""Wrong usage or configuration."""
 EXIT_UNREACHABLE = 3
+"""No controller runs, or it does not answer."""
 EXIT_NOT_FOUND = 4
+"""There is no such instance or request."""
 EXIT_REFUSED = 5
+"""Refused: the cluster runs already; the name given to `--confirm` is wrong; a bad token; `top`
+without a terminal; a request that cannot move or has ended; an operation without undo; the last
+instance that serves; a question that was not answered with yes, or that nobody could be asked."""
 EXIT_CONFLICT = 6
+"""Conflict: a name fits several requests, of which not exactly one is live; the revision is not
+that of `--if-revision`; the cluster is not as it was shown or planned."""
 EXIT_WOULD_CHANGE = 10
+"""A dry run that would change something."""
 EXIT_TIMED_OUT = 124
+"""Time is over: the cluster is not ready, the condition of `status --wait` did not come about, a
+move was not over within `--timeout`, or the deadline of a drain passed."""
 EXIT_INTERRUPTED = 130
+"""Interrupted."""
 
 
 class LlumctlError(Exception):

@@ -11,7 +11,7 @@ from controller.api.settings.endpoint_options import EndpointOptions, code_in
 from controller.api.settings.engine_options import REFUSED, REFUSED_PREFIX, why_refused
 from controller.main.checks.engine_args import check_engine_args, check_value
 from controller.main.checks.vllm_arguments import ARGUMENTS
-from tools import vllm_arguments
+from tools import reference, vllm_arguments
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,11 @@ def parsed(parser: argparse.ArgumentParser) -> dict[str, Any]:
 def test_the_table_is_that_of_the_installed_vllm() -> None:
     """`make vllm-arguments` writes it anew."""
     assert vllm_arguments.TABLE.read_text() == vllm_arguments.source()
+
+
+def test_the_page_of_paths_is_that_of_the_installed_vllm() -> None:
+    """`make vllm-arguments` writes it anew."""
+    assert (reference.FOLDER / reference.ENDPOINT).read_text() == reference.endpoint()
 
 
 def test_all_of_the_server_s_arguments_are_known_offered_or_refused(

@@ -31,7 +31,6 @@ from controller.api.wire.status import (
     SavedStatus,
 )
 from llumctl.app import app
-from tui.actions import ACTIONS, shown_key
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -42,9 +41,6 @@ DOCUMENTS = [
     CONTRIBUTING,
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-
-LEAVING = {"Ctrl-c", "Ctrl-q"}
-"""They are told behind the key that leaves."""
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -204,15 +200,3 @@ def test_decisions_have_one_form(path: Path) -> None:
     headings = [line for line in lines if line.startswith("## ")]
     assert headings == ["## Context", "## Decision", "## Consequences"]
     assert len(lines) <= 60, "one page at most"
-
-
-def test_every_key_of_the_dashboard_stands_in_a_table() -> None:
-    tables = re.findall(
-        r"^\| (.+?) \| ([a-z_, ]+) \| ", (ROOT / "docs/console.md").read_text(), re.M
-    )
-    known = {name: keys for keys, names in tables for name in names.split(", ")}
-    for action in ACTIONS:
-        if action.keys:
-            pressed = [word.rstrip(",") or word for word in known[action.action_id].split()]
-            keys = {shown_key(key) for key in action.keys}
-            assert keys <= {*pressed} | LEAVING, action.action_id

@@ -113,10 +113,12 @@ def render(
     status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
 ) -> bytes:
     """`event_counts`: since the controller started; kinds that never happened may be missing."""
-    return generate_latest(_Families(status, event_counts, move_log))
+    return generate_latest(ClusterMetrics(status, event_counts, move_log))
 
 
-class _Families(Collector):
+class ClusterMetrics(Collector):
+    """What `render` writes."""
+
     def __init__(
         self, status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
     ) -> None:

@@ -34,85 +34,139 @@ Number = float | int | None
 
 
 class EventKind(StrEnum):
+    """What happened; the docstring of each kind says it, and which figures the event has."""
+
     DISPATCHED = "dispatched"
+    """A request was sent to an instance: its score there, and among how many instances was
+    chosen."""
     REJECTED = "rejected"
-    """No instance took the request."""
+    """No instance would take the request (overloaded) or could take it (unavailable), or its API
+    key may use no more (live_limit, token_limit). Of each reason and level at most one is logged in
+    10 s; it names the last request that was refused, and says how many were since the event before,
+    the rank of that request, and the Retry-After that it was told."""
     ADMITTED = "admitted"
+    """The request entered the batch, for the first time or again: its tokens, and those that the
+    prefix cache had."""
     EVICTED = "evicted"
+    """The request lost its blocks to memory pressure: its tokens."""
     MIGRATED = "migrated"
+    """The request has its first token from another instance: downtime, excess, the step that made
+    the token, and the tokens, blocks, bytes and time of the copy, in all and by stage."""
     MIGRATION_FAILED = "migration_failed"
-    """The request stayed where it was, or ended."""
+    """A move came to nothing: the request stayed where it was, or ended. The figures of the copy
+    are those of `migrated`."""
     REQUEST_LOST = "request_lost"
-    """No instance has the request any more; it is to go on elsewhere."""
+    """The request was lost with its instance, or an instance that has restarted did not take it. It
+    is to go on elsewhere: the tokens to compute again, and the time since its last token."""
     REQUEST_FOUND = "request_found"
-    """An instance has a request that was taken for lost."""
+    """The request was taken for lost, and an instance has it after all."""
     REPLAYED = "replayed"
-    """The request was lost with its instance and goes on elsewhere."""
+    """The request was lost with its instance, and has its first token from another one. The loss is
+    its cause: downtime (none if the request had no token before), tokens that were computed again,
+    and the attempt."""
     HELD = "held"
-    """Requests have waited at the controller for a while."""
+    """Requests have waited at the controller for 2 s: how long, and how many."""
     HELD_ENDED = "held_ended"
-    """None waits there any more."""
+    """No request has waited at the controller for 10 s: how long some did before, and how many at
+    most."""
     INSTANCE_KEPT = "instance_kept"
-    """An instance has been kept free for a held request for a while."""
+    """An instance has been kept free for a held request for 5 s; at most one such event in 10 s.
+    How long, the blocks that the request needs, and those that are missing there."""
     OVERTAKEN = "overtaken"
-    """Many requests went ahead of the first of those that are held."""
+    """10, 100, 1,000 ... requests went ahead of a held one while it was the first; at most one such
+    event in 10 s. How many, how long the first one has waited, and the blocks that it needs."""
     NOT_MOVED = "not_moved"
-    """The request's instance was to be relieved; the request was tried and not moved."""
+    """The request's instance was to be relieved, and this request was tried and not moved; the
+    round is the cause. The freeness of source and destination, `freeness_of_<instance>` of the
+    freest instances of the round, and the figures that spoke against the move."""
     ROOM_NOT_MADE = "room_not_made"
-    """Requests were to leave an instance so that this one fits there, and did not."""
+    """Requests were to leave an instance so that this one fits there, and did not; the round is the
+    cause. Logged once for each request and reason: the blocks that it lacks, the requests there
+    that may leave, and the spare blocks elsewhere."""
     PRIORITY_CHANGED = "priority_changed"
+    """An operator gave the request another priority level: which one, who and why, and the rank."""
     FINISHED = "finished"
+    """The request's last token was delivered, or a stop string: tokens in and out, TTFT, latency,
+    and evictions."""
     ABORTED = "aborted"
-    """The client left, or an operator ended the request."""
+    """The client left, or an operator ended the request: which of both, who, and the figures of
+    `finished`."""
     FAILED = "failed"
-    """The request ended in an error."""
+    """The request ended in an error, with the figures of `finished`."""
     INSTANCE_STARTED = "instance_started"
+    """A process of the instance began to serve."""
     INSTANCE_DIED = "instance_died"
+    """The instance's process is gone."""
     NODE_LOST = "node_lost"
-    """All instances of a machine are gone, and there are other machines."""
+    """All instances of one machine are gone, of at least two, and there are other machines: how
+    many."""
     RAY_LOST = "ray_lost"
-    """No process can be started or ended any more."""
+    """Ray's head, or its raylet beside the controller, is gone: no process can be started or
+    ended."""
     RAY_FOUND = "ray_found"
-    """They can again."""
+    """Processes can be started and ended again."""
     INSTANCE_STALLED = "instance_stalled"
+    """The instance made no progress for too long: the seconds of silence."""
     INSTANCE_RECOVERED = "instance_recovered"
+    """The instance reports again: the seconds of silence."""
     INSTANCE_BUSY = "instance_busy"
-    """The instance's process computes though it has no request."""
+    """The instance's process computes though it has no request and no move (a grammar that nobody
+    waits for any more, a thread that spins): for how long, and on how many cores."""
     INSTANCE_QUIET = "instance_quiet"
-    """An instance that was busy without a request no longer is."""
+    """The instance that was busy without a request no longer is: for how long it was."""
     INSTANCE_FAILED = "instance_failed"
     """The instance could not start, and is not tried again."""
     DRAIN_STARTED = "drain_started"
+    """An instance is to be empty, or has another deadline: who and why, whether it is removed,
+    restarted or evacuated then, the requests that it had, and the seconds until the deadline."""
     DRAIN_OVERDUE = "drain_overdue"
-    """The drain's deadline passed, and the drain goes on."""
+    """The drain's deadline passed, and the drain goes on: the requests that are left, and those
+    that cannot move."""
     DRAINED = "drained"
-    """The instance has no request left and gets none."""
+    """The instance has no request left and gets none: how many were moved, and the seconds that it
+    took."""
     DRAIN_ENDED = "drain_ended"
-    """The drain was undone, or the instance is gone."""
+    """The drain was undone (by whom, or by its deadline), or the instance was removed, restarted or
+    evacuated: the requests that were left, and those that were moved."""
     ROLLING_STARTED = "rolling_started"
-    """All instances are to be restarted, one after the other."""
+    """All instances are to be restarted, one after the other: who, why, with which engine
+    arguments, and how many instances."""
     ROLLING_STEPPED = "rolling_stepped"
-    """The next process of one instance serves."""
+    """The next process of one instance serves: the seconds that this took in all, and until the
+    instance was empty."""
     ROLLING_ENDED = "rolling_ended"
-    """Each was, or an operator stopped it."""
+    """Every instance was restarted, or an operator stopped the rolling restart: how many were
+    restarted, how many are left, and the seconds that it took."""
     ROLLING_FAILED = "rolling_failed"
-    """One instance could not be restarted, and no other is."""
+    """One instance could not be emptied in time, could not start or did not serve, and no other is
+    restarted: whether it gets its old arguments back, and the figures of `rolling_ended`."""
     FRONTEND_STARTED = "frontend_started"
+    """A process of the frontend began to serve."""
     FRONTEND_DIED = "frontend_died"
+    """The frontend's process is gone."""
     FRONTEND_FAILED = "frontend_failed"
+    """The frontend could not start, and is not tried again."""
     CONTROLLER_STARTED = "controller_started"
+    """The controller came, or came back."""
     AUTOSCALED = "autoscaled"
-    """Auto-scaling added instances, or removes one, or keeps one that was to go."""
+    """Auto-scaling added instances, began to remove one, or keeps one that was to go: why, the
+    instances wanted, the requests, the cluster's F_scale, the instances added, and how long a start
+    took lately."""
     AUTOSCALE_PLANNED = "autoscale_planned"
-    """Auto-scaling would have done so, but for a dry run or an operator's scale."""
+    """Auto-scaling would have added or removed instances, but for a dry run or an operator's scale;
+    logged once while that stays so, with the figures of `autoscaled`."""
     AUTOSCALE_BLOCKED = "autoscale_blocked"
-    """More instances are wanted, and cannot be had; or one cannot go."""
+    """More instances are wanted and cannot be had (no room, the maximum, one that failed to start),
+    or one cannot go; logged once while that stays so, with the figures of `autoscaled`."""
     AUTOSCALE_HELD = "autoscale_held"
-    """An operator's scale wins over auto-scaling from now on."""
+    """An operator's scale wins over auto-scaling from now on: the operator's number."""
     AUTOSCALE_RELEASED = "autoscale_released"
+    """An operator's scale no longer wins over auto-scaling."""
     OPERATOR = "operator"
+    """Somebody asked for something: `audit.log` has all of it."""
     EVENTS_LOST = "events_lost"
-    """A member's events did not all arrive: the controller lagged, or was not there."""
+    """Events that a member reported did not all arrive, as the controller lagged or was not there:
+    how many."""
 
 
 @dataclass(frozen=True, slots=True)

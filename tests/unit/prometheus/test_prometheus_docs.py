@@ -1,4 +1,5 @@
-"""docs/metrics.md, the Grafana dashboard and the scrape configuration agree with what is served."""
+"""The reference of metrics, the Grafana dashboard and the scrape configuration agree with what is
+served."""
 
 import json
 import re
@@ -8,13 +9,11 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.adapters.prometheus import cluster_metrics as figures
 from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from tests.unit.prometheus.prometheus_support import (
     ROOT,
-    TYPES,
     busy,
     cluster_of,
     declared,
@@ -49,25 +48,16 @@ def page() -> str:
     return rendered(cluster_of(busy())) + generate_latest(registry).decode()
 
 
-def section() -> str:
-    text = (ROOT / "docs" / "metrics.md").read_text()
-    return text.split("\n## Prometheus\n")[1].split("\n## ")[0]
-
-
-def documented() -> dict[str, tuple[str, str, str]]:
-    """(type, unit, meaning) by name; each name once."""
-    found: dict[str, tuple[str, str, str]] = {}
-    for line in section().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] in TYPES:
-            kind, name, unit, meaning = cells
-            assert name.strip("`") not in found, name
-            found[name.strip("`")] = (kind, unit, meaning)
-    return found
+def documented() -> dict[str, str]:
+    """The type by name, as docs/reference/metrics.md has it; each name once."""
+    text = (ROOT / "docs/reference/metrics.md").read_text()
+    rows = re.findall(r"^\| `(llumctl_\w+)` \| (\w+) \|", text, re.MULTILINE)
+    assert len(dict(rows)) == len(rows)
+    return dict(rows)
 
 
 def test_what_is_served_is_documented_with_its_type_and_nothing_else(page: str) -> None:
-    assert {name: kind for name, (kind, _, _) in documented().items()} == declared(page)
+    assert documented() == declared(page)
 
 
 def test_names_end_in_their_unit(page: str) -> None:
@@ -75,40 +65,6 @@ def test_names_end_in_their_unit(page: str) -> None:
         assert name.startswith("llumctl_")
         assert name.rpartition("_")[2] in SUFFIXES, name
         assert name.endswith("_total") == (kind == "counter"), name
-
-
-def test_units_are_those_of_the_names() -> None:
-    counted = ("count", "tokens", "bytes", "seconds")
-    words = {"ratio": "share", "steps": "decode steps", "total": counted}
-    for name, (_, unit, _) in documented().items():
-        suffix = name.rpartition("_")[2]
-        wanted = "" if suffix in ("info", "state") else words.get(suffix, suffix)
-        assert unit.startswith(wanted) and bool(unit) == bool(wanted), name  # noqa: PT018
-
-
-def test_fields_are_those_that_are_read() -> None:
-    rows = documented()
-    for kind, gauges, counters in (
-        ("instance", figures.INSTANCE_GAUGES, figures.INSTANCE_COUNTERS),
-        ("frontend", figures.FRONTEND_GAUGES, figures.FRONTEND_COUNTERS),
-    ):
-        for suffix, each in (("", gauges), ("_total", counters)):
-            for figure in each:
-                meaning = rows[f"llumctl_{kind}_{figure.name}{suffix}"][2]
-                assert meaning.startswith(f"`{figure.field}`"), figure.name
-
-
-def test_labels_are_documented(page: str) -> None:
-    """In the row, or in the sentence above the row's table."""
-    common = {"llumctl_instance": "instance_id", "llumctl_frontend": "frontend_id"}
-    for name, labels in labels_of(page).items():
-        prefix = "_".join(name.split("_")[:2])
-        told = set(re.findall(r"`(\w+)`", documented()[name][2].partition("label")[2]))
-        if prefix in common:
-            told.add(common[prefix])
-        elif prefix in ("llumctl_request", "llumctl_requests"):
-            told.add("level")
-        assert labels == told, name
 
 
 # -- the dashboard ------------------------------------------------------------------------

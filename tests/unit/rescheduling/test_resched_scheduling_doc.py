@@ -12,7 +12,7 @@ from controller.core.settings import MigrationSettings
 from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "scheduling.md"
-METRICS = DOCUMENT.with_name("metrics.md")
+CODES = DOCUMENT.parent / "reference/codes.md"
 COMMAND = "PYTHONPATH=. python tests/unit/rescheduling/figure_nine.py"
 
 
@@ -49,9 +49,9 @@ def test_its_defaults_are_those_of_the_code() -> None:
 
 
 def test_every_code_is_explained() -> None:
-    text = METRICS.read_text(encoding="utf-8")
+    text = CODES.read_text(encoding="utf-8")
     for code in ReliefRefusal:
-        assert re.search(rf"^\| {code} \| ", text, re.MULTILINE), f"{code} is not in metrics.md"
+        assert re.search(rf"^\| `{code}` \| ", text, re.MULTILINE), f"{code} is not in codes.md"
 
 
 def _shown(value: object) -> str:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import SchemaValidator
 from uvicorn import Config
 from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
@@ -128,12 +128,7 @@ async def build_server(
 ) -> NoSignalServer:
     """`why_not_ready`: empty while new requests are taken."""
     make_models_fail_fast()
-    app = build_app(without_outermost(args), tasks, llm.model_config)
-    app.router.routes[:] = [
-        route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
-    ]
-    add_model_route(app)
-    add_ready_route(app, why_not_ready)
+    app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
     shorten_refusals()
     tell_errors(app.state.anthropic_serving_messages)
@@ -159,6 +154,22 @@ async def build_server(
         )
     app.state.server = server = NoSignalServer(config)
     return server
+
+
+def routed(
+    args: Namespace,
+    tasks: tuple[str, ...],
+    model_config: ModelConfig | None,
+    why_not_ready: Callable[[], str],
+) -> FastAPI:
+    """vLLM's app with the routes that the endpoint has."""
+    app = build_app(without_outermost(args), tasks, model_config)
+    app.router.routes[:] = [
+        route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
+    ]
+    add_model_route(app)
+    add_ready_route(app, why_not_ready)
+    return app
 
 
 def _keep_alive_s() -> int:
