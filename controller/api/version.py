@@ -35,3 +35,8 @@ def engines_command(*, gpu: bool = False) -> str:
     if gpu:
         return "pip install 'llumctl[gpu]'"
     return f"pip install 'llumctl[cpu]' --extra-index-url {CPU_WHEELS}"
+
+
+def extra_command(extra: str) -> str:
+    """Installs the packages of an extra beside this llumctl."""
+    return "make install" if is_checkout() else f"pip install 'llumctl[{extra}]'"

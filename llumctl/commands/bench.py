@@ -8,7 +8,7 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 from llumctl import connect, output
-from llumctl.commands.options import Cluster, TableOrJson, format_option, positive
+from llumctl.commands.options import Cluster, TableOrJson, check_extra, format_option, positive
 from llumctl.lab.option_values import Arrivals, Verify
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ def bench(
     _at_least(1, max_tokens_cap, "--max-tokens-cap")
     for file, flag in ((json_file, "--json"), (records, "--records"), (plot, "--plot")):
         _check_folder(file, flag)
+    if plot is not None:
+        check_extra("lab", "--plot")
     generated = {"--rate": rate, "--arrivals": arrivals, "--cv": cv, "--lengths": lengths}
     given = [flag for flag, value in generated.items() if value is not None]
     _check_trace(trace, scale_rate, given)

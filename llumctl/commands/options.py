@@ -1,9 +1,10 @@
 """Options that several commands share."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
+from controller.api.version import extra_command
 from llumctl import arguments, connect, meant
 from llumctl.output import Format
 
@@ -194,3 +196,22 @@ class Flags:
     output_format: Format
     detach: bool = False
     force: bool = False
+
+
+# -- extras: packages that only some commands need -----------------------------------------
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "lab": ("matplotlib",),
+    "web": ("aiohttp", "textual_serve"),
+}
+"""The modules that each extra of pyproject.toml installs, and that only llumctl imports."""
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Raises LlumctlError if `what`, an option, needs an extra that is not installed."""
+    missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
+    if missing:
+        raise LlumctlError(
+            f"{what} needs the extra [{extra}], which is not installed (no {', '.join(missing)})",
+            extra_command(extra),
+        )

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
-from llumctl.commands.options import TableOrJson, format_option, positive
+from llumctl.commands.options import TableOrJson, check_extra, format_option, positive
 from llumctl.config import config_file
 from llumctl.lab.option_values import FigureName
 
@@ -460,6 +460,7 @@ def check_plot(plot: Path | None) -> None:
         raise UsageError(f"--plot: {plot} ends neither in .png nor in .svg", "--plot run.svg")
     if not plot.parent.is_dir():
         raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")
+    check_extra("lab", "--plot")
 
 
 # -- the figures of the paper -------------------------------------------------------------

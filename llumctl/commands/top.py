@@ -14,7 +14,7 @@ import typer
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.text.quantities import printable
 from llumctl import arguments, connect, meant, output
-from llumctl.commands.options import Cluster, positive
+from llumctl.commands.options import Cluster, check_extra, positive
 from llumctl.commands.record import check_refresh, new_recording, reached
 from llumctl.config import config_file
 from tui import startup
@@ -107,6 +107,8 @@ def top(
         raise UsageError(
             "--web goes without --record, and --write without --readonly", "llumctl top --help"
         )
+    if web:
+        check_extra("web", "--web")
     in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
     if not web and not in_browser:
         _check_terminal()

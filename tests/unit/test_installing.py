@@ -20,6 +20,8 @@ from packaging.version import Version
 
 from controller.api import version
 from controller.main.checks.preflight import SUPPORTED
+from llumctl.app import run
+from llumctl.commands import options
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
@@ -51,6 +53,8 @@ def test_a_lock_meets_what_the_project_asks_for(machine: str) -> None:
     asked = [
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"][machine],
+        *project["project"]["optional-dependencies"]["lab"],
+        *project["project"]["optional-dependencies"]["web"],
         *project["dependency-groups"]["dev"],
         *project["build-system"]["requires"],
     ]
@@ -98,6 +102,67 @@ def test_a_wheel_names_its_extras_instead_of_make(
     monkeypatch.setattr(version, "__file__", str(tmp_path / "controller" / "api" / "version.py"))
     assert version.engines_command(gpu=gpu) == command
     assert version.upgrade_command() == "pip install --upgrade llumctl"
+
+
+def modules_of(extra: str) -> set[str]:
+    """The modules that the packages of an extra bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {Requirement(each).name for each in project["optional-dependencies"][extra]}
+    brought = metadata.packages_distributions()
+    return {module for module, packages in brought.items() if names & set(packages)}
+
+
+@pytest.mark.parametrize("extra", options.EXTRAS)
+def test_only_one_package_of_ours_imports_what_an_extra_brings(extra: str) -> None:
+    modules = modules_of(extra)
+    assert set(options.EXTRAS[extra]) <= modules
+    pattern = re.compile(rf"^\s*(?:import|from) (?:{'|'.join(sorted(modules))})\b", re.MULTILINE)
+    found = {
+        file.parent.relative_to(ROOT)
+        for folder in ("controller", "llumctl", "tui")
+        for file in (ROOT / folder).rglob("*.py")
+        if pattern.search(file.read_text(encoding="utf-8"))
+    }
+    assert found == {Path("llumctl") / extra}
+
+
+@pytest.mark.parametrize(
+    ("extra", "option", "arguments"),
+    [
+        ("lab", "--plot", "bench --plot run.png --url http://127.0.0.1:1"),
+        ("lab", "--plot", "simulate --workload M-M --rate 1 --plot run.svg"),
+        ("lab", "--plot", "simulate paper figure11 --plot run.svg"),
+        ("web", "--web", "top --web"),
+    ],
+)
+@pytest.mark.parametrize("checkout", [True, False])
+def test_a_command_names_the_extra_that_is_missing(
+    extra: str,
+    option: str,
+    arguments: str,
+    checkout: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before it looks for a cluster, sends load, or simulates."""
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    monkeypatch.setattr(version, "is_checkout", lambda: checkout)
+    assert run(arguments.split()) == 1
+    missing = ", ".join(options.EXTRAS[extra])
+    command = "make install" if checkout else f"pip install 'llumctl[{extra}]'"
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {option} needs the extra [{extra}], which is not installed (no {missing})",
+        f"try:   {command}",
+    ]
+
+
+def test_bars_in_the_terminal_need_no_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    simulate = "simulate --workload 8,8 --rate 1 --requests 2 --instances 1 --seeds 1 --plot -"
+    assert run(simulate.split()) == 0
+    assert "ttft_s p99" in capsys.readouterr().out
 
 
 def index_of_torch(folder: Path, *, empty: bool = False) -> str:
