@@ -27,7 +27,7 @@ from controller.adapters.http.control_server import CALLS
 from controller.adapters.prometheus import cluster_metrics
 from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.api import errors
-from controller.api.operations.order import Order
+from controller.api.operations.order import Danger, Order
 from controller.api.operations.table import ORDERS
 from controller.api.settings.live_settings import LIVE, live_settings
 from controller.api.settings.setting_values import allowed
@@ -56,7 +56,7 @@ from controller.core.record.event_log import EventKind
 from controller.core.replay.replay_machine import SENTENCES
 from controller.core.scheduler_events import RejectCode
 from llumctl.app import app
-from tui.actions import ACTIONS, Action, Danger, Place, shown_key
+from tui.actions import ACTIONS, Action, Place, shown_key
 
 FOLDER = Path(__file__).parents[1] / "docs/reference"
 ENDPOINT = "endpoint.md"

@@ -163,7 +163,7 @@ def routed(
     why_not_ready: Callable[[], str],
 ) -> FastAPI:
     """vLLM's app with the routes that the endpoint has."""
-    app = build_app(without_outermost(args), tasks, model_config)
+    app: FastAPI = build_app(without_outermost(args), tasks, model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
     ]
