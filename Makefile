@@ -231,17 +231,17 @@ wire-schema: $(STAMP)
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest tests/unit/test_wire_schema.py $(ARGS)
 
 fuzz: $(STAMP)
-	$(BIN)/python -m tests.fuzz.control_api
-	$(BIN)/python -m tests.fuzz $(ARGS)
+	$(BIN)/python -m tools.fuzz.control_api
+	$(BIN)/python -m tools.fuzz $(ARGS)
 
 chaos: $(STAMP)
-	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m tools.chaos $(ARGS)
 
 fault-histories: $(STAMP)
 	$(BIN)/python -m tests.unit.migration.simulation $(or $(ARGS),0 10000)
 
 attack: $(STAMP)
-	$(BIN)/python -m tests.attack $(ARGS)
+	$(BIN)/python -m tools.attack $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-router $(VENV)-vllm-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

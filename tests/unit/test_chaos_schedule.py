@@ -1,13 +1,13 @@
-"""The faults that `python -m tests.chaos` draws, and what it holds against a cluster."""
+"""The faults that `python -m tools.chaos` draws, and what it holds against a cluster."""
 
 import random
 from collections import Counter
 from itertools import islice
 
 from controller.api.token_sequence import start, token
-from tests.chaos import streams
-from tests.chaos.__main__ import growth
-from tests.chaos.schedule import NEEDS_TWO_HOSTS, Kind, faults
+from tools.chaos import streams
+from tools.chaos.__main__ import growth
+from tools.chaos.schedule import NEEDS_TWO_HOSTS, Kind, faults
 
 BURST_S = 10.0
 

@@ -5,8 +5,8 @@ import time
 import httpx
 import pytest
 
-from tests.canary import NO_GAP, Canary, Gap, Span, longest_gap
 from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
+from tools.canary import NO_GAP, Canary, Gap, Span, longest_gap
 
 FREEZE_S = 0.5
 ATTEMPTS = 20

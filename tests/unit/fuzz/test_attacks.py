@@ -8,15 +8,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.attack.__main__ import Run, Turns, _write, judge
-from tests.attack.__main__ import main as attack_main
-from tests.attack.attacks import ATTACKS, Target
-from tests.canary import Gap
 from tests.e2e.cluster import Cluster
-from tests.footprints import Footprint, ProcessKey
-from tests.fuzz.__main__ import main as fuzz_main
-from tests.fuzz.watch import ClusterWatch
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
+from tools.attack.__main__ import Run, Turns, _write, judge
+from tools.attack.__main__ import main as attack_main
+from tools.attack.attacks import ATTACKS, Target
+from tools.canary import Gap
+from tools.footprints import Footprint, ProcessKey
+from tools.fuzz.__main__ import main as fuzz_main
+from tools.fuzz.watch import ClusterWatch
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"slow_clients", "kept_connections"}))
@@ -66,7 +66,7 @@ def test_faults_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         after={key: Footprint(900 << 20, 0, 30, 10, 0.0)},
     )
     assert len(judge(grown, 1.0)) == 4
-    monkeypatch.setattr("tests.attack.__main__.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("tools.attack.__main__.RESULTS", tmp_path / "results")
     options = argparse.Namespace(seconds=1.0, out=None)
     content = json.loads(_write(grown, options).read_text())
     assert content["attacks"]["overload"]["outcomes"]["500"] == 1

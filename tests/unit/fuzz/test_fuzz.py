@@ -10,16 +10,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.footprints import Footprint, ProcessKey
-from tests.fuzz import families
-from tests.fuzz.__main__ import main
-from tests.fuzz.case import Case, encode, post
-from tests.fuzz.exchange import Answer, require_app
-from tests.fuzz.judge import Fault, judge
-from tests.fuzz.mutation import mutate
-from tests.fuzz.shrink import reductions
-from tests.fuzz.watch import growth, last_lines
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error, error_json
+from tools.footprints import Footprint, ProcessKey
+from tools.fuzz import families
+from tools.fuzz.__main__ import main
+from tools.fuzz.case import Case, encode, post
+from tools.fuzz.exchange import Answer, require_app
+from tools.fuzz.judge import Fault, judge
+from tools.fuzz.mutation import mutate
+from tools.fuzz.shrink import reductions
+from tools.fuzz.watch import growth, last_lines
 
 FREEZE_S = 0.6
 

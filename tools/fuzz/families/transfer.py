@@ -4,8 +4,8 @@ import json
 import random
 from dataclasses import replace
 
-from tests.fuzz.case import HOST, Case, head, post
-from tests.fuzz.mutation import mutate_bytes, odd_text
+from tools.fuzz.case import HOST, Case, head, post
+from tools.fuzz.mutation import mutate_bytes, odd_text
 
 BODY = {"model": "embedded", "prompt": "the river", "max_tokens": 24, "stream": True}
 LONG = BODY | {"max_tokens": 2000, "ignore_eos": True, "n": 4}

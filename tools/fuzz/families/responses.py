@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from tests.fuzz.families.messages import ARGUMENTS, PIXEL
+from tools.fuzz.families.messages import ARGUMENTS, PIXEL
 
 ITEMS: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": "tell me"},

@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.process_groups import signals_interrupt
-from tests import footprints
 from tests.e2e.cluster import Cluster
-from tests.fuzz import families, findings
-from tests.fuzz.choices import names_among
-from tests.fuzz.findings import Findings
-from tests.fuzz.fuzzer import Fuzzer, Plan, summary
-from tests.fuzz.watch import ClusterWatch, Watch
+from tools import footprints
+from tools.fuzz import families, findings
+from tools.fuzz.choices import names_among
+from tools.fuzz.findings import Findings
+from tools.fuzz.fuzzer import Fuzzer, Plan, summary
+from tools.fuzz.watch import ClusterWatch, Watch
 
 RESULTS = Path(__file__).parent / "results"
 # With vLLM's 2,048 a step of a long prompt alone takes 1 s on two cores, 2.5 s with log
@@ -158,7 +158,7 @@ def _processes(watch: ClusterWatch) -> Table:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz",
+        prog="python -m tools.fuzz",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

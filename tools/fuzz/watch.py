@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.api.errors import LlumctlError
-from tests import footprints
 from tests.e2e.cluster import Cluster, is_empty
-from tests.footprints import Footprint, ProcessKey
-from tests.fuzz.judge import Fault
+from tools import footprints
+from tools.footprints import Footprint, ProcessKey
+from tools.fuzz.judge import Fault
 
 TRACEBACK = "Traceback (most recent call last)"
 # vLLM puts its prefix before every line of a traceback, and, if it caught the exception with

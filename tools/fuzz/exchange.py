@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import h11
 
-from tests.fuzz.case import Case, plain
+from tools.fuzz.case import Case, plain
 
 MAX_KEPT_BYTES = 1 << 20
 READ_BYTES = 1 << 16

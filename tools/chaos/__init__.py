@@ -1,4 +1,4 @@
-"""Faults at random, one after the other, in a real cluster under load: `python -m tests.chaos`.
+"""Faults at random, one after the other, in a real cluster under load: `python -m tools.chaos`.
 
     schedule   which faults, by a seed
     faults     carries one out, and mends what does not mend itself

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.case import Case
-from tests.fuzz.exchange import Answer
-from tests.fuzz.judge import Fault
+from tools.fuzz.case import Case
+from tools.fuzz.exchange import Answer
+from tools.fuzz.judge import Fault
 
 MAX_FILES_PER_SIGNATURE = 3
 SHOWN_BYTES = 2000

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.fuzz.families.grammars import regex
+from tools.fuzz.families.grammars import regex
 
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 NAMES = ("name", "age", "tags", "x", "a b", "é", "0", "$ref", "properties")

@@ -23,7 +23,7 @@ from rich.console import Console
 from benchmarks.process_groups import signals_interrupt
 from tests.e2e.cluster import Cluster
 from tests.e2e.moving import Stream
-from tests.fuzz.__main__ import own_cluster
+from tools.fuzz.__main__ import own_cluster
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("/v1/stop", "/v1/traffic", "/v1/watch")
@@ -77,7 +77,7 @@ def _run(cluster: Cluster, home: Path, options: argparse.Namespace) -> int:
     told = {
         "FUZZED_URL": url,
         "FUZZED_TOKEN": token,
-        "SCHEMATHESIS_HOOKS": "tests.fuzz.control_hooks",
+        "SCHEMATHESIS_HOOKS": "tools.fuzz.control_hooks",
         "PYTHONPATH": str(ROOT),
     }
     return subprocess.run(command, env=os.environ | told, cwd=home, check=False).returncode
@@ -85,7 +85,7 @@ def _run(cluster: Cluster, home: Path, options: argparse.Namespace) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.control_api",
+        prog="python -m tools.fuzz.control_api",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

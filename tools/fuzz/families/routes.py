@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from tests.fuzz.case import HOST, Case, head
+from tools.fuzz.case import HOST, Case, head
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from tests.canary import Canary, Gap
-from tests.fuzz.case import Case
-from tests.fuzz.exchange import Answer, require_app, send
-from tests.fuzz.families import draw
-from tests.fuzz.findings import Findings
-from tests.fuzz.judge import Fault, judge
-from tests.fuzz.shrink import shrink
-from tests.fuzz.watch import Watch
+from tools.canary import Canary, Gap
+from tools.fuzz.case import Case
+from tools.fuzz.exchange import Answer, require_app, send
+from tools.fuzz.families import draw
+from tools.fuzz.findings import Findings
+from tools.fuzz.judge import Fault, judge
+from tools.fuzz.shrink import shrink
+from tools.fuzz.watch import Watch
 
 SETTLE_S = 0.3
 """A stall that a case causes may begin after its answer."""

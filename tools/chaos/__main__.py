@@ -34,16 +34,16 @@ from rich.table import Table
 from benchmarks.process_groups import signals_interrupt
 from controller.api.errors import LlumctlError
 from controller.main.machine import run_folders
-from tests import footprints
-from tests.chaos import streams
-from tests.chaos.balance import Ends, Incarnations, imbalance
-from tests.chaos.faults import Done, Faults
-from tests.chaos.schedule import NEEDS_TWO_HOSTS, Fault, Kind, faults
-from tests.chaos.streams import Outcome, Request, Result
 from tests.e2e.cluster import Cluster, free_ports
-from tests.fuzz.__main__ import own_cluster
 from tests.ray_nodes import RayNodes
 from tests.two_hosts import Host, two_hosts
+from tools import footprints
+from tools.chaos import streams
+from tools.chaos.balance import Ends, Incarnations, imbalance
+from tools.chaos.faults import Done, Faults
+from tools.chaos.schedule import NEEDS_TWO_HOSTS, Fault, Kind, faults
+from tools.chaos.streams import Outcome, Request, Result
+from tools.fuzz.__main__ import own_cluster
 
 RESULTS = Path(__file__).parent / "results"
 EXCUSED = frozenset({Outcome.WHOLE, Outcome.LEFT})
@@ -268,7 +268,7 @@ def _on_two_hosts(arguments: list[str]) -> int | None:
     try:
         with two_hosts() as hosts:
             names = ",".join(f"{h.namespace}/{h.address}/{h.link}" for h in hosts)
-            inside = [sys.executable, "-m", "tests.chaos", *arguments, "--inside", names]
+            inside = [sys.executable, "-m", "tools.chaos", *arguments, "--inside", names]
             return subprocess.run(hosts[0].command(*inside), check=False).returncode
     except pytest.skip.Exception as reason:
         Console(stderr=True).print(f"on one host, without faults of the network: {reason}")
@@ -277,7 +277,7 @@ def _on_two_hosts(arguments: list[str]) -> int | None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos",
+        prog="python -m tools.chaos",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from tests.fuzz.case import Case
+from tools.fuzz.case import Case
 
 MAX_TRIES = 80
 

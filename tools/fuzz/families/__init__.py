@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.fuzz.case import Case, encode, post
-from tests.fuzz.families import (
+from tools.fuzz.case import Case, encode, post
+from tools.fuzz.families import (
     anthropic,
     bodies,
     grammars,
@@ -22,7 +22,7 @@ from tests.fuzz.families import (
     tools,
     transfer,
 )
-from tests.fuzz.mutation import mutate
+from tools.fuzz.mutation import mutate
 
 MAX_BODY_BYTES = 4 << 20
 JSON: dict[str, Callable[[random.Random], tuple[str, dict[str, Any]]]] = {

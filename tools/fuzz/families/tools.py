@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
-from tests.fuzz.families.messages import call
-from tests.fuzz.families.schemas import schema
+from tools.fuzz.families.messages import call
+from tools.fuzz.families.schemas import schema
 
 NAMES = ("weather", "f", "a b", "")
 BUILT_IN = ("web_search", "code_interpreter", "file_search", "mcp", "custom", "image_generation")

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from tests.fuzz.families.sampling import MODEL, TOKENS, sampling
+from tools.fuzz.families.sampling import MODEL, TOKENS, sampling
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwAD"

@@ -3,8 +3,8 @@
 import json
 import random
 
-from tests.fuzz.case import Case, post
-from tests.fuzz.mutation import mutate_bytes
+from tools.fuzz.case import Case, post
+from tools.fuzz.mutation import mutate_bytes
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/responses", "/v1/messages")
 ENCODINGS = ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "cp037", "utf-7")

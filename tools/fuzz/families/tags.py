@@ -4,8 +4,8 @@ import json
 import random
 from typing import Any
 
-from tests.fuzz.families.grammars import EBNF, regex
-from tests.fuzz.families.schemas import MESSAGES, schema
+from tools.fuzz.families.grammars import EBNF, regex
+from tools.fuzz.families.schemas import MESSAGES, schema
 
 
 def part(dice: random.Random, depth: int = 0) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from llumctl.lab.bench_client import Answer as Kept
 from llumctl.lab.bench_client import Connection, Endpoint, ExchangeError
-from tests.fuzz.case import HOST, Case, encode, head, post
-from tests.fuzz.exchange import Answer, send
+from tools.fuzz.case import HOST, Case, encode, head, post
+from tools.fuzz.exchange import Answer, send
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 DEADLINE_S = 60.0

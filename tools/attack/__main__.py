@@ -25,15 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.process_groups import signals_interrupt
-from tests import footprints
-from tests.attack.attacks import ATTACKS, Target
-from tests.canary import NO_GAP, Canary, Gap
 from tests.e2e.cluster import Cluster, marked_processes
-from tests.footprints import Footprint, ProcessKey
-from tests.fuzz.__main__ import own_cluster
-from tests.fuzz.choices import names_among
-from tests.fuzz.exchange import require_app
-from tests.fuzz.watch import ClusterWatch, growth
+from tools import footprints
+from tools.attack.attacks import ATTACKS, Target
+from tools.canary import NO_GAP, Canary, Gap
+from tools.footprints import Footprint, ProcessKey
+from tools.fuzz.__main__ import own_cluster
+from tools.fuzz.choices import names_among
+from tools.fuzz.exchange import require_app
+from tools.fuzz.watch import ClusterWatch, growth
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLE_S = 1.0
@@ -234,7 +234,7 @@ def _write(run: Run, options: argparse.Namespace) -> Path:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.attack",
+        prog="python -m tools.attack",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

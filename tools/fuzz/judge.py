@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from tests.fuzz.case import Case
-from tests.fuzz.exchange import MAX_KEPT_BYTES, Answer
+from tools.fuzz.case import Case
+from tools.fuzz.exchange import MAX_KEPT_BYTES, Answer
 
 MAX_ERROR_BYTES = 8192
 ERROR_FIELDS = {"message", "type", "param", "code"}

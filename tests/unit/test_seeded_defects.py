@@ -1,0 +1,210 @@
+"""Defects are drawn by a seed, found again where their function went, seeded in one place, and
+tried by the tests that import the module."""
+
+import ast
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tools.seeded_defects import (
+    Defect,
+    Kind,
+    Result,
+    compared,
+    draw,
+    failed,
+    files_of_tests,
+    located,
+    places,
+    results,
+    run_all,
+    seeded,
+)
+
+SOURCE = '''
+"""A text with 3 in it."""
+LIMIT = 4
+
+
+class Queue:
+    async def give(self, items):
+        """Gives 1."""
+        if len(items) > 2:
+            self.send(items[0])
+        log.info("gave %d", 3)
+        await self.flush(force=True)
+        return items[1:]
+'''
+
+
+def found(source: str = SOURCE) -> list[tuple[str, Kind, str, str]]:
+    return [(each.name, each.kind, each.before, each.after) for each in places(source)]
+
+
+def test_places_are_those_of_behaviour() -> None:
+    give = "Queue.give"
+    assert found() == [
+        ("LIMIT", Kind.CONSTANT_CHANGED, "4", "8"),
+        (give, Kind.SWAPPED_BRANCH, "len(items) > 2", "not (len(items) > 2)"),
+        (give, Kind.WRONG_COMPARISON, "len(items) > 2", "len(items) >= 2"),
+        (give, Kind.OFF_BY_ONE, "2", "3"),
+        (give, Kind.DROPPED_MESSAGE, "self.send(items[0])", "pass"),
+        (give, Kind.OFF_BY_ONE, "0", "1"),
+        (give, Kind.MISSING_AWAIT, "await self.flush(force=True)", "(self.flush(force=True))"),
+        (give, Kind.CONSTANT_CHANGED, "True", "False"),
+        (give, Kind.OFF_BY_ONE, "1", "2"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_a_defect_changes_its_place_and_nothing_else(number: int) -> None:
+    place = places(SOURCE)[number]
+    changed = seeded(SOURCE, place)
+    ast.parse(changed)
+    lines = zip(SOURCE.splitlines(), changed.splitlines(), strict=True)
+    assert [before for before, after in lines if before != after] == [
+        SOURCE.splitlines()[place.node.lineno - 1]
+    ]
+
+
+def test_a_generator_that_sends_less_stays_one() -> None:
+    source = "def moves():\n    yield 1\n"
+    (place,) = (each for each in places(source) if each.kind is Kind.DROPPED_MESSAGE)
+    scope: dict[str, object] = {}
+    exec(seeded(source, place), scope)
+    assert list(scope["moves"]()) == []  # type: ignore[operator]
+
+
+def test_columns_are_counted_in_bytes() -> None:
+    source = 'def wait():\n    return "ü…" if 1 < 2 else 3\n'
+    (place,) = (each for each in places(source) if each.kind is Kind.WRONG_COMPARISON)
+    assert '"ü…" if 1 <= 2 else 3' in seeded(source, place)
+
+
+def a_tree(root: Path, module: str = "controller/core/queue.py") -> Path:
+    files = {
+        module: SOURCE,
+        "controller/core/other.py": "from controller.core import queue\n\nnone = 1 < 2\n",
+        "tests/unit/helpers.py": "import controller.core.queue\n",
+        "tests/unit/test_helped.py": "from tests.unit import helpers\n",
+        "tests/unit/test_other.py": "from controller.core.other import none\n",
+        "tests/unit/test_nothing.py": "import json\n",
+    }
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+    return root
+
+
+def test_a_seed_draws_the_same_defects_of_all_modules(tmp_path: Path) -> None:
+    root = a_tree(tmp_path)
+    drawn = draw(root, 8, seed=3)
+    assert drawn == draw(root, 8, seed=3) != draw(root, 8, seed=4)
+    assert len({each.id for each in drawn}) == 8
+    by_module = Counter(each.module for each in drawn)
+    assert by_module["controller.core.queue"] in (5, 6, 7)
+    assert by_module["controller.core.other"] in (1, 2, 3)
+
+
+def test_a_defect_is_found_where_its_function_went(tmp_path: Path) -> None:
+    drawn = draw(a_tree(tmp_path / "before"), 6, seed=1)
+    moved = a_tree(tmp_path / "after", "controller/runtime/queues.py")
+    for defect in drawn:
+        if defect.module == "controller.core.queue":
+            place = located(moved, defect)
+            assert place is not None
+            assert place[0] == "controller.runtime.queues"
+            assert place[1].before == defect.before
+
+
+def test_what_is_gone_is_not_found(tmp_path: Path) -> None:
+    gone = Defect("controller.core.queue", "Queue.give", Kind.OFF_BY_ONE, 0, "7", "8")
+    assert located(a_tree(tmp_path), gone) is None
+
+
+@pytest.mark.parametrize(("reach", "wanted"), [(0, ["helped"]), (1, ["helped", "other"])])
+def test_tests_that_import_the_module_come_nearest_first(
+    tmp_path: Path, reach: int, wanted: list[str]
+) -> None:
+    tests = files_of_tests(a_tree(tmp_path), "controller.core.queue", reach)
+    assert [each.stem.removeprefix("test_") for each in tests] == wanted
+
+
+def test_tests_further_away_count_if_there_are_no_others(tmp_path: Path) -> None:
+    root = a_tree(tmp_path)
+    (root / "tests/unit/test_helped.py").unlink()
+    assert [each.name for each in files_of_tests(root, "controller.core.queue", 0)] == [
+        "test_other.py"
+    ]
+
+
+class Pytest:
+    """Fails where the text of a defect is in the tree."""
+
+    def __init__(self, *texts: str, always: bool = False) -> None:
+        self.texts, self.always, self.calls = texts, always, 0
+
+    def __call__(self, tree: Path, tests: Sequence[str], _: float) -> tuple[int | None, str]:
+        self.calls += 1
+        assert tests
+        source = (tree / "controller/core/queue.py").read_text()
+        if self.always or any(text in source for text in self.texts):
+            return 1, "\nFAILED tests/unit/test_helped.py::test_it - assert 1 == 2\n"
+        return 0, "1 passed"
+
+
+QUEUE = "controller.core.queue"
+DEFECTS = [
+    Defect(QUEUE, "Queue.give", Kind.DROPPED_MESSAGE, 0, "self.send(items[0])", "pass"),
+    Defect(QUEUE, "LIMIT", Kind.CONSTANT_CHANGED, 0, "4", "8"),
+]
+
+
+def test_each_defect_is_seeded_alone_and_what_finds_it_is_recorded(tmp_path: Path) -> None:
+    root, to = a_tree(tmp_path / "tree"), tmp_path / "results.jsonl"
+    run = Pytest("    pass\n")
+    outcomes = [each.outcome for each in run_all(root, DEFECTS, to, 1, run)]
+    assert outcomes == ["found", "not found"]
+    assert results(to)[0].by == "tests/unit/test_helped.py::test_it"
+    assert run.calls == 3  # the test that failed once more, without the defect
+    assert (root / "controller/core/queue.py").read_text() == SOURCE
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    root, to = a_tree(tmp_path / "tree"), tmp_path / "results.jsonl"
+    next(run_all(root, DEFECTS, to, 1, Pytest()))
+    again = list(run_all(root, DEFECTS, to, 1, Pytest()))
+    assert [each.id for each in again] == [DEFECTS[1].id]
+    assert len(results(to)) == 2
+
+
+def test_a_test_that_fails_without_the_defect_finds_nothing(tmp_path: Path) -> None:
+    root, to = a_tree(tmp_path / "tree"), tmp_path / "results.jsonl"
+    assert [each.outcome for each in run_all(root, DEFECTS[:1], to, 1, Pytest(always=True))] == [
+        "broken"
+    ]
+
+
+def test_the_first_failure_is_named() -> None:
+    output = "....F\nFAILED tests/unit/test_a.py::test_b[1] - x\nFAILED tests/unit/test_c.py::d\n"
+    assert failed(output) == "tests/unit/test_a.py::test_b[1]"
+    assert failed("interrupted") == ""
+
+
+def result(name: str, outcome: str, kind: Kind = Kind.OFF_BY_ONE) -> Result:
+    return Result(name, kind, "controller.core.queue", outcome, by="t")
+
+
+def test_two_runs_are_compared_in_pairs() -> None:
+    before = [result("a", "found"), result("b", "found"), result("c", "not found")]
+    after = [result("a", "late"), result("b", "not found"), result("c", "found")]
+    table = compared(before, [*after, result("d", "found")])
+    assert table[1].split() == ["all", "1", "1", "1", "0", "0"]
+    assert "1 defects are in one of the two runs only" in table
+    assert table[-1] == (
+        "found before, now not found: b (off by one) in controller.core.queue, by t"
+    )
