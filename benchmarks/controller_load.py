@@ -25,14 +25,14 @@ import zmq
 from benchmarks.loop_probe import LoopProbe
 from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.controller_link import ControllerLink
-from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import EngineInfo, StatusPushed, Welcome
 from controller.runtime.messages.requests import DispatchAsked, Dispatched

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.relief import Candidate, ReliefView, next_move
 from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, QueueHead, blocks_for
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import DispatchRequested, InstanceStarted, StatusReported
 from controller.core.settings import ReschedulingConfig
 

@@ -24,7 +24,7 @@ from controller.api.wire.status import (
     QueueHeadStatus,
 )
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
-from controller.core.admission.waiting_reasons import queue_reason
+from controller.core.admission.placement import queue_reason
 from controller.core.load.freeness import (
     dispatch_freeness,
     freeness,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks import paper_cells as cells
-from controller.sim.statistics import geometric_mean_ratio, mean_of, ratio_of_means
+from controller.sim.outcome import geometric_mean_ratio, mean_of, ratio_of_means
 from llumctl.lab.paper import BLOCK_TOKENS, crossing
 
 RANKS = {None: "", 0: "normal: ", 1: "high: "}

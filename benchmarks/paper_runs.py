@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks import paper_cells as cells
-from controller.sim.statistics import mean_of, ratio_of_means
+from controller.sim.outcome import mean_of, ratio_of_means
 
 METRICS = (
     "ttft_s mean",

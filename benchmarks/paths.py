@@ -31,17 +31,17 @@ from controller.api.operations.on_requests import Migrate, MigrateRequest
 from controller.api.settings.settings import Settings
 from controller.core.emptying.claims import Drain
 from controller.core.emptying.drains import DrainState
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.migration import rank_changes, routes
-from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReschedulingConfig
 from controller.model.profile import ModelConfig
 from controller.runtime import controller_link
 from controller.runtime.controller import cluster as process
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
-from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.requests import OutputsEmitted
 from tests.unit.emulated.emulated_builders import PROFILE, frames
 from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks import results
 from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.adapters.vllm.worker_side import HostBlocks
-from controller.ports.kv_transfer import Peer, StageCopy
+from controller.ports.engine import Peer, StageCopy
 
 KIB = 1 << 10
 NUM_LAYERS = 4

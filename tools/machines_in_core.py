@@ -49,7 +49,7 @@ KNOWN: Mapping[str, str] = {
     "controller/runtime/controller/traffic.py: Traffic.tick": (
         "A recording is asked for again each second, whatever came of it."
     ),
-    "controller/runtime/instance/emission.py: Emission.ttft_p99": (
+    "controller/runtime/instance/live_requests.py: Emission.ttft_p99": (
         "A percentile is computed once a second; it is shown, and nothing is decided by it."
     ),
     "controller/runtime/instance/engine_thread.py: EngineThread._step_for_ever": (
@@ -67,7 +67,7 @@ KNOWN: Mapping[str, str] = {
     ),
     "controller/sim/event_queue.py: EventQueue.at": "Virtual time itself.",
     "controller/sim/instance.py: SimInstance.status": SHORT_CUT,
-    "controller/sim/emptying.py: Moments.come": SHORT_CUT,
+    "controller/sim/cluster.py: Moments.come": SHORT_CUT,
     "controller/sim/sim_moves.py: Links._beat": (
         "The pace at which moves under way are told that time has passed; their machines decide."
     ),

@@ -22,13 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from controller.core.admission.api_keys import NO_KEYS, KeyTable, OwnLimits
 from controller.core.admission.instance_pool import InstancePool
-from controller.core.admission.placement import Placement, best_fitting
-from controller.core.admission.policies import POLICIES, Policy
-from controller.core.admission.room_orders import MakeRoom, MoveHead, help_blocked
-from controller.core.admission.waiting_reasons import HeldPlace, HeldView
+from controller.core.admission.placement import HeldPlace, HeldView, Placement, best_fitting
+from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig
 from controller.core.admission.waiting_requests import DrainRate, HeldRequest, HeldRequests, Key
+from controller.core.emptying.room_plan import MakeRoom, MoveHead, help_blocked
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     DispatchCancelled,

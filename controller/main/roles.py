@@ -40,13 +40,12 @@ from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 from controller.api.settings.endpoint_options import frontend_options
 from controller.api.settings.live_settings import changed
 from controller.api.state.audit import AuditLog
-from controller.core.instance_ref import InstanceRef
-from controller.core.operations.cluster_spec import ClusterSpec, EngineChange
+from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
+from controller.core.load.snapshot import InstanceRef
 from controller.main.machine import controller_ports, run_folders
 from controller.main.machine.controller_ports import control_socket, inbox_socket
 from controller.main.plan import ClusterPlan, endpoint_url
-from controller.ports.engine import Engine, EngineFactory
-from controller.ports.kv_transfer import KvTransfer
+from controller.ports.engine import Engine, EngineFactory, KvTransfer
 from controller.runtime import log_records
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import LAUNCHING, MemberKind

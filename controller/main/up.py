@@ -35,7 +35,7 @@ from controller.api.wire.status import (
     InstanceState,
     InstanceStatus,
 )
-from controller.core.start_backoff import MAX_FAILED_STARTS
+from controller.core.fleet.incarnations import MAX_FAILED_STARTS
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
-from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import LoggedEvent
 
 

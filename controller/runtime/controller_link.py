@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from controller.core.fleet.cluster_spec import EngineChange
 from controller.core.fleet.incarnations import has_to_drop
-from controller.core.operations.cluster_spec import EngineChange
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.windows import ServedLately
 from controller.ports.processes import Mailbox

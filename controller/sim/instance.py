@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot, with_batch
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, with_batch
 from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
 from controller.core.migration.source import RequestEnded, RequestEvicted
 from controller.model.engine_model import DecodeStretch, EngineModel, StepResult

@@ -13,8 +13,7 @@ from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Summary, summarize
 from controller.sim.rates import saturation_rate
 from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy
-from controller.sim.workload.arrivals import SHAPES
-from controller.sim.workload.named import workload
+from controller.sim.workload.named import SHAPES, workload
 from controller.sim.workload.trace import Trace, TraceRequest
 
 NUM_REPORTS = 200

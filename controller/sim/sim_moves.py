@@ -14,8 +14,7 @@ from functools import partial
 from itertools import count
 
 from controller.core.emptying.relief import Candidate
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import blocks_for
+from controller.core.load.snapshot import InstanceRef, blocks_for
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any
 
 from controller.model.profile import Mode
+from controller.sim.outcome import Interval, geometric_mean_ratio, mean_of, ratio_of_means
 from controller.sim.run import Load, Ran, Run
-from controller.sim.statistics import Interval, geometric_mean_ratio, mean_of, ratio_of_means
 from llumctl import output
 from llumctl.arguments import one_of
 from llumctl.lab import simulation, simulation_plan, simulation_report

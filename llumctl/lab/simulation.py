@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import LlumctlError, UsageError
+from controller.sim.outcome import mean_of
 from controller.sim.rates import TARGET_S, Knee, knee
 from controller.sim.run import Ran, Run
-from controller.sim.statistics import mean_of
 from llumctl import output
 from llumctl.lab import simulation_plan, simulation_report
 from llumctl.lab.simulation_plan import Wanted, shown

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from controller.api.errors import LlumctlError
-from controller.sim.outcome import SHARES, Curves, Figures, Summary
+from controller.sim.outcome import (
+    SHARES,
+    Curves,
+    Figures,
+    Interval,
+    Summary,
+    mean_of,
+    ratio_of_means,
+)
 from controller.sim.run import Load, Ran
-from controller.sim.statistics import Interval, mean_of, ratio_of_means
 from llumctl import output
 from llumctl.lab.simulation_plan import shown
 

@@ -17,8 +17,8 @@ import msgspec
 from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
-from controller.core.instance_ref import InstanceRef
-from controller.ports.kv_transfer import StageCopy, TransferError
+from controller.core.load.snapshot import InstanceRef
+from controller.ports.engine import StageCopy, TransferError
 from tests.unit.tcp.instances import ByteBlocks
 
 BLOCK_BYTES = 64 << 10

@@ -23,12 +23,12 @@ from controller.adapters.connections import KeepAlive
 from controller.adapters.vllm.endpoint.error_bodies import error_body
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
-from controller.runtime.frontend.prompt_hashes import HASH_TOKENS, PromptPrefixes
+from controller.runtime.frontend.traffic_recorder import HASH_TOKENS, PromptPrefixes
 from controller.runtime.messages.codec import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted

@@ -18,8 +18,7 @@ from typing import Any
 from controller.core.migration.protocol import IllegalMoveError
 from controller.core.migration.source import SourceState
 from controller.runtime.instance import instance_moves, llumlet
-from controller.runtime.instance.incoming import IncomingMove
-from controller.runtime.instance.outgoing import OutgoingMove
+from controller.runtime.instance.move_ends import IncomingMove, OutgoingMove
 from tests.faults.lines import say
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.model.profile import LatencyProfile, ModelConfig
-from controller.ports.engine import EngineFactory, Frames
-from controller.ports.kv_transfer import KvTransfer
+from controller.ports.engine import EngineFactory, Frames, KvTransfer
 
 PROFILE = LatencyProfile(
     name="faults",

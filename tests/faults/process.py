@@ -19,23 +19,23 @@ import uvloop
 
 from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
-from controller.core.instance_ref import InstanceRef
+from controller.core.fleet.cluster_spec import ClusterSpec
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.move_records import MoveOrder
 from controller.core.migration.protocol import MoveTiming
 from controller.core.migration.source import SourceMove
-from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import Dispatch, DispatchRequested, RejectCode
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
-from controller.runtime.instance import incoming, outgoing
+from controller.runtime.instance import move_ends
 from controller.runtime.instance.llumlet import Llumlet, Serving
-from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import InstanceEntry
 from controller.runtime.messages.move_messages import MoveAsked
@@ -146,8 +146,8 @@ def _hang(_engine: Any) -> None:
 
 
 def _set_timing(timing: MoveTiming) -> None:
-    vars(outgoing)["SourceMove"] = partial(SourceMove, timing=timing)
-    vars(incoming)["DestinationMove"] = partial(DestinationMove, timing=timing)
+    vars(move_ends)["SourceMove"] = partial(SourceMove, timing=timing)
+    vars(move_ends)["DestinationMove"] = partial(DestinationMove, timing=timing)
 
 
 def _serving(service: Llumlet) -> Serving:

@@ -15,13 +15,13 @@ from controller.adapters.http.control_server import Access, ControlServer
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.status import ClusterStatus
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import EngineInfo, Hello, Message, Phase, StatusPushed
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked

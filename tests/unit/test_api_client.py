@@ -25,8 +25,8 @@ from controller.api.operations.on_requests import (
 )
 from controller.api.wire.status import ClusterState, StopRequest
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame
-from controller.core.operations.order_checks import OrderRefusal
-from controller.core.operations.rolling import RollingRefusal
+from controller.core.fleet.cluster_spec import OrderRefusal
+from controller.core.fleet.rolling import RollingRefusal
 
 STATUS = {
     "schema_version": 1,

@@ -14,7 +14,7 @@ from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher, FrontendKeys, KnownInstances
-from controller.runtime.frontend.route_runner import RankRunner
+from controller.runtime.frontend.router import RankRunner
 from controller.runtime.messages.requests import RankChangeAsked
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import serve_running_request

@@ -12,7 +12,7 @@ import pytest
 from controller.api.errors import UsageError
 from controller.api.operations.table import OperationList
 from controller.api.wire.status import ClusterStatus, RollingReport
-from controller.core.operations.cluster_spec import EngineChange
+from controller.core.fleet.cluster_spec import EngineChange
 from tests.unit.control_support import AUTHORIZED, Listener, listening
 from tests.unit.move_support import Source, serve_running_request
 

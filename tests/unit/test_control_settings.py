@@ -13,7 +13,7 @@ from controller.api.operations.on_cluster import SettingChanges, SettingList
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.requests import EventPage
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import FrontendLimits, StatusPushSet

@@ -15,7 +15,7 @@ from controller.core.migration.rank_changes import RankChanges
 from controller.core.migration.routes import Routes
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import Dispatcher, FrontendKeys, KnownInstances
-from controller.runtime.frontend.route_runner import RankRunner
+from controller.runtime.frontend.router import RankRunner
 from controller.runtime.messages.requests import RankChangeAsked, RequestsAsked
 from llumctl.app import run
 from tests.unit.cli_support import remember

@@ -9,7 +9,7 @@ from controller.api.settings.live_settings import LIVE, SettingError, changed, l
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import kinds
 from controller.api.wire.base import SettingValue
-from controller.core.scheduler_config import SchedulerConfig
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.settings import (
     AutoscaleConfig,
     HoldingConfig,
@@ -17,7 +17,7 @@ from controller.core.settings import (
     ReplayConfig,
     ReschedulingConfig,
 )
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import LiveConfig
 
 DEFAULTS = Settings()
 

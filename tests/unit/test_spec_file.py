@@ -10,7 +10,7 @@ import pytest
 from controller.adapters.files.state_files import SPEC_FILE, SpecFile
 from controller.api.errors import LlumctlError
 from controller.core.emptying.claims import Drain, Evacuate, Remove, Restart, SlowDrain
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     ClusterSpec,
     EngineChange,
     RollingOrder,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.adapters.ray import ray_starts
-from controller.core.start_backoff import (
+from controller.core.fleet.incarnations import (
     FIRST_DELAY_S,
     MAX_DELAY_S,
     MAX_FAILED_STARTS,
@@ -43,7 +43,7 @@ def test_what_has_served_is_tried_for_ever(has_served: bool) -> None:
 MEMBER = """
 import sys, threading, faulthandler
 faulthandler.enable()  # as Ray does in its workers
-import controller.core.start_backoff as restarts
+import controller.core.fleet.incarnations as restarts
 restarts.FIRST_DELAY_S = 0.001
 from controller.adapters.ray.ray_launcher import RayMember
 log_dir, role, run = sys.argv[1:]

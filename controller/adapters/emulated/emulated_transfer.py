@@ -1,4 +1,4 @@
-"""Copies of emulated KV blocks (`controller.ports.kv_transfer`): the profile's time, few bytes.
+"""Copies of emulated KV blocks (`controller.ports.engine`): the profile's time, few bytes.
 
 A stage takes as long as its blocks would at the profile's copy rate, or at the limit if that is
 lower; then their digests go to the peer in one message, and the stage is over when the peer has
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from controller.adapters.emulated.emulated_moves import DIGEST_BYTES
 from controller.model.profile import LatencyProfile
-from controller.ports.engine import Frames, KvBlocks
-from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferError
 
 _Link = tuple[str, int]
 Tell = Callable[[Peer, Frames], None]

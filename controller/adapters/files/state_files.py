@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.api.errors import LlumctlError
 from controller.api.state import user_files
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
-from controller.core.operations.cluster_spec import ClusterSpec
 
 # -- the spec --------------------------------------------------------------------------------------
 # The cluster's spec as a JSON file of mode 0600 in its state folder, beside the audit log.

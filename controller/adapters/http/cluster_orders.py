@@ -27,7 +27,7 @@ from controller.api.operations.table import Undo
 from controller.api.text.quantities import setting_value
 from controller.api.wire.status import PlannedRestart, RollingReport
 from controller.core.emptying.claims import Drain
-from controller.core.operations.cluster_spec import RollingOrder
+from controller.core.fleet.cluster_spec import RollingOrder
 from controller.runtime.controller.queries import Found
 
 

@@ -36,13 +36,13 @@ from controller.api.wire.status import (
     RollingReport,
     SavedStatus,
 )
-from controller.core.admission.waiting_reasons import HeldPlace, HeldView
+from controller.core.admission.placement import HeldPlace, HeldView
 from controller.core.admission.waiting_requests import Held
 from controller.core.fleet.autoscaler import Check
+from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES
 from controller.core.load.snapshot import Level
 from controller.core.migration.move_records import EndedMove
 from controller.core.migration.refusals import why
-from controller.core.operations.cluster_spec import LEAVES_BY_MOVES
 from controller.core.replay.replay_log import ReplayLog, Way
 from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import ControllerProcess

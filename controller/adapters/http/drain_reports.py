@@ -19,9 +19,9 @@ from controller.core.emptying.claims import Claim, Claims, Drain, Evacuate, Remo
 from controller.core.emptying.drains import DrainProgress, DrainState
 from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s
 from controller.core.emptying.relief import NO_DESTINATION, Link, evacuation
+from controller.core.fleet.cluster_spec import ScalePlan
 from controller.core.migration.move_records import measured_pace
 from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
-from controller.core.operations.order_checks import ScalePlan
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.drain_runner import Forecast
 

@@ -35,15 +35,15 @@ from controller.api.operations.on_instances import (
 from controller.api.operations.order import CLUSTER, Order, Report, Wanted
 from controller.api.operations.table import Undo
 from controller.core.emptying.claims import Claim, Claims
-from controller.core.load.closed import Closed
-from controller.core.operations.cluster_spec import Mark
-from controller.core.operations.order_checks import (
+from controller.core.fleet.cluster_spec import (
+    Mark,
     OrderRefusal,
     emptying_refusal,
     mark_refusal,
     restart_refusal,
     undrain_refusal,
 )
+from controller.core.load.closed import Closed
 from controller.runtime.controller.operations.operated_cluster import refuse_instances
 from controller.runtime.controller.queries import Found
 

@@ -18,14 +18,13 @@ from controller.api.operations.on_cluster import (
 )
 from controller.api.settings.live_settings import LiveSetting, SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
-from controller.core.admission.policies import POLICIES, Policy, find_policy
+from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig, find_policy
 from controller.core.emptying.rounds import may_differ
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import Level
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig, with_fixed
 from controller.runtime.controller.cluster import ControllerProcess
-from controller.runtime.live_config import LiveAutoscale, LiveConfig
+from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
 from controller.runtime.messages.members import FrontendLimits
 
 MIN_INTERVAL_S = 0.01

@@ -19,7 +19,8 @@ from controller.api.wire.status import (
     QueueHeadStatus,
 )
 from controller.core.admission.instance_pool import InstanceRecord
-from controller.core.admission.waiting_reasons import queue_reason
+from controller.core.admission.placement import queue_reason
+from controller.core.fleet.cluster_spec import planned_instances
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import (
     freeness,
@@ -28,7 +29,6 @@ from controller.core.load.freeness import (
     total_headroom_blocks,
 )
 from controller.core.load.snapshot import InstanceSnapshot, Level
-from controller.core.operations.order_checks import planned_instances
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import StatusPushed

@@ -23,7 +23,7 @@ from controller.api.wire.requests import (
     Waiting,
 )
 from controller.api.wire.status import HeldPlaceStatus
-from controller.core.admission.waiting_reasons import HeldView, QueueReason, queue_reason
+from controller.core.admission.placement import HeldView, QueueReason, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import EventKind, LoggedEvent

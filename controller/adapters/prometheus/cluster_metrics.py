@@ -36,8 +36,8 @@ from controller.api.wire.status import (
     ReplaysStatus,
 )
 from controller.core.fleet.autoscaler import ScaleReason
+from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, MOVE_REASONS, ExitReason
 from controller.core.migration.move_records import DOWNTIME_BOUNDS_S, MoveLog
-from controller.core.operations.cluster_spec import LEAVES_BY_MOVES, MOVE_REASONS, ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.replay.replay_log import LOST_WAYS, Way
 from controller.core.scheduler_events import RejectCode

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from controller.api.state import user_files
-from controller.core.start_backoff import MAX_FAILED_STARTS, delay_s, is_given_up
+from controller.core.fleet.incarnations import MAX_FAILED_STARTS, delay_s, is_given_up
 
 log = logging.getLogger(__name__)
 

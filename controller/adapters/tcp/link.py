@@ -28,8 +28,7 @@ from typing import Any, Self
 
 from controller.adapters.tcp.door import PROOF_BYTES, Door, LinkKey, link_id, new_secret
 from controller.core.migration.protocol import OPEN_TIMEOUT_S, STALL_TIMEOUT_S
-from controller.ports.engine import KvBlocks
-from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from controller.ports.engine import KvBlocks, Peer, StageCopy, TransferError
 
 
 class RateLimit:

@@ -18,10 +18,9 @@ from controller.adapters.tcp.link import (
     SendingLink,
     stage_key,
 )
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.protocol import OPEN_TIMEOUT_S
-from controller.ports.engine import Frames, KvBlocks
-from controller.ports.kv_transfer import Peer, StageCopy
+from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy
 
 log = logging.getLogger(__name__)
 

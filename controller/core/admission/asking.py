@@ -39,9 +39,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from controller.core.admission.api_keys import Refusal
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.room import Room
-from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.load.freeness import Room
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, blocks_for
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,

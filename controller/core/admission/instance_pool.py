@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import assert_never
 
-from controller.core.admission.policies import History, Policy
+from controller.core.admission.policies import History, Policy, SchedulerConfig
 from controller.core.load.closed import (
     OPEN,
     Closed,
@@ -22,10 +22,8 @@ from controller.core.load.closed import (
     stop_requests,
     stop_sending,
 )
-from controller.core.load.freeness import NOTHING_UNREPORTED
-from controller.core.load.room import Room
+from controller.core.load.freeness import NOTHING_UNREPORTED, Room
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported, blocks_for
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,

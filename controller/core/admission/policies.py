@@ -14,12 +14,19 @@ import difflib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from controller.core.load.freeness import dispatch_freeness
-from controller.core.load.snapshot import NORMAL, InstanceSnapshot, Level, Unreported
+from controller.core.load.snapshot import (
+    DEFAULT_LEVELS,
+    NORMAL,
+    InstanceSnapshot,
+    Level,
+    Unreported,
+)
 from controller.core.scheduler_events import DispatchRequested
+from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 
 MAX_HASHES = 1 << 18
 """For all instances together; one takes about 120 bytes, so these 30 MB."""
@@ -218,3 +225,21 @@ def find_policy(name: str, policies: Mapping[str, Policy] = POLICIES) -> Policy:
     raise ValueError(
         f"unknown dispatch policy {name[:40]!r}: {hint}valid are {', '.join(policies)}"
     )
+
+
+# -- what the scheduler goes by --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig(SchedulerSettings):
+    policy: str = "llumnix"
+    """By default one without late binding, as there is no `holding`."""
+    levels: tuple[Level, ...] = DEFAULT_LEVELS
+    holding: HoldingConfig | None = None
+    """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
+    them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`
+    has late binding."""
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    names_candidates: bool = True
+    """Whether a decision names the instances that it was made from, with their scores. A simulation
+    records no decisions, and half of the time of one goes into the names."""

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.core.admission.placement import Placement
-from controller.core.admission.waiting_reasons import HeldPlace
+from controller.core.admission.placement import HeldPlace, Placement
 from controller.core.admission.waiting_requests import Key
 from controller.core.record.event_log import EventKind, Number
 from controller.core.record.windows import CountWindow

@@ -32,7 +32,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.openness import Avoided
 from controller.core.emptying.relief import (
     Candidate,
@@ -45,10 +44,16 @@ from controller.core.emptying.relief import (
     ReliefView,
     next_move,
 )
-from controller.core.emptying.room_plan import PLAN_FAILED, ends_plan, head_to_leave, room_plan_for
+from controller.core.emptying.room_plan import (
+    PLAN_FAILED,
+    MakeRoom,
+    MoveHead,
+    ends_plan,
+    head_to_leave,
+    room_plan_for,
+)
 from controller.core.emptying.rounds import HeadOrder, ReliefOrder, RoomOrder
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.move_table import MoveTable
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number

@@ -25,11 +25,10 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol, Self
 
-from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.openness import Avoided, Cooling, fruitless_until_s
-from controller.core.instance_ref import InstanceRef
+from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.load.freeness import freeness, freest_first
-from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, Level
 from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 

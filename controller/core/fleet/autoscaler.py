@@ -28,6 +28,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from controller.core.fleet.cluster_spec import ScaleHold
 from controller.core.fleet.outlook import (
     NOTHING_KNOWN,
     TARGET_MARGIN,
@@ -40,7 +41,6 @@ from controller.core.fleet.outlook import (
     Target,
 )
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.record.event_log import EventKind, Number
 from controller.core.settings import AutoscaleConfig
 

@@ -1,1 +1,1 @@
-"""What an instance reports, and the measures of load that decisions go by."""
+"""What an instance reports, and the measures of load by which decisions are made."""

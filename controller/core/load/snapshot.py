@@ -9,6 +9,18 @@ from dataclasses import dataclass, field
 from controller.core.value import value
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceRef:
+    instance_id: str
+    incarnation: int
+    address: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells incarnations apart."""
+        return self.instance_id, self.incarnation
+
+
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold `num_tokens`: ceil(num_tokens / block_size). All that decides asks here: an
     engine with several groups of KV caches (sliding windows beside full attention) needs another

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.protocol import MAX_STAGES
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import Number

@@ -20,7 +20,7 @@ one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.ownership import Epoch
 from controller.core.migration.routes import Route, Routes, RouteState
 

@@ -41,8 +41,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import blocks_for
+from controller.core.load.snapshot import InstanceRef, blocks_for
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.ownership import FIRST_EPOCH, Delivery, Epoch, Loss, Ownership
 from controller.core.migration.protocol import UNCLEAR_S

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.operations.cluster_spec import ExitReason
+from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.windows import CountWindow
 

@@ -3,7 +3,7 @@ those that a rolling restart is to change, before anything is touched.
 
 What only an engine can judge, as arguments that do not go together, its first process says, and
 `explain_cause` makes that readable. A rolling restart ends there
-(`controller/core/operations/rolling.py`).
+(`controller/core/fleet/rolling.py`).
 """
 
 import difflib

@@ -58,8 +58,7 @@ from controller.main.profile.points import (
     StepPoints,
     Task,
 )
-from controller.ports.engine import Engine, Frames, KvBlocks
-from controller.ports.kv_transfer import Peer, TransferError
+from controller.ports.engine import Engine, Frames, KvBlocks, Peer, TransferError
 
 if TYPE_CHECKING:
     from controller.adapters.vllm.engine import VllmEngine

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from controller.core.admission.room_orders import MakeRoom
 from controller.core.emptying.openness import Cooling, Openness
+from controller.core.emptying.room_plan import MakeRoom
 from controller.core.emptying.rounds import (
     Event,
     HeadOrder,
@@ -24,8 +24,7 @@ from controller.core.emptying.rounds import (
     RulesChanged,
     WithdrawRelief,
 )
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, Level
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.roster import Roster

@@ -1,13 +1,15 @@
 """The cluster's members: the controller's table of them, by what their Hellos say, and what they
-are told: messages, the configuration, and, of frontends, which instances serve.
+are told: messages, the configuration that may change while the cluster runs, and, of frontends,
+which instances serve.
 
-Which process of a member is which incarnation, and which are dead, `core/fleet/incarnations.py`
-decides.
+`core/fleet/incarnations.py` decides which process of a member is which incarnation, and which are
+dead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.fleet import incarnations
 from controller.core.fleet.incarnations import (
     NO_INCARNATION,
@@ -16,17 +18,17 @@ from controller.core.fleet.incarnations import (
     Incarnations,
     LastIncarnation,
 )
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.scheduler import GlobalScheduler
-from controller.core.settings import StatusPush
+from controller.core.settings import AutoscaleConfig, ReschedulingConfig, StatusPush
 from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.ports.processes import Mailbox
-from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import (
     LAUNCHING,
     Directory,
     EngineInfo,
+    FrontendLimits,
     Hello,
     InstanceEntry,
     MemberKind,
@@ -36,6 +38,26 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.move_messages import MoveLimitsSet
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAutoscale:
+    """`start_timeout_s`: an instance that does not serve for so long counts as one that cannot
+    start."""
+
+    config: AutoscaleConfig = field(
+        default_factory=lambda: AutoscaleConfig(first_check_after_s=10.0)
+    )
+    start_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveConfig:
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    rescheduling: ReschedulingConfig = field(default_factory=ReschedulingConfig)
+    frontends: FrontendLimits = field(default_factory=FrontendLimits)
+    autoscale: LiveAutoscale = field(default_factory=LiveAutoscale)
+    max_events: int = 10_000
 
 
 class Member(Incarnations):

@@ -27,8 +27,7 @@ from controller.core.admission.asking import (
     Withdraw,
     Woken,
 )
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import (
     Dispatch,

@@ -1,22 +1,83 @@
-"""A frontend's part in a recording of the traffic: lengths, times and hashes of requests that end.
+"""What a frontend tells of prompts without their text: hashes of their beginnings, and its part in
+a recording of the traffic, which has lengths, times and hashes of requests that end.
 
-A request pays for it with a note when it comes and when it ends. Prompts are hashed afterwards, a
-few blocks in each turn of the event loop. What waits for that is bounded; beyond the bound requests
-are lost to the recording, and their number is told.
+The hashes tell which prompts begin alike and nothing else, for a recording and (`PromptPrefixes`)
+for the controller.
+
+For a recording, a request costs a note when it comes and when it ends. Prompts are hashed
+afterwards, a few blocks in each turn of the event loop. The requests that wait for that are
+bounded; beyond the bound they are missing in the recording, and their number is told.
 """
 
 import asyncio
 import itertools
 import logging
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested
-from controller.runtime.frontend.prompt_hashes import prefix_hashes, session_hash
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 from controller.runtime.repeating import repeat
+
+HASH_BYTES = 8
+
+
+def prefix_hashes(key: bytes, token_ids: Sequence[int], num_hash_tokens: int) -> Iterator[bytes]:
+    """A hash for each full block of `num_hash_tokens` tokens, of all tokens from the prompt's
+    beginning to the block's end. Under another key, of up to 64 bytes, all hashes are others.
+
+    It takes 0.9 us for a block of 16 tokens, wherever that stands: a hash goes on from the one
+    before it.
+    """
+    block = struct.Struct(f"<{num_hash_tokens}q")
+    running = blake2b(key=key, digest_size=HASH_BYTES)
+    for end in range(num_hash_tokens, len(token_ids) + 1, num_hash_tokens):
+        running.update(block.pack(*token_ids[end - num_hash_tokens : end]))
+        yield running.copy().digest()
+
+
+def session_hash(key: bytes, session: str) -> str:
+    """Names the session under the key; empty for an empty one, which is no session."""
+    if not session:
+        return ""
+    told = blake2b(session.encode(), key=key, digest_size=HASH_BYTES, person=b"session")
+    return told.hexdigest()
+
+
+HASH_TOKENS = 256
+"""Coarser than an engine's blocks: a cached beginning that is shorter saves less than a step."""
+MAX_HASHES = 64
+"""16,384 tokens, which take 0.4 ms of the event loop and 0.6 KB of the message."""
+
+
+class PromptPrefixes:
+    """What a frontend tells the controller of a prompt's beginning, so that requests that begin
+    alike can go where that is in the prefix cache.
+
+    A few hashes, which name the prompt up to the end of each of its leading blocks; no text and no
+    tokens. They stay in the memory of the controller and the frontends: recordings have hashes of
+    their own, under a key. It hashes nothing while the controller does not ask.
+    """
+
+    def __init__(self) -> None:
+        self._on = False
+
+    def switch(self, on: bool) -> None:
+        self._on = on
+
+    def of(self, token_ids: Sequence[int], *apart: str | None) -> tuple[int, ...]:
+        """Prompts with other values in `apart` (a cache salt, an adapter) share no cached blocks,
+        and no hashes. Empty while it is switched off."""
+        if not self._on:
+            return ()
+        key = b"" if not any(apart) else blake2b(repr(apart).encode(), digest_size=64).digest()
+        leading = token_ids[: HASH_TOKENS * MAX_HASHES]
+        return tuple(int.from_bytes(each) for each in prefix_hashes(key, leading, HASH_TOKENS))
+
 
 log = logging.getLogger(__name__)
 

@@ -42,9 +42,8 @@ from controller.core.emptying.relieving import (
     considered,
     known,
 )
-from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
-from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, blocks_for
 from controller.core.migration import destination, source
 from controller.core.migration.move_records import (
     CopyRates,
@@ -61,9 +60,8 @@ from controller.core.migration.source import MoveCancelled, SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.settings import MigrationSettings
 from controller.ports.engine import Engine
-from controller.runtime.instance.incoming import IncomingMove
 from controller.runtime.instance.live_requests import MoveHost
-from controller.runtime.instance.outgoing import OutgoingMove
+from controller.runtime.instance.move_ends import IncomingMove, OutgoingMove
 from controller.runtime.messages.move_messages import (
     FenceAnswered,
     HeadMoveOrdered,

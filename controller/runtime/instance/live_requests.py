@@ -1,23 +1,28 @@
-"""The requests that live on an instance, and what their moves need: the llumlet as moves see it,
-and a digest of the blocks that they copy.
+"""The requests that live on an instance: what is known of each, how its outputs get to its frontend
+(`Emission`: as they come, and again if they got lost), and the llumlet as moves see it
+(`MoveHost`).
 """
 
-import asyncio
-import hashlib
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from controller.core.emptying.relief import PastMoves
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.ownership import Epoch
 from controller.core.record.event_log import LoggedEvent
-from controller.ports.engine import Engine, Frames, KvBlocks
-from controller.ports.kv_transfer import KvTransfer
+from controller.core.record.windows import LatencyWindows, Percentiles
+from controller.ports.engine import Engine, Frames, KvBlocks, KvTransfer, StepOutputs
+from controller.ports.processes import Mailbox
+from controller.runtime.controller_link import ControllerLink
+from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import Message
+from controller.runtime.messages.move_messages import MoveTimed
+from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing
 
 MAX_HOPS = 32
 """Moves kept of one request, and so the largest limit of moves in a minute."""
@@ -138,47 +143,144 @@ class MoveHost(Protocol):
         or after `epoch`. A later attempt of it that is here goes on."""
 
 
-SLICE_BYTES = 4 << 20
-"""So much is read at once for a digest."""
+# -- outputs, to frontends -------------------------------------------------------------------------
 
 
-class KvDigest:
-    """A digest of the copied blocks of one move, to compare both sides with (`--verify-kv`). Used
-    from the event loop's thread; another thread reads the blocks in slices, about 1 s per GiB.
-
-    Full blocks do not change any more, so each stage's blocks are read after their copy, while the
-    request decodes on. Only the last stage's, one block or two, are read while it is suspended.
-    """
-
-    def __init__(self, blocks: KvBlocks) -> None:
-        self._blocks = blocks
-        self._digest = hashlib.blake2b(digest_size=32)
-        self._last: asyncio.Task[bytes] | None = None
-
-    def add(self, block_ids: Sequence[int]) -> "asyncio.Future[bytes]":
-        """Adds blocks, which must not change until the future is done; its result is 32 bytes over
-        all blocks so far, in order. If blocks cannot be read, this future fails and all later
-        ones."""
-        taking = self._take(self._last, tuple(block_ids))
-        self._last = asyncio.get_running_loop().create_task(taking)
-        self._last.add_done_callback(_heeded)
-        return self._last
-
-    async def _take(self, before: "asyncio.Task[bytes] | None", block_ids: Sequence[int]) -> bytes:
-        if before is not None:
-            await before
-        return await asyncio.get_running_loop().run_in_executor(None, self._read, block_ids)
-
-    def _read(self, block_ids: Sequence[int]) -> bytes:
-        num_per_slice = max(1, SLICE_BYTES // self._blocks.block_bytes)
-        buffer = self._blocks.buffer(num_per_slice)
-        for first in range(0, len(block_ids), num_per_slice):
-            there = block_ids[first : first + num_per_slice]
-            self._digest.update(self._blocks.gather(there, buffer))
-        return self._digest.digest()
+# So many finished requests that arrived by a move are kept, because outputs that their source sent
+# may have been lost with it.
+MAX_FINISHED_KEPT = 64
+# A percentile is computed at most this often; statuses are pushed every few milliseconds.
+PERCENTILE_EVERY_S = 1.0
 
 
-def _heeded(taking: "asyncio.Task[bytes]") -> None:
-    """Marks a failure as seen: the next `add` fails too, or the move is over."""
-    if not taking.cancelled():
-        taking.exception()
+class Emission:
+    """Used on the event loop's thread. `requests` are the llumlet's; a request that finishes is
+    removed from them, and `on_finished` is called before its last output is sent."""
+
+    def __init__(
+        self,
+        member: ControllerLink,
+        mailbox: Mailbox,
+        engine: Engine,
+        requests: dict[str, LiveRequest],
+        frontends: Sequence[str],
+        on_finished: Callable[[str], None],
+    ) -> None:
+        self._member = member
+        self._mailbox = mailbox
+        self._engine = engine
+        self._requests = requests
+        self._frontends = frontends
+        self._on_finished = on_finished
+        self._gone: set[str] = set()
+        """Frontends whose processes are gone."""
+        self._knows_load: dict[str, None] = {}
+        """Frontends that were sent the scheduler's statistics of a busy engine, the last one last.
+        vLLM's metrics go on showing them until others come."""
+        self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
+        self._ttft = LatencyWindows[int]()
+        self._ttft_p99: Percentiles[int] = Percentiles()
+        self._percentile_at_s = 0.0
+
+    def emit(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
+        for step in outputs:
+            items: list[OutputItem] = []
+            timed: list[MoveTimed] = []
+            for emitted in step.emitted:
+                live = self._requests.get(emitted.request_id)
+                if live is None:  # aborted since
+                    continue
+                items.append(
+                    OutputItem(
+                        emitted.request_id,
+                        live.attempt,
+                        live.hop,
+                        live.next_index,
+                        emitted.num_tokens,
+                        emitted.finish_reason,
+                    )
+                )
+                if live.next_index == 0 and emitted.num_tokens:
+                    ttft_s = time.time() - live.arrival_time_s
+                    self._ttft.add(time.monotonic(), ttft_s, live.rank)
+                if live.arrived_by is not None:
+                    timed.append(MoveTimed(live.arrived_by, step_time_s))
+                    live.arrived_by = None
+                live.keep(emitted.num_tokens, step.body)
+                live.next_index += emitted.num_tokens
+                if emitted.finish_reason is not None:
+                    self._forget_finished(emitted.request_id)
+                    self._on_finished(emitted.request_id)
+            if not items:
+                self._tell_load(step.body)
+            else:
+                frontend = self._frontends[step.frontend_index]
+                self._note_reader(frontend)
+                for move in timed:
+                    self._mailbox.send(frontend, encode(move))
+                self._send(frontend, items, self._engine.encode(step.body))
+
+    def _tell_load(self, body: Any) -> None:
+        """Sends statistics without tokens to one frontend: each counts what the prefix cache had of
+        prompts since the ones before, as in a step in the middle of a long prompt."""
+        reader = next(reversed(self._knows_load), None)
+        if reader is None:
+            reader = next((each for each in self._frontends if each not in self._gone), None)
+        if reader is not None:
+            self._note_reader(reader)
+            self._send(reader, (), self._engine.encode(body))
+
+    def _note_reader(self, frontend: str) -> None:
+        self._knows_load.pop(frontend, None)
+        self._knows_load[frontend] = None
+
+    def tell_rest(self) -> None:
+        """The engine has nothing to do: frontends that think otherwise are told."""
+        readers, self._knows_load = self._knows_load, {}
+        for frontend in readers:
+            self._send(frontend, (), self._engine.encode_rest())
+
+    def frontend_lost(self, address: str) -> None:
+        """Where frontends answer for each other, another one corrects what this one showed last."""
+        self._gone.add(address)
+        if address in self._knows_load:
+            del self._knows_load[address]
+            heirs = (each for each in self._frontends if each not in self._gone)
+            if (heir := next(heirs, None)) is not None:
+                self._knows_load.setdefault(heir)
+
+    def send_again(self, missing: OutputsMissing) -> None:
+        """Sends missing outputs again, in the epoch that the request has here, even if an earlier
+        owner produced them."""
+        live = self._requests.get(missing.request_id) or self._finished.get(missing.request_id)
+        if live is None:
+            return
+        for kept in live.kept:
+            if kept.first_index < missing.end_index:
+                item = OutputItem(
+                    missing.request_id, live.attempt, live.hop, kept.first_index, kept.num_tokens
+                )
+                self._send(live.frontend, [item], self.encode_kept(kept, missing.request_id))
+
+    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
+        return kept.body if kept.encoded else self._engine.encode_one(kept.body, request_id)
+
+    def ttft_p99(self) -> Percentiles[int]:
+        """By rank."""
+        now_s = time.monotonic()
+        if now_s >= self._percentile_at_s:
+            self._percentile_at_s = now_s + PERCENTILE_EVERY_S
+            self._ttft_p99 = self._ttft.percentiles(0.99, now_s)
+        return self._ttft_p99
+
+    def _forget_finished(self, request_id: str) -> None:
+        live = self._requests.pop(request_id)
+        if any(kept.encoded for kept in live.kept):
+            self._finished[request_id] = live
+            if len(self._finished) > MAX_FINISHED_KEPT:
+                self._finished.popitem(last=False)
+
+    def _send(self, frontend: str, items: Sequence[OutputItem], payload: Sequence[Any]) -> None:
+        member = self._member
+        me = InstanceRef(member.member_id, member.incarnation, self._mailbox.address)
+        self._mailbox.send(frontend, encode(OutputsEmitted(me, tuple(items))), payload)

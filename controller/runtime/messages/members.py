@@ -6,10 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.move_records import MoveInFlight
-from controller.core.operations.cluster_spec import AS_STARTED, EngineChange
 from controller.core.record.event_log import LoggedEvent
 from controller.core.settings import KeyLimits, ReplayConfig
 from controller.ports.engine import Emulation, StepPhase

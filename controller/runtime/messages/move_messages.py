@@ -8,7 +8,7 @@ import msgspec
 
 from controller.core.emptying.relief import PastMoves
 from controller.core.emptying.rounds import HeadOrder, ReliefOrder, RoomOrder
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.move_records import MoveOrder, MovePlan, MoveRecord
 from controller.core.migration.ownership import Epoch
 from controller.core.migration.protocol import MoveMessage

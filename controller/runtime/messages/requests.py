@@ -3,7 +3,7 @@ orders for one request, and recordings of traffic."""
 
 import msgspec
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import (

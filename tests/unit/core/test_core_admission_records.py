@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.records import (
     EVERY_S,
     KEPT_S,
@@ -17,7 +18,6 @@ from controller.core.admission.records import (
 from controller.core.admission.waiting_requests import Held, HeldQueue
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchCancelled,
     InstanceStarted,

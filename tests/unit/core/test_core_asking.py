@@ -36,8 +36,7 @@ from controller.core.admission.asking import (
     Withdraw,
     Woken,
 )
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 
 IDS = ("i-0", "i-1")

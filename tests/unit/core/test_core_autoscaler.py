@@ -29,8 +29,8 @@ from controller.core.fleet.autoscaler import (
     Tell,
     Ticked,
 )
+from controller.core.fleet.cluster_spec import ScaleHold
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import ScaleHold
 from controller.core.record.event_log import EventKind
 from controller.core.settings import AutoscaleConfig
 

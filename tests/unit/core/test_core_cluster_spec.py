@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.emptying.claims import Claims, Drain, Remove, Restart
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     AS_STARTED,
     ClusterSpec,
     EngineChange,

@@ -13,7 +13,7 @@ from controller.core.emptying.claims import (
     SlowDrain,
 )
 from controller.core.emptying.relief import HelpReason, MoveReason
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     BY_HAND,
     MOVE_REASONS,
     ClusterSpec,

@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import FairTurns
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.admission.placement import best_fitting
-from controller.core.load.room import Room
+from controller.core.admission.policies import SchedulerConfig
+from controller.core.load.freeness import Room
 from controller.core.load.snapshot import InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, InstanceStarted, StatusReported
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import RequestSnapshot, queued, request, running, status

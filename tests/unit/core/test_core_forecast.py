@@ -24,8 +24,7 @@ from controller.core.emptying.relieving import (
     TellFruitless,
 )
 from controller.core.emptying.rounds import InstanceLoad, ReliefOrder, pair
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, QueueHead
 from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
 

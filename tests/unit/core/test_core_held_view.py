@@ -4,12 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.admission.placement import Placement, Score
-from controller.core.admission.waiting_reasons import HeldPlace, HeldReason, HeldView, OvertakenBy
+from controller.core.admission.placement import (
+    HeldPlace,
+    HeldReason,
+    HeldView,
+    OvertakenBy,
+    Placement,
+    Score,
+)
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import Held
-from controller.core.load.room import Room
+from controller.core.load.freeness import Room
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import InstanceDied, InstanceStarted
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import nothing_cached, request, running, status

@@ -7,14 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.admission.placement import Placement
-from controller.core.admission.room_orders import MakeRoom, MoveHead, help_blocked
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import Held, HeldQueue
 from controller.core.emptying.relief import Candidate
-from controller.core.emptying.room_plan import plan_leaving, plan_room
-from controller.core.load.room import MAX_QUEUED, STEP_TOKENS, Room
+from controller.core.emptying.room_plan import (
+    MakeRoom,
+    MoveHead,
+    help_blocked,
+    plan_leaving,
+    plan_room,
+)
+from controller.core.load.freeness import MAX_QUEUED, STEP_TOKENS, Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,

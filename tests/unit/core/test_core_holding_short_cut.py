@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 
 from controller.core.admission.placement import Placement
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     DispatchCancelled,

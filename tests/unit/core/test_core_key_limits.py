@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.admission.api_keys import KeyTable, KeyUse, refusal
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.record.windows import CountWindow
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchRequested,
     FrontendDied,

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.by_hand import MovesByHand
 from controller.core.emptying.openness import Cooling, Openness
 from controller.core.emptying.rounds import (
@@ -13,13 +14,10 @@ from controller.core.emptying.rounds import (
     RoundDue,
     RoundRules,
 )
-from controller.core.instance_ref import InstanceRef
+from controller.core.fleet.cluster_spec import ClusterSpec, Mark, plan_scale
 from controller.core.load.closed import OPEN, ROWS, Closed, Reasons, Row
-from controller.core.load.snapshot import DEFAULT_LEVELS
-from controller.core.operations.cluster_spec import ClusterSpec, Mark
-from controller.core.operations.order_checks import plan_scale
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,

@@ -3,9 +3,9 @@
 import pytest
 
 from controller.core.emptying.claims import Drain, Remove
-from controller.core.load.closed import Closed
-from controller.core.operations.cluster_spec import ClusterSpec, Mark
-from controller.core.operations.order_checks import (
+from controller.core.fleet.cluster_spec import (
+    ClusterSpec,
+    Mark,
     OrderRefusal,
     emptying_refusal,
     mark_refusal,
@@ -13,6 +13,7 @@ from controller.core.operations.order_checks import (
     restart_refusal,
     undrain_refusal,
 )
+from controller.core.load.closed import Closed
 
 SPEC = ClusterSpec.first(3)
 DRAINED = SPEC.with_claims({"i-1": Drain("d", 0.0)})

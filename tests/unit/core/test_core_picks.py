@@ -3,9 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.admission.policies import History, SeenPrefixes, pick_least_work
+from controller.core.admission.policies import (
+    History,
+    SchedulerConfig,
+    SeenPrefixes,
+    pick_least_work,
+)
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.admission.waiting_reasons import QueueReason, queue_reason
+from controller.core.admission.placement import QueueReason, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration import rank_changes, routes
 from controller.core.migration.ownership import Epoch
 from controller.core.migration.rank_changes import RankChanges, TellRank

@@ -30,8 +30,7 @@ from controller.core.emptying.relieving import (
 )
 from controller.core.emptying.room_plan import PLAN_FAILED
 from controller.core.emptying.rounds import HeadOrder, Opening, ReliefOrder, RoomOrder
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import DEFAULT_LEVELS
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from controller.core.operations.cluster_spec import ExitReason
+from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.replay.replay_log import MAX_RECENT, ReplayLog, Way
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     AS_MANY_AS_FIT,
     AS_STARTED,
     EngineChange,
     RollingOrder,
     Turn,
 )
-from controller.core.operations.rolling import (
+from controller.core.fleet.rolling import (
     NO_OTHER_SERVES,
     InstanceNow,
     RollingStep,

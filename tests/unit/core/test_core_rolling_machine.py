@@ -9,14 +9,13 @@ import pytest
 
 from controller.core.emptying.claims import Remove, Restart
 from controller.core.emptying.drains import InstanceProcess, RestartStep, restart_step
-from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     AS_STARTED,
     ClusterSpec,
     EngineChange,
     RollingOrder,
 )
-from controller.core.operations.rolling import (
+from controller.core.fleet.rolling import (
     RETRY_S,
     Began,
     ChangeSpec,
@@ -31,6 +30,7 @@ from controller.core.operations.rolling import (
     Ticked,
     refusal,
 )
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import EventKind
 
 TICK_S = 0.5

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.room_plan import (
+    MakeRoom,
+    MoveHead,
     NoRoom,
     RoomMove,
     RoomPlan,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.openness import Cooling
+from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.emptying.rounds import (
     InstanceGone,
     OrderRelief,
@@ -20,8 +20,7 @@ from controller.core.emptying.rounds import (
     RulesChanged,
     WithdrawRelief,
 )
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceSnapshot
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, running
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration import routes
 from controller.core.migration.ownership import FIRST_EPOCH, Delivery, Epoch
 from controller.core.migration.protocol import UNCLEAR_S

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import Drain, Remove, Restart
-from controller.core.load.closed import Closed
-from controller.core.operations.cluster_spec import ClusterSpec, Mark
-from controller.core.operations.order_checks import (
+from controller.core.fleet.cluster_spec import (
+    ClusterSpec,
+    Mark,
     OrderRefusal,
     ScalePlan,
     plan_scale,
     planned_instances,
     scale_refusal,
 )
+from controller.core.load.closed import Closed
 
 
 def spec(num: int, *removing: str) -> ClusterSpec:

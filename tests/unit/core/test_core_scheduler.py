@@ -5,10 +5,9 @@ from unittest import mock
 import pytest
 
 from controller.core.admission.instance_pool import LOST_AFTER_S
-from controller.core.admission.policies import POLICIES, Policy
+from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig
 from controller.core.load.snapshot import Unreported
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.core.admission.instance_pool import LOST_AFTER_S, MAX_CANDIDATES
-from controller.core.admission.policies import POLICIES
+from controller.core.admission.policies import POLICIES, SchedulerConfig
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,

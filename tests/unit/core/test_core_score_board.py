@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.admission.instance_pool import MAX_CANDIDATES, MAX_RANKS, InstanceRecord
-from controller.core.admission.policies import POLICIES, History, Policy
+from controller.core.admission.policies import POLICIES, History, Policy, SchedulerConfig
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,

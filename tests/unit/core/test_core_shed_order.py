@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import (
     DRAIN_WINDOW_S,
     MOST_RETRY_S,
@@ -10,7 +11,6 @@ from controller.core.admission.waiting_requests import (
     ShedOrder,
 )
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import (
     DispatchCancelled,
     DispatchRequested,

@@ -9,8 +9,7 @@ import pytest
 from controller.adapters.emulated.emulated_moves import DIGEST_BYTES, NOTHING, EmulatedBlocks
 from controller.adapters.emulated.emulated_transfer import SLICE_S, EmulatedKvTransfer
 from controller.model.profile import load_profile
-from controller.ports.engine import Frames
-from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from controller.ports.engine import Frames, Peer, StageCopy, TransferError
 from tests.unit.runtime.fakes import virtual_time
 
 BLOCK_BYTES = 1000

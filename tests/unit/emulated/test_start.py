@@ -13,7 +13,7 @@ from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import CheckResult
-from controller.core.operations.cluster_spec import AS_STARTED
+from controller.core.fleet.cluster_spec import AS_STARTED
 from controller.main import emulation, roles, up
 from controller.main.checks import preflight
 from controller.main.doctor import doctor

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState

@@ -9,13 +9,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from controller.api.errors import LlumctlError
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
-from controller.core.instance_ref import InstanceRef
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.load.snapshot import InstanceRef
 from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, OnMessage
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.messages.members import Message
 from tests.unit.migration.simulated_messages import CONTROLLER
 from tests.unit.migration.simulated_moves import Violation

@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.core.admission import asking
 from controller.core.admission.asking import Asking
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration import routes
 from controller.core.migration.ownership import Delivery, Epoch
 from controller.core.migration.routes import Route, Routes, RouteState

@@ -14,8 +14,7 @@ from controller.core.emptying import relieving
 from controller.core.emptying.relief import Candidate
 from controller.core.emptying.relieving import RelievingSource
 from controller.core.fleet.incarnations import has_to_drop
-from controller.core.instance_ref import InstanceRef
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationState

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from controller.core.emptying.relief import PastMoves
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.protocol import MoveMessage, MoveTiming
 from tests.unit.migration.simulated_engine import Asked, State, Token

@@ -37,16 +37,15 @@ from typing import Any
 from unittest import mock
 
 from controller.api.errors import LlumctlError
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.by_hand import MoveByHand
 from controller.core.emptying.claims import Claim, Drain, Evacuate, Remove, Restart
 from controller.core.emptying.rounds import Opening, RoomOrder
-from controller.core.instance_ref import InstanceRef
+from controller.core.fleet.cluster_spec import ClusterSpec, RollingOrder, emptying_refusal
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.operations.cluster_spec import ClusterSpec, RollingOrder
-from controller.core.operations.order_checks import emptying_refusal
 from controller.core.replay.replay_machine import ReplayRefusal
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import (
     AutoscaleConfig,
     AutoscaleMode,
@@ -57,7 +56,7 @@ from controller.core.settings import (
 from controller.ports.processes import LauncherLostError
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
-from controller.runtime.live_config import LiveAutoscale, LiveConfig
+from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
 from controller.runtime.messages.members import FrontendLimits, InstanceLost, Message
 from controller.runtime.messages.move_messages import RoomOrdered
 from tests.unit.migration.simulated_controller import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.ownership import Epoch, Loss, Ownership
 
 A, B, C = (InstanceRef(each, 1, each) for each in "abc")

@@ -9,7 +9,7 @@ import pytest
 
 from controller.main.profile import engine_process
 from controller.main.profile.engine_process import _receive_all
-from controller.ports.kv_transfer import TransferError
+from controller.ports.engine import TransferError
 from tests.unit.tcp.instances import ByteBlocks
 
 NUM_BLOCKS = 20

@@ -11,7 +11,7 @@ from controller.core.fleet.autoscaler import Check
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import AutoscaleConfig, AutoscaleMode
 from controller.runtime.controller.operations.scaling import Autoscaling
-from controller.runtime.live_config import LiveAutoscale, LiveConfig
+from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
 from tests.unit.runtime.controller_bed import CONFIG
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle
 from tests.unit.runtime.steering_bed import SteeringBed

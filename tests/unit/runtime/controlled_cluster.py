@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import LiveConfig
 from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until
 from tests.unit.runtime.members import CONTROLLER, Frontend, Instance
 

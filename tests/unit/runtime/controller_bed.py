@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any
 
+from controller.core.admission.policies import SchedulerConfig
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.messages.members import StatusPushed, Welcome
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from tests.unit.runtime.fakes import (

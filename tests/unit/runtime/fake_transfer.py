@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from controller.ports.engine import Frames, KvBlocks
-from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferError
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
 COPY_TIME_S = 0.25

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.move_records import MoveOrder, MoveRecord
 from controller.core.migration.source import SourceState

@@ -5,9 +5,8 @@ from typing import Any, TypeVar
 
 from controller.api.errors import LlumctlError
 from controller.core.emptying.claims import Claim, Drain, Remove
+from controller.core.fleet.cluster_spec import ClusterSpec, ScalePlan
 from controller.core.migration.move_records import MoveInFlight, MoveRecord
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.order_checks import ScalePlan
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.messages.members import DrainSet, StatusPushed

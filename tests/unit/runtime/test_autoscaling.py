@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.emptying.claims import Remove, Restart
 from controller.core.fleet.autoscaler import ACTOR, Outcome, ScaleReason
-from controller.core.operations.cluster_spec import RollingOrder
+from controller.core.fleet.cluster_spec import RollingOrder
 from controller.core.record.event_log import EventKind
 from tests.unit.runtime.autoscale_bed import AutoscaleBed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.core.operations.cluster_spec import ExitReason
+from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.settings import ReplayConfig, ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of

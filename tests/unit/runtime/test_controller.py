@@ -10,13 +10,12 @@ import pytest
 from controller.adapters.http.member_view import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.status import InstanceState
-from controller.core.operations.cluster_spec import ExitReason
+from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.cluster import STOP_MARGIN_S, TICK_S
-from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S, LiveConfig
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,

@@ -8,7 +8,7 @@ import pytest
 from controller.core.admission.instance_pool import LOST_AFTER_S
 from controller.core.emptying.claims import Drain, Remove
 from controller.core.emptying.drains import HEARD_WITHIN_S, RETRY_S, DrainState
-from controller.core.operations.order_checks import emptying_refusal
+from controller.core.fleet.cluster_spec import emptying_refusal
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drain_runner import LATELY_S
 from controller.runtime.controller.operations.operated_cluster import (

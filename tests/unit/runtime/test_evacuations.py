@@ -6,8 +6,7 @@ import msgspec
 
 from controller.core.emptying.claims import Claims, Evacuate, Remove
 from controller.core.emptying.drains import DrainState
-from controller.core.operations.cluster_spec import ClusterSpec, ExitReason
-from controller.core.operations.order_checks import plan_scale
+from controller.core.fleet.cluster_spec import ClusterSpec, ExitReason, plan_scale
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.members import DrainSet, InstanceLost
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle, virtual_time

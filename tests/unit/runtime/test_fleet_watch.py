@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.runtime.controller.member_events import idle_cores
+from controller.runtime.controller.cluster import idle_cores
 from controller.runtime.instance.engine_thread import ProcessCpu
 from controller.runtime.messages.members import StatusPushed
 

@@ -16,16 +16,16 @@ from controller.adapters.http.request_orders import AbortHandler, PriorityHandle
 from controller.adapters.http.requests import RequestsQuery, explain_request, list_requests
 from controller.api.operations.on_requests import Abort, AbortRequest, PriorityRequest, SetPriority
 from controller.api.settings.settings import Settings
+from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.claims import Drain, Remove
-from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.core.scheduler_config import SchedulerConfig
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
-from controller.runtime.live_config import LiveConfig
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fakes import PATIENCE_S, FakeLauncher, FakeNetwork, until
 from tests.unit.runtime.members import CONTROLLER, Frontend, Instance, repeat_often

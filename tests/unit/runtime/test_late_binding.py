@@ -9,7 +9,7 @@ import pytest
 from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchCancelled, RejectCode
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.messages.move_messages import HeadMoveOrdered, ReliefOrdered, RoomOrdered
 from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn, Refused
 from tests.unit.runtime.controller_bed import CONFIG, Bed

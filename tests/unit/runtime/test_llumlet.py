@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.move_records import MoveOrder
 from controller.ports.engine import StepPhase
 from controller.runtime.instance import engine_thread
@@ -191,7 +191,7 @@ async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(be
 async def test_the_time_to_first_token_is_told_by_rank(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.instance.emission.PERCENTILE_EVERY_S", 0.0)
+    monkeypatch.setattr("controller.runtime.instance.live_requests.PERCENTILE_EVERY_S", 0.0)
     await bed.start()
     assert not (await bed.pull()).ttft_p99_by_rank_s
     for request_id, rank in (("a", 0), ("b", 3)):

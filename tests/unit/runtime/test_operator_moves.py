@@ -14,8 +14,8 @@ from controller.core.emptying.by_hand import (
     Attempt,
     MoveByHand,
 )
-from controller.core.instance_ref import InstanceRef
 from controller.core.load.closed import Closed
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.move_records import (
     DESTINATION_DIED,
     MovePlan,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.scheduler_events import DispatchRequested
-from controller.runtime.frontend.prompt_hashes import HASH_TOKENS, MAX_HASHES, PromptPrefixes
+from controller.runtime.frontend.traffic_recorder import HASH_TOKENS, MAX_HASHES, PromptPrefixes
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import FrontendLimits
 from controller.runtime.messages.requests import DispatchAsked

@@ -16,7 +16,7 @@ from test_moves_under_faults import (
     says,
 )
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState

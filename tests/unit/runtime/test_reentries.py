@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from controller.runtime.instance import reentries
+from controller.runtime.instance import llumlet
 from controller.runtime.messages.codec import encode_tokens
 from controller.runtime.messages.move_messages import RequestLost
 from controller.runtime.messages.requests import (
@@ -167,7 +167,7 @@ async def test_outputs_that_are_not_its_own_are_refused(bed: Bed) -> None:
 async def test_a_grammar_that_has_had_no_time_is_left_to_another_instance(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(reentries, "GRAMMAR_TIMEOUT_S", 0.01 if how == "too busy" else 10.0)
+    monkeypatch.setattr(llumlet, "GRAMMAR_TIMEOUT_S", 0.01 if how == "too busy" else 10.0)
     compiling: Future[None] = Future()
     bed.engine.moves.compiles["r"] = compiling
     send(bed, 2)
@@ -175,7 +175,7 @@ async def test_a_grammar_that_has_had_no_time_is_left_to_another_instance(
         await bed.pull()
         compiling.cancel()
     refused = await bed.f0.receive(RequestRefused)
-    assert refused == RequestRefused("r", reentries.NOT_YET, retryable=True, attempt=1)
+    assert refused == RequestRefused("r", llumlet.NOT_YET, retryable=True, attempt=1)
     await bed.status(lambda s: s.last_dispatch_seq == 3)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from controller.core.emptying.claims import Remove
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     AS_MANY_AS_FIT,
     AS_STARTED,
     EngineChange,
     RollingOrder,
 )
-from controller.core.operations.rolling import NO_OTHER_SERVES, RETRY_S
+from controller.core.fleet.rolling import NO_OTHER_SERVES, RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from controller.runtime.messages.members import DrainSet, Welcome

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.protocol import UNCLEAR_S
 from controller.core.migration.routes import MISSING_S

@@ -6,7 +6,7 @@ import pytest
 
 from controller.api.errors import LlumctlError
 from controller.core.emptying.drains import DrainState
-from controller.core.operations.order_checks import ScalePlan
+from controller.core.fleet.cluster_spec import ScalePlan
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
 from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, settle, virtual_time

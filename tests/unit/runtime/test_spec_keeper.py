@@ -3,8 +3,8 @@
 import pytest
 
 from controller.core.emptying.claims import Drain
+from controller.core.fleet.cluster_spec import ClusterSpec, Mark
 from controller.core.load.closed import Closed
-from controller.core.operations.cluster_spec import ClusterSpec, Mark
 from controller.runtime.controller.operations.operated_cluster import (
     RevisionConflictError,
     SpecKeeper,

@@ -9,7 +9,7 @@ import pytest
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend import traffic_recorder
-from controller.runtime.frontend.prompt_hashes import prefix_hashes, session_hash
+from controller.runtime.frontend.traffic_recorder import prefix_hashes, session_hash
 from controller.runtime.messages.requests import (
     DispatchAsked,
     Dispatched,

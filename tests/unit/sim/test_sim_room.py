@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from controller.core.admission.room_orders import MakeRoom, MoveHead
 from controller.core.emptying.relieving import RoomGiven
+from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.settings import ReschedulingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome

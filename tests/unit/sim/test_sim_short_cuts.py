@@ -7,8 +7,7 @@ import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from controller.sim.cluster import SimCluster
-from controller.sim.emptying import SimEmptying
+from controller.sim.cluster import SimCluster, SimEmptying
 from controller.sim.outcome import Outcome
 from controller.sim.setup import SIM_POLICIES, ClusterSetup, Fault, SimPolicy
 from controller.sim.workload.trace import Trace

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from controller.sim import statistics
+from controller.sim import outcome
 
 
 @pytest.mark.parametrize("num_degrees", [1, 2, 9, 20, 21, 30, 60, 500])
 def test_quantiles_are_those_of_the_t_distribution(num_degrees: int) -> None:
     """The density integrated up to the quantile must give 0.475 from 0 on."""
-    v, quantile = num_degrees, statistics.t_quantile(num_degrees)
+    v, quantile = num_degrees, outcome.t_quantile(num_degrees)
     at = np.linspace(0, quantile, 200_001)
     norm = math.exp(math.lgamma((v + 1) / 2) - math.lgamma(v / 2)) / math.sqrt(v * math.pi)
     area = np.trapezoid(norm * (1 + at**2 / v) ** (-(v + 1) / 2), at)
@@ -19,7 +19,7 @@ def test_quantiles_are_those_of_the_t_distribution(num_degrees: int) -> None:
 
 
 def test_an_interval_of_three_seeds() -> None:
-    found = statistics.mean_of([1.0, 2.0, 6.0])
+    found = outcome.mean_of([1.0, 2.0, 6.0])
     half = 4.3027 * math.sqrt(7.0) / math.sqrt(3)
     assert found.mean == pytest.approx(3.0)
     assert found.low == pytest.approx(3.0 - half)
@@ -28,15 +28,15 @@ def test_an_interval_of_three_seeds() -> None:
 
 
 def test_one_seed_has_no_interval() -> None:
-    assert statistics.mean_of([2.5]) == statistics.Interval(2.5, None, None, 1)
-    found = statistics.ratio_of_means([3.0], [2.0])
+    assert outcome.mean_of([2.5]) == outcome.Interval(2.5, None, None, 1)
+    found = outcome.ratio_of_means([3.0], [2.0])
     assert found is not None
     assert (found.mean, found.low, found.high) == (pytest.approx(1.5), None, None)
 
 
 def test_the_interval_covers_the_mean_in_95_of_100_samples() -> None:
     draws = np.random.Generator(np.random.PCG64(1)).normal(5.0, 2.0, (2000, 6))
-    intervals = [statistics.mean_of(values.tolist()) for values in draws]
+    intervals = [outcome.mean_of(values.tolist()) for values in draws]
     covered = sum(each.low <= 5.0 <= each.high for each in intervals)  # type: ignore[operator]
     assert 0.935 < covered / 2000 < 0.965
 
@@ -44,10 +44,10 @@ def test_the_interval_covers_the_mean_in_95_of_100_samples() -> None:
 def test_a_ratio_is_that_of_the_means_and_pairs_count() -> None:
     """Seeds that are hard for both policies widen the interval of each mean, not of the ratio."""
     below = [1.0, 10.0, 100.0, 3.0]
-    found = statistics.ratio_of_means([2 * value for value in below], below)
+    found = outcome.ratio_of_means([2 * value for value in below], below)
     assert found is not None
     assert (found.mean, found.low, found.high) == (pytest.approx(2.0),) * 3
-    loose = statistics.ratio_of_means([100.0, 3.0, 1.0, 10.0], below)
+    loose = outcome.ratio_of_means([100.0, 3.0, 1.0, 10.0], below)
     assert loose is not None
     assert loose.mean == pytest.approx(1.0)
     assert loose.low is not None
@@ -55,20 +55,20 @@ def test_a_ratio_is_that_of_the_means_and_pairs_count() -> None:
 
 
 def test_a_ratio_of_zero_or_by_zero_is_none() -> None:
-    assert statistics.ratio_of_means([1.0, 2.0], [0.0, 0.0]) is None
-    assert statistics.ratio_of_means([0.0, 5.0], [1.0, 1.0]) is None  # without the second seed 0
+    assert outcome.ratio_of_means([1.0, 2.0], [0.0, 0.0]) is None
+    assert outcome.ratio_of_means([0.0, 5.0], [1.0, 1.0]) is None  # without the second seed 0
 
 
 def test_the_geometric_mean_of_ratios() -> None:
-    found = statistics.geometric_mean_ratio([([8.0, 8.0], [1.0, 1.0]), ([4.0, 4.0], [2.0, 2.0])])
+    found = outcome.geometric_mean_ratio([([8.0, 8.0], [1.0, 1.0]), ([4.0, 4.0], [2.0, 2.0])])
     assert found is not None
     assert found.mean == pytest.approx(4.0)
 
 
 def test_figures_of_other_seeds_are_refused() -> None:
     with pytest.raises(ValueError, match="the same seeds"):
-        statistics.ratio_of_means([1.0, 2.0], [1.0])
+        outcome.ratio_of_means([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="no values"):
-        statistics.mean_of([])
+        outcome.mean_of([])
     with pytest.raises(ValueError, match="degree"):
-        statistics.t_quantile(0)
+        outcome.t_quantile(0)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.sim.workload.arrivals import (
+from controller.sim.workload.named import (
     SHAPES,
     Shape,
     arrivals_s,

@@ -14,8 +14,7 @@ from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest
 from controller.model.profile import ModelConfig, load_profile
 from controller.sim.run import too_long
-from controller.sim.workload.arrivals import burst
-from controller.sim.workload.named import is_file, workload
+from controller.sim.workload.named import burst, is_file, workload
 from controller.sim.workload.trace import Trace, TraceRequest, at_rate, with_requests
 
 TRACE = Trace(

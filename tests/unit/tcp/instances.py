@@ -5,8 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.ports.engine import Frames
-from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from controller.ports.engine import Frames, Peer, StageCopy, TransferError
 
 PATIENCE_S = 20.0
 BLOCK_BYTES = 1000

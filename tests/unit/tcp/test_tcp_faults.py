@@ -16,7 +16,7 @@ from controller.adapters.tcp.link import (
     stage_key,
 )
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.ports.kv_transfer import Peer, TransferError
+from controller.ports.engine import Peer, TransferError
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
     SLICE_BYTES,

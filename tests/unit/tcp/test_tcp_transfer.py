@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from controller.ports.kv_transfer import Peer, StageCopy
+from controller.ports.engine import Peer, StageCopy
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
     SLICE_BYTES,

@@ -43,8 +43,8 @@ from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
-from controller.runtime.frontend.prompt_hashes import HASH_TOKENS
 from controller.runtime.frontend.router import Router
+from controller.runtime.frontend.traffic_recorder import HASH_TOKENS
 from controller.runtime.messages.requests import OutputsEmitted
 
 PROMPTS_PER_TURN = 16

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.openness import Openness
-from controller.core.operations.cluster_spec import ClusterSpec
-from controller.core.operations.order_checks import OrderRefusal
+from controller.core.fleet.cluster_spec import ClusterSpec, OrderRefusal
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Event
 from controller.ports.processes import SpecStore
@@ -16,8 +15,7 @@ from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
-from controller.runtime.controller.roster import Directories, MemberMail, Roster
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.controller.roster import Directories, LiveConfig, MemberMail, Roster
 from controller.runtime.messages.members import StatusPushed
 
 

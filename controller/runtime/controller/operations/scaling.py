@@ -36,17 +36,17 @@ from controller.core.fleet.autoscaler import (
     Tell,
     Ticked,
 )
-from controller.core.fleet.outlook import Launches, RecentLatencies
-from controller.core.load.closed import Closed
-from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import ScaleHold
-from controller.core.operations.order_checks import (
+from controller.core.fleet.cluster_spec import (
     OrderRefusal,
+    ScaleHold,
     ScalePlan,
     plan_scale,
     planned_instances,
     scale_refusal,
 )
+from controller.core.fleet.outlook import Launches, RecentLatencies
+from controller.core.load.closed import Closed
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.processes import Launcher
 from controller.runtime.controller.operations.drain_runner import DrainRunner
 from controller.runtime.controller.operations.operated_cluster import (
@@ -55,7 +55,7 @@ from controller.runtime.controller.operations.operated_cluster import (
     refuse_instances,
     scaling_refused,
 )
-from controller.runtime.live_config import LiveAutoscale
+from controller.runtime.controller.roster import LiveAutoscale
 
 log = logging.getLogger(__name__)
 

@@ -28,14 +28,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from controller.core.emptying.claims import Restart
-from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.operations.cluster_spec import (
+from controller.core.fleet.cluster_spec import (
     AS_MANY_AS_FIT,
     AS_STARTED,
     EngineChange,
     RollingOrder,
     Turn,
 )
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import EventKind, Number
 
 NO_OTHER_SERVES = "no other instance serves"

@@ -1,1 +1,0 @@
-"""What operators ask for: the spec that keeps it, why an order is refused, rolling restarts."""
