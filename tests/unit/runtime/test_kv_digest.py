@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from controller.runtime.instance import live_requests
-from controller.runtime.instance.live_requests import KvDigest
+from controller.runtime.instance.move_ends import KvDigest
 from tests.unit.runtime.fake_engine import FakeBlocks
 
 NUM_BLOCKS = 12

@@ -9,7 +9,7 @@ from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.runtime.instance.live_requests import KvDigest
+from controller.runtime.instance.move_ends import KvDigest
 from controller.runtime.messages.members import InstanceLost, Message
 from controller.runtime.messages.move_messages import (
     MoveEnvelope,
