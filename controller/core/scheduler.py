@@ -22,9 +22,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from controller.core.admission.api_keys import NO_KEYS, KeyTable, OwnLimits
 from controller.core.admission.instance_pool import InstancePool
-from controller.core.admission.placement import HeldPlace, HeldView, Placement, best_fitting
+from controller.core.admission.placement import Placement, WaitingPlace, WaitingView, best_fitting
 from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig
-from controller.core.admission.waiting_requests import DrainRate, HeldRequest, HeldRequests, Key
+from controller.core.admission.waiting_requests import (
+    DrainRate,
+    Key,
+    WaitingRequest,
+    WaitingRequests,
+)
 from controller.core.emptying.room_plan import MakeRoom, MoveHead, help_blocked
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.scheduler_events import (
@@ -62,10 +67,10 @@ class GlobalScheduler:
         """By instance id, for others to look at."""
         self.ordered = self._pool.ordered
         """What the spec has against instances, by id; others are not named."""
-        self._held = HeldRequests()
+        self._waiting = WaitingRequests()
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
-        """With late binding. It may lack the last of `_held` until an instance is schedulable."""
+        """With late binding. It may lack the last of `_waiting` while no instance is schedulable."""
         self._num_help_rounds = 0
         """Those that ordered something. Others take nobody's turn, so a simulated run leaves out
         rounds in which nobody needs help, and its outcome is the same."""
@@ -97,16 +102,16 @@ class GlobalScheduler:
         return self._config.hold_timeout_s
 
     @property
-    def num_held(self) -> int:
-        return len(self._held)
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
-    def held_demand_blocks(self) -> int:
+    def waiting_demand_blocks(self) -> int:
         """What all held requests need in order to start. Without counting where late binding knows
         all of them, which it does while an instance is schedulable."""
-        if self._placement is not None and len(self._placement.queue) == len(self._held):
+        if self._placement is not None and len(self._placement.queue) == len(self._waiting):
             return self._placement.queue.demand_blocks
-        return sum(self._demand(held.request) for _, held in self._held.items())
+        return sum(self._demand(waiting.request) for _, waiting in self._waiting.items())
 
     @property
     def reserved(self) -> Mapping[str, Key]:
@@ -118,19 +123,20 @@ class GlobalScheduler:
         """What late binding holds and keeps instances for, to look at; None without it."""
         return self._placement
 
-    def held_view(self) -> HeldView:
+    def waiting_view(self) -> WaitingView:
         """What is held and why, to look at."""
         rooms = self._pool.rooms if self._pool.any_schedulable() else {}
-        if self._placement is not None and len(self._placement.queue) == len(self._held):
-            return HeldView(self._placement.queue, self._placement, rooms)
-        entries = [held.entry(key, self._demand(held.request)) for key, held in self._held.items()]
-        entries.sort(key=lambda held: held.order)
-        return HeldView(entries, self._placement, rooms)
+        if self._placement is not None and len(self._placement.queue) == len(self._waiting):
+            return WaitingView(self._placement.queue, self._placement, rooms)
+        items = self._waiting.items()
+        entries = [each.entry(key, self._demand(each.request)) for key, each in items]
+        entries.sort(key=lambda each: each.order)
+        return WaitingView(entries, self._placement, rooms)
 
-    def best_reserved(self) -> dict[str, HeldPlace]:
+    def best_reserved(self) -> dict[str, WaitingPlace]:
         """By instance, the request that it is reserved for; of several for one, the one
         that lacks the least. While no instance takes requests, none is reserved."""
-        return self.held_view().best_reserved() if self._pool.any_schedulable() else {}
+        return self.waiting_view().best_reserved() if self._pool.any_schedulable() else {}
 
     def help_blocked(
         self,
@@ -157,7 +163,7 @@ class GlobalScheduler:
     def choice(self, request: DispatchRequested) -> str | None:
         """The instance that this request would go to at once. None if it would not, and while any
         request is held. Changes nothing."""
-        if self._held or not self._pool.any_schedulable():
+        if self._waiting or not self._pool.any_schedulable():
             return None
         if self._placement is None:
             return self._pool.choice(request)
@@ -183,14 +189,14 @@ class GlobalScheduler:
             case DispatchRequested():
                 return self._on_request(event, now_s)
             case DispatchCancelled():
-                self._forget_held((event.frontend_id, event.request_id))
+                self._forget_waiting((event.frontend_id, event.request_id))
             case Ticked():
                 return [*self._release(now_s, same_or_less=True), *self._expire(now_s)]
             case KeysTold():
                 self.keys.told(event)
             case FrontendDied():
-                for key in [key for key, _ in self._held.items() if key[0] == event.frontend_id]:
-                    self._forget_held(key)
+                for key in [key for key, _ in self._waiting.items() if key[0] == event.frontend_id]:
+                    self._forget_waiting(key)
                 self._pool.handle(event)
                 self.keys.frontend_died(event.frontend_id)
             case ClosedBy(instance_id) | InstanceStalled(instance_id):
@@ -204,76 +210,78 @@ class GlobalScheduler:
 
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
-        held = self._held.get(key)
-        if held is not None:
-            if held.request == event:
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            if waiting.request == event:
                 return []  # frontends ask again and again, in case an answer was lost
-            self._forget_held(key)
-            self._held.hold(event, held.since_s, self._cost(event))  # the rank may have changed
+            self._forget_waiting(key)
+            # The rank may have changed.
+            self._waiting.hold(event, waiting.since_s, self._cost(event))
         elif (refusal := self.keys.asked(event)) is not None:
             return [_reject(event, refusal.code, refusal.retry_after_s)]
         elif self._config.holding is None and self._pool.any_schedulable():
             return [self._pool.dispatch(event, now_s)]
         else:
-            self._held.hold(event, now_s, self._cost(event))
+            self._waiting.hold(event, now_s, self._cost(event))
         released = [] if self._placement is None else self._release(now_s)
-        is_one_more = held is None and not event.replayed and key in self._held
+        is_one_more = waiting is None and not event.replayed and key in self._waiting
         return [*released, *self._shed(now_s)] if is_one_more else released
 
     def _shed(self, now_s: float) -> list[Instruction]:
         """Refuses one of those that are held, if they are too many."""
         limits = self._config.holding or self._config
-        last = self._held.last() if len(self._held) > limits.max_held_reqs else None
+        last = self._waiting.last() if len(self._waiting) > limits.max_held_reqs else None
         if last is None:
             return []
-        self._forget_held((last.frontend_id, last.request_id))
-        retry_after_s = self._drain_rate.retry_after_s(len(self._held), now_s)
+        self._forget_waiting((last.frontend_id, last.request_id))
+        retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
         return [_reject(last, RejectCode.OVERLOADED, retry_after_s)]
 
-    def _forget_held(self, key: Key) -> None:
-        self._held.discard(key)
+    def _forget_waiting(self, key: Key) -> None:
+        self._waiting.discard(key)
         if self._placement is not None:
             self._placement.discard(key)
 
     def _release(self, now_s: float, *, same_or_less: bool = False) -> list[Instruction]:
         """Dispatches all held requests if any instance may take them; with late binding, those
         that fit. `same_or_less`: since the last time no instance can take more."""
-        if not self._held or not self._pool.any_schedulable():
+        if not self._waiting or not self._pool.any_schedulable():
             return []
         if self._placement is not None:
             return self._place(self._placement, now_s, same_or_less=same_or_less)
-        held = sorted((held.request for _, held in self._held.items()), key=lambda r: r.order)
-        self._held = HeldRequests()
-        self._drain_rate.gone(now_s, len(held))
-        return [self._pool.dispatch(request, now_s) for request in held]
+        requests = (each.request for _, each in self._waiting.items())
+        waiting = sorted(requests, key=lambda request: request.order)
+        self._waiting = WaitingRequests()
+        self._drain_rate.gone(now_s, len(waiting))
+        return [self._pool.dispatch(request, now_s) for request in waiting]
 
     def _place(
         self, placement: Placement, now_s: float, *, same_or_less: bool
     ) -> list[Instruction]:
         if (
             same_or_less
-            and len(placement.queue) == len(self._held)
+            and len(placement.queue) == len(self._waiting)
             and placement.is_settled(self._pool.rooms, now_s)
         ):
             return []
         dispatched: list[Instruction] = []
-        for key, held in reversed(list(self._not_placed(placement))):
+        for key, waiting in reversed(list(self._not_placed(placement))):
             same_or_less = False
-            entry = held.entry(key, self._demand(held.request))
+            entry = waiting.entry(key, self._demand(waiting.request))
             if any(r.capacity_blocks >= entry.demand_blocks for r in self._pool.rooms.values()):
                 placement.queue.push(entry)
             else:
-                self._held.discard(key, served=True)
-                dispatched.append(self._pool.dispatch(held.request, now_s))
+                self._waiting.discard(key, served=True)
+                dispatched.append(self._pool.dispatch(waiting.request, now_s))
         for placed in placement.place(
             self._pool.rooms,
             self._pool.score_of,
-            lambda key: self._pool.cached(self._held[key].request),
+            lambda key: self._pool.cached(self._waiting[key].request),
             now_s,
             same_or_less=same_or_less,
         ):
-            request = self._held[placed.held.key].request
-            self._held.discard(placed.held.key, served=True)
+            request = self._waiting[placed.waiting.key].request
+            self._waiting.discard(placed.waiting.key, served=True)
             by_prefix = placement.config.by_prefix
             dispatched.append(
                 self._pool.dispatch_to(placed.instance_id, request, now_s, by_prefix=by_prefix)
@@ -294,12 +302,12 @@ class GlobalScheduler:
         block_size = next((r.snapshot.block_size for r in self.instances.values() if r.snapshot), 0)
         return blocks_for(request.num_prompt_tokens, block_size) if block_size else 0
 
-    def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
+    def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, WaitingRequest]]:
         """Those of which `placement` does not know yet, the last first."""
-        for key, held in self._held.latest_first():
+        for key, waiting in self._waiting.latest_first():
             if key in placement.queue:
                 return  # later ones come last
-            yield key, held
+            yield key, waiting
 
     def _expire(self, now_s: float) -> list[Instruction]:
         if self._placement is not None and self._pool.any_schedulable():
@@ -309,16 +317,16 @@ class GlobalScheduler:
         if now_s < self._first_expires_s:
             return []
         since_s, first_s, expired = self._last_schedulable_s, now_s, []
-        for _, held in self._held.items():
-            waits_since_s = max(held.since_s, since_s)
+        for _, waiting in self._waiting.items():
+            waits_since_s = max(waiting.since_s, since_s)
             if now_s >= waits_since_s + timeout_s:
-                expired.append(held.request)
+                expired.append(waiting.request)
             else:
                 first_s = min(first_s, waits_since_s)
         self._first_expires_s = first_s + timeout_s
         expired.sort(key=lambda request: request.order)
         for each in expired:
-            self._forget_held((each.frontend_id, each.request_id))
+            self._forget_waiting((each.frontend_id, each.request_id))
         return [_reject(each, RejectCode.UNAVAILABLE, UNAVAILABLE_RETRY_S) for each in expired]
 
     def check(self) -> None:
@@ -326,9 +334,9 @@ class GlobalScheduler:
         self._pool.check()
         if self._placement is not None:
             self._placement.check()
-            assert all(held.key in self._held for held in self._placement.queue)
-        self._held.check()
-        if self._held and self._placement is None:
+            assert all(waiting.key in self._waiting for waiting in self._placement.queue)
+        self._waiting.check()
+        if self._waiting and self._placement is None:
             assert not self._pool.schedulable_snapshots(), "held though one may take it"
 
 

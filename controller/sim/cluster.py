@@ -529,7 +529,7 @@ class SimCluster:
         all, which took half of a run: an instance that only decodes gets worse for a newcomer, so
         that only the one that seems best has to be asked, until it is the best as it is now. But
         with late binding, memory that is short on one instance closes those where many wait."""
-        if self.setup.policy.status_age_s or self._scheduler.num_held:
+        if self.setup.policy.status_age_s or self._scheduler.num_waiting:
             self._report_all()
             return
         for instance in list(self._changed):
@@ -579,11 +579,11 @@ class SimCluster:
         if placement is None:
             return
         rank, arrival_s = run.request.rank, run.request.arrival_time_s
-        for held in placement.queue:
-            if (-held.rank, held.arrival_time_s) >= (-rank, arrival_s):
+        for waiting in placement.queue:
+            if (-waiting.rank, waiting.arrival_time_s) >= (-rank, arrival_s):
                 return
-            if held.arrival_time_s < arrival_s:
-                self._runs[held.request_id].overtaken(self.events.now_s)
+            if waiting.arrival_time_s < arrival_s:
+                self._runs[waiting.request_id].overtaken(self.events.now_s)
 
     def _finish(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
@@ -656,12 +656,12 @@ class SimCluster:
         self.emptying.instance_gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
-    def held_demands(self) -> list[int]:
+    def waiting_demands(self) -> list[int]:
         """Of the requests that wait at the controller, in blocks."""
-        if not self._scheduler.num_held:
+        if not self._scheduler.num_waiting:
             return []
-        entries = self._scheduler.held_view().entries
-        return [held.demand_blocks for held in entries]
+        entries = self._scheduler.waiting_view().entries
+        return [waiting.demand_blocks for waiting in entries]
 
     def _on_changed(self, instance: SimInstance) -> None:
         """Requests that are held go as soon as they fit. A status is a message: what follows from
@@ -670,7 +670,7 @@ class SimCluster:
         self._need_help.changed(instance)
         self._are_below_half_free.changed(instance)
         self.emptying.instance_changed(instance)
-        if self._scheduler.num_held:
+        if self._scheduler.num_waiting:
             self.events.after(0.0, lambda: self._report(instance))
         if self._fleet is not None:
             self._fleet.on_changed(instance)
@@ -741,7 +741,7 @@ class SimCluster:
     def _may_help(self, holding: HoldingConfig) -> bool:
         """Whether a round finds requests to help. If not, nobody has to report for it: that took a
         third of a run."""
-        if self._scheduler.num_held:
+        if self._scheduler.num_waiting:
             return True
         maybe = self._need_help.come(self.events.now_s)
         return any(needs_help(each.status(), holding) for each in maybe)
@@ -751,11 +751,11 @@ class SimCluster:
         sampled = self.outcome.sampled
         num_blocks = sum(each.capacity_blocks for each in statuses) or 1
         sampled.times_s.append(self.events.now_s)
-        held = self.held_demands()
+        waiting = self.waiting_demands()
         num_starting = self._fleet.num_starting if self._fleet is not None else 0
-        sampled.num_waiting.append(sum(each.num_queued for each in statuses) + len(held))
+        sampled.num_waiting.append(sum(each.num_queued for each in statuses) + len(waiting))
         sampled.num_running.append(sum(each.num_running for each in statuses))
         sampled.num_instances.append(len(statuses) + num_starting)
-        sampled.fragmentation.append(fragmented_blocks(statuses, held) / num_blocks)
+        sampled.fragmentation.append(fragmented_blocks(statuses, waiting) / num_blocks)
         sampled.used_share.append(sum(each.num_used_blocks for each in statuses) / num_blocks)
         self.events.after(self.setup.sample_s, self._sample)

@@ -56,7 +56,7 @@ class Scalable(Protocol):
     def is_empty(self, instance: SimInstance) -> bool:
         """Neither a request nor a move of one is there."""
 
-    def held_demands(self) -> Sequence[int]:
+    def waiting_demands(self) -> Sequence[int]:
         """Of the requests that wait at the controller, in blocks."""
 
 
@@ -114,14 +114,14 @@ class SimFleet:
         self._tell(Ticked([*serving, *self._starting], serving, (), num_schedulable))
 
     def _look(self) -> LoadSeen:
-        held, leaving = self._cluster.held_demands(), self.leaving
+        waiting, leaving = self._cluster.waiting_demands(), self.leaving
         return LoadSeen(
             self._events.now_s,
             [each.status() for each in self._staying() if not each.draining],
             self._block_size,
             self._new_capacity_blocks,
-            num_held=len(held),
-            held_demand_blocks=sum(held),
+            num_waiting=len(waiting),
+            waiting_demand_blocks=sum(waiting),
             leaving=() if leaving is None else (LeavingInstance(leaving.instance_id, ACTOR),),
         )
 

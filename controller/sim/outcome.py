@@ -102,12 +102,12 @@ class Outcome:
 
 
 def fragmented_blocks(
-    snapshots: Sequence[InstanceSnapshot], held_demands: Iterable[int] = ()
+    snapshots: Sequence[InstanceSnapshot], waiting_demands: Iterable[int] = ()
 ) -> int:
     """Free memory that nobody can use: it would do for queue heads, if it were in one place. That
     is the demands of blocked queue heads, the smallest first, while their sum fits the cluster's
     free blocks. `held_demands` are those of blocked requests outside of the instances."""
-    blocked = list(held_demands)
+    blocked = list(waiting_demands)
     num_free = 0
     for snapshot in snapshots:
         num_free += max(0, snapshot.admissible_blocks)

@@ -36,8 +36,8 @@ from controller.api.wire.status import (
     RollingReport,
     SavedStatus,
 )
-from controller.core.admission.placement import HeldPlace, HeldView
-from controller.core.admission.waiting_requests import Held
+from controller.core.admission.placement import WaitingPlace, WaitingView
+from controller.core.admission.waiting_requests import Waiting
 from controller.core.fleet.autoscaler import Check
 from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES
 from controller.core.load.snapshot import Level
@@ -70,7 +70,7 @@ def cluster_status(
 ) -> ClusterStatus:
     now_s = controller.now_s()
     schedulable = controller.scheduler.schedulable_snapshots()
-    held = held_now(controller)
+    held = waiting_now(controller)
     instances = (
         *(
             instance_status(controller, each, schedulable, now_s, held.kept_for.get(each.member_id))
@@ -97,7 +97,7 @@ def cluster_status(
         time_s=round(time.time(), 3),
         uptime_s=round(uptime_s, 3),
         cluster_uptime_s=round(max(0.0, time.time() - labels.started_at_s), 3),
-        num_held_reqs=controller.scheduler.num_held,
+        num_held_reqs=controller.scheduler.num_waiting,
         held=held.held,
         autoscale=autoscale_status(controller),
         refused=refused(controller),
@@ -178,29 +178,29 @@ def _duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldNow:
+class WaitingNow:
     """`held`: None if nothing is."""
 
     held: HeldStatus | None
     kept_for: dict[str, KeptForStatus]
 
 
-def held_now(controller: ControllerProcess) -> HeldNow:
-    view = controller.scheduler.held_view()
+def waiting_now(controller: ControllerProcess) -> WaitingNow:
+    view = controller.scheduler.waiting_view()
     return held_status(view, controller.live.scheduler.levels, time.time())
 
 
-def held_status(view: HeldView, levels: Sequence[Level], now_s: float) -> HeldNow:
+def held_status(view: WaitingView, levels: Sequence[Level], now_s: float) -> WaitingNow:
     """`now_s`: seconds since the epoch."""
     first, oldest = view.first(), view.oldest()
     if first is None or oldest is None:
-        return HeldNow(None, {})
+        return WaitingNow(None, {})
     names = {level.rank: level.name for level in levels}
-    return HeldNow(
+    return WaitingNow(
         HeldStatus(
             num_by_level={names.get(rank, str(rank)): number for rank, number, _ in view.ranks()},
             demand_blocks=view.demand_blocks or None,
-            oldest_wait_s=_waited_s(oldest.held, now_s),
+            oldest_wait_s=_waited_s(oldest.waiting, now_s),
             head=_held_head(first, names, now_s),
             oldest=None if oldest.place == 1 else _held_head(oldest, names, now_s),
         ),
@@ -217,8 +217,8 @@ def held_status(view: HeldView, levels: Sequence[Level], now_s: float) -> HeldNo
     )
 
 
-def _held_head(found: HeldPlace, names: Mapping[int, str], now_s: float) -> HeldHeadStatus:
-    held = found.held
+def _held_head(found: WaitingPlace, names: Mapping[int, str], now_s: float) -> HeldHeadStatus:
+    held = found.waiting
     return HeldHeadStatus(
         **dict(place_status(found)),
         request_id=held.request_id,
@@ -229,11 +229,11 @@ def _held_head(found: HeldPlace, names: Mapping[int, str], now_s: float) -> Held
     )
 
 
-def place_status(found: HeldPlace) -> HeldPlaceStatus:
+def place_status(found: WaitingPlace) -> HeldPlaceStatus:
     return HeldPlaceStatus(
         place=found.place,
         why=found.reason,
-        demand_blocks=found.held.demand_blocks or None,
+        demand_blocks=found.waiting.demand_blocks or None,
         instance_id=found.instance_id,
         lacking_blocks=found.lacking_blocks,
         overtaken_by=found.overtaken_by,
@@ -241,7 +241,7 @@ def place_status(found: HeldPlace) -> HeldPlaceStatus:
     )
 
 
-def _waited_s(held: Held, now_s: float) -> float:
+def _waited_s(held: Waiting, now_s: float) -> float:
     return round(max(0.0, now_s - held.arrival_time_s), 3)
 
 

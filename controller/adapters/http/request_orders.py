@@ -475,7 +475,7 @@ class AbortHandler(_OnLive[AbortRequest, AbortReport]):
     def _state(self) -> WireState:
         """What is held waits: its frontend does not know that."""
         scheduler = self.controller.scheduler
-        if place_of(scheduler.held_view(), self.record) is None:
+        if place_of(scheduler.waiting_view(), self.record) is None:
             return WireState(self.record.state)
         return WireState.WAITING
 

@@ -23,7 +23,7 @@ from controller.api.wire.requests import (
     Waiting,
 )
 from controller.api.wire.status import HeldPlaceStatus
-from controller.core.admission.placement import HeldView, QueueReason, queue_reason
+from controller.core.admission.placement import QueueReason, WaitingView, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -38,7 +38,7 @@ MAX_MATCHES = 200
 MAX_REQUESTS = 10_000
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
-_WHILE_HELD = frozenset({EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN, EventKind.ROOM_NOT_MADE})
+_WHILE_HELD = frozenset({EventKind.INSTANCE_RESERVED, EventKind.OVERTAKEN, EventKind.ROOM_NOT_MADE})
 _QUEUE_WORDS = {
     QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
     QueueReason.MEMORY: "it needs more blocks than are free in all instances together",
@@ -72,7 +72,7 @@ async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> 
         raise no_such_instance(query.instance)
     found = await _matching(controller, query)
     refusals = await refusals_of(controller, found.requests) if query.movable else {}
-    now_s, view = time.time(), controller.scheduler.held_view()
+    now_s, view = time.time(), controller.scheduler.waiting_view()
     listed = [
         request_model(record, now_s, refusals.get(record.request_id), place_of(view, record))
         for record in found.requests
@@ -111,7 +111,7 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
     if is_sorted:
         return found
     others = answers[-1]
-    view = controller.scheduler.held_view()
+    view = controller.scheduler.waiting_view()
     held_wanted = CoreState.WAITING in states
     wanted = [r for r in others.requests if (place_of(view, r) is not None) == held_wanted]
     return Found(
@@ -128,7 +128,7 @@ def _listed_at(item: RequestStatus) -> tuple[int, int]:
     return (place, item.held.place if item.held else 0)
 
 
-def place_of(view: HeldView, record: RequestRecord) -> HeldPlaceStatus | None:
+def place_of(view: WaitingView, record: RequestRecord) -> HeldPlaceStatus | None:
     """The place of a request that the controller holds; else None."""
     if record.state is not CoreState.DISPATCHING:
         return None
@@ -140,7 +140,7 @@ async def find_request(controller: ControllerProcess, reference: str) -> Request
     """The request with its history, and whether it could move. Raises ApiError."""
     record = await find_record(controller, reference)
     refusals = await refusals_of(controller, (record,))
-    view = controller.scheduler.held_view()
+    view = controller.scheduler.waiting_view()
     refusal, held = refusals.get(record.request_id), place_of(view, record)
     return request_detail(record, time.time(), refusal, held)
 
@@ -273,7 +273,7 @@ async def explain_request(controller: ControllerProcess, reference: str) -> Expl
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
     history = [event_model(event) for event in _history(controller, record)]
-    held = place_of(controller.scheduler.held_view(), record)
+    held = place_of(controller.scheduler.waiting_view(), record)
     return Explanation(
         request=request_model(record, time.time(), refusal, held),
         steps=explain(history, record.num_forgotten),

@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import islice
 
 from controller.core.admission.policies import best_place
-from controller.core.admission.waiting_requests import Held, HeldQueue, Key
+from controller.core.admission.waiting_requests import Key, Waiting, WaitingQueue
 from controller.core.load.freeness import Room
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.settings import HoldingConfig
@@ -37,7 +37,7 @@ CachedOf = Callable[[Key], Cached | None]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    held: Held
+    waiting: Waiting
     instance_id: str
 
 
@@ -46,7 +46,7 @@ class Placement:
 
     def __init__(self, config: HoldingConfig) -> None:
         self.config = config
-        self.queue = HeldQueue()
+        self.queue = WaitingQueue()
         self.reserved: dict[str, Key] = {}
         self.num_overtaken: dict[Key, int] = {}
         """How many went ahead of a request while it was the first; those that none overtook are
@@ -78,9 +78,9 @@ class Placement:
         self._settled_in = rooms
         self._forget_reserved(rooms)
         for instance_id, key in list(self.reserved.items()):
-            held = self.queue.get(key)
-            if held is not None and held.demand_blocks <= rooms[instance_id].spare_blocks:
-                yield self._go(held, rooms[instance_id])
+            waiting = self.queue.get(key)
+            if waiting is not None and waiting.demand_blocks <= rooms[instance_id].spare_blocks:
+                yield self._go(waiting, rooms[instance_id])
         while self.queue:
             found = self._next(rooms, score_of, cached_of)
             if found is None:
@@ -97,7 +97,7 @@ class Placement:
             and self._settled.lasts(rooms, now_s)
         )
 
-    def discard(self, key: Key) -> Held | None:
+    def discard(self, key: Key) -> Waiting | None:
         """Takes a request out, wherever it stands."""
         self._settled_in = None
         self.num_overtaken.pop(key, None)
@@ -114,40 +114,40 @@ class Placement:
 
     def _next(
         self, rooms: Mapping[str, Room], score_of: ScoreOf, cached_of: CachedOf
-    ) -> tuple[Held, Room] | None:
+    ) -> tuple[Waiting, Room] | None:
         """The first in order that fits and may go, and where to."""
         open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
         largest = max([room.spare_blocks for room in open_rooms], default=0)
         first = self.queue.first()
         assert first is not None
-        held = first if first.demand_blocks <= largest else self._overtaking(largest)
-        if held is None:
+        waiting = first if first.demand_blocks <= largest else self._overtaking(largest)
+        if waiting is None:
             return None
-        score, cached = score_of(held.rank), cached_of(held.key)
-        room = best_fitting(open_rooms, held.demand_blocks, score, cached, self.config)
-        return None if room is None else (held, room)
+        score, cached = score_of(waiting.rank), cached_of(waiting.key)
+        room = best_fitting(open_rooms, waiting.demand_blocks, score, cached, self.config)
+        return None if room is None else (waiting, room)
 
-    def _overtaking(self, largest: int) -> Held | None:
+    def _overtaking(self, largest: int) -> Waiting | None:
         """The first that fits, if it may go ahead of those that do not."""
-        held = self.queue.first_fitting(largest) if self.config.overtaking else None
-        return held if held is not None and self._may_overtake(held) else None
+        waiting = self.queue.first_fitting(largest) if self.config.overtaking else None
+        return waiting if waiting is not None and self._may_overtake(waiting) else None
 
-    def _may_overtake(self, held: Held) -> bool:
+    def _may_overtake(self, waiting: Waiting) -> bool:
         with_instance = set(self.reserved.values())
         for other in self.queue:
-            if other.rank <= held.rank:
+            if other.rank <= waiting.rank:
                 return True
             if other.key not in with_instance:
                 return False
         return True
 
-    def _go(self, held: Held, room: Room) -> Placed:
+    def _go(self, waiting: Waiting, room: Room) -> Placed:
         first = self.queue.first()
-        if first is not None and first.key != held.key:
+        if first is not None and first.key != waiting.key:
             self.num_overtaken[first.key] = self.num_overtaken.get(first.key, 0) + 1
-        self.discard(held.key)
-        room.take(held.demand_blocks)
-        return Placed(held, room.instance_id)
+        self.discard(waiting.key)
+        room.take(waiting.demand_blocks)
+        return Placed(waiting, room.instance_id)
 
     def _forget_reserved(self, rooms: Mapping[str, Room]) -> None:
         self.reserved = {
@@ -232,7 +232,7 @@ one lacks. Without it the first waited three times as long on S-L (decision 0031
 
 def reservations(
     before: Mapping[str, Key],
-    queue: HeldQueue,
+    queue: WaitingQueue,
     rooms: Mapping[str, Room],
     config: HoldingConfig,
     now_s: float,
@@ -256,12 +256,12 @@ def reservations(
     waited_s = now_s - first.since_s
     most = _most_reserved(config, len(rooms), waited_s)
     _yield_to(first, reserved, queue, most)
-    for held in islice(queue, MAX_LOOKED_AT):
+    for waiting in islice(queue, MAX_LOOKED_AT):
         if len(reserved) >= most:
             return reserved
-        has_turn = held is first or now_s - held.since_s >= config.reserve_after_s
-        if has_turn and held.key not in reserved.values():
-            _reserve_another(held, reserved, rooms, most)
+        has_turn = waiting is first or now_s - waiting.since_s >= config.reserve_after_s
+        if has_turn and waiting.key not in reserved.values():
+            _reserve_another(waiting, reserved, rooms, most)
     own = max(1, int(config.reserved_share * len(rooms)))
     after_s = config.reserve_after_s
     num_wanted = min(own, 1 + int(waited_s / after_s)) if after_s else own
@@ -271,11 +271,11 @@ def reservations(
 
 
 def _reserve_another(
-    held: Held, reserved: dict[str, Key], rooms: Mapping[str, Room], most: int
+    waiting: Waiting, reserved: dict[str, Key], rooms: Mapping[str, Room], most: int
 ) -> None:
-    best = _least_lacking(rooms.values(), reserved, held.demand_blocks)
+    best = _least_lacking(rooms.values(), reserved, waiting.demand_blocks)
     if best is not None and len(reserved) < most:
-        reserved[best.instance_id] = held.key
+        reserved[best.instance_id] = waiting.key
 
 
 def _most_reserved(config: HoldingConfig, num_instances: int, waited_s: float) -> int:
@@ -300,19 +300,19 @@ def _least_lacking(
 
 
 def _exchanged(
-    before: Mapping[str, Key], queue: HeldQueue, rooms: Mapping[str, Room]
+    before: Mapping[str, Key], queue: WaitingQueue, rooms: Mapping[str, Room]
 ) -> dict[str, Key]:
     reserved = dict(before)
     least = _LeastInOpen.of(rooms, reserved)
     for instance_id, key in before.items():
-        held = queue.get(key)
-        if held is None:
+        waiting = queue.get(key)
+        if waiting is None:
             continue
-        lacking = rooms[instance_id].lacking_blocks(held.demand_blocks)
-        if _no_better_in_open(least, held.demand_blocks, lacking):
+        lacking = rooms[instance_id].lacking_blocks(waiting.demand_blocks)
+        if _no_better_in_open(least, waiting.demand_blocks, lacking):
             continue  # To look for the best one each time took a quarter of a simulated run.
-        best = _least_lacking(rooms.values(), reserved, held.demand_blocks)
-        if best and best.lacking_blocks(held.demand_blocks) < EXCHANGED_BELOW * lacking:
+        best = _least_lacking(rooms.values(), reserved, waiting.demand_blocks)
+        if best and best.lacking_blocks(waiting.demand_blocks) < EXCHANGED_BELOW * lacking:
             del reserved[instance_id]
             reserved[best.instance_id] = key
             least = _LeastInOpen.of(rooms, reserved)
@@ -342,13 +342,13 @@ class _LeastInOpen:
         )
 
 
-def _yield_to(first: Held, reserved: dict[str, Key], queue: HeldQueue, most: int) -> None:
+def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, most: int) -> None:
     """If all that may be reserved is, and nothing for the first, the last of a lower rank loses its
     instance."""
     if len(reserved) < most or first.key in reserved.values():
         return
     found = ((queue.get(key), instance_id) for instance_id, key in reserved.items())
-    lower = [(held.order, i) for held, i in found if held is not None and held.rank < first.rank]
+    lower = [(each.order, i) for each, i in found if each is not None and each.rank < first.rank]
     if lower:
         del reserved[max(lower)[1]]
 
@@ -384,17 +384,17 @@ class _Settled:
     def of(
         cls,
         reserved: Mapping[str, Key],
-        queue: HeldQueue,
+        queue: WaitingQueue,
         rooms: Mapping[str, Room],
         config: HoldingConfig,
         now_s: float,
     ) -> "_Settled":
         """`reservations` gave `reserved` just now, and was given the same."""
-        held = ((instance_id, queue.get(key)) for instance_id, key in reserved.items())
+        waiting = ((instance_id, queue.get(key)) for instance_id, key in reserved.items())
         return cls(
             _next_turn_s(len(reserved), queue, len(rooms), config, now_s),
             {instance_id: rooms[instance_id] for instance_id in reserved},
-            {instance_id: each.demand_blocks for instance_id, each in held if each is not None},
+            {instance_id: each.demand_blocks for instance_id, each in waiting if each is not None},
             _LeastInOpen.of(rooms, reserved),
         )
 
@@ -414,7 +414,7 @@ class _Settled:
 
 
 def _next_turn_s(
-    num_reserved: int, queue: HeldQueue, num_instances: int, config: HoldingConfig, now_s: float
+    num_reserved: int, queue: WaitingQueue, num_instances: int, config: HoldingConfig, now_s: float
 ) -> float:
     first = queue.first()
     if first is None:
@@ -427,7 +427,7 @@ def _next_turn_s(
         turns_s.append(first.since_s + config.share_doubles_s * num_doublings)
     if num_reserved < most and after_s:
         turns_s.append(first.since_s + after_s * (1 + int(waited_s / after_s)))
-        looked_at = (held.since_s + after_s for held in islice(queue, MAX_LOOKED_AT))
+        looked_at = (waiting.since_s + after_s for waiting in islice(queue, MAX_LOOKED_AT))
         turns_s += (turn_s for turn_s in looked_at if turn_s > now_s - ROUNDING_S)
     return min(turns_s) - ROUNDING_S
 
@@ -435,14 +435,14 @@ def _next_turn_s(
 # -- what waits, and why ---------------------------------------------------------------------------
 
 
-class HeldReason(StrEnum):
+class WaitingReason(StrEnum):
     """The first that is true counts."""
 
     NO_INSTANCE = "no-instance"
     """No instance takes requests."""
     TOO_LARGE = "too-large"
     """It needs more blocks than any instance has."""
-    KEPT = "kept"
+    HAS_RESERVATION = "kept"
     """An instance is reserved for it, and lacks blocks or places yet."""
     NEXT = "next"
     """It fits: it goes with the next status."""
@@ -470,22 +470,22 @@ class OvertakenBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPlace:
+class WaitingPlace:
     """`place`: 1 is the first in order. `instance_id`: the instance that is reserved for it;
     `lacking_blocks`: how many more must be free there; else how many where the fewest are missing,
     and None without an instance. `num_overtaken`: how many went ahead of it while it was the
     first."""
 
-    held: Held
+    waiting: Waiting
     place: int
-    reason: HeldReason
+    reason: WaitingReason
     instance_id: str | None
     lacking_blocks: int | None
     overtaken_by: OvertakenBy
     num_overtaken: int
 
 
-class HeldView:
+class WaitingView:
     """`entries` in order, and as long as nothing else happens; a demand of 0 blocks is not known
     yet. `rooms` of the schedulable instances, by id. `placement`: None without late binding.
 
@@ -494,7 +494,7 @@ class HeldView:
 
     def __init__(
         self,
-        entries: HeldQueue | list[Held],
+        entries: WaitingQueue | list[Waiting],
         placement: Placement | None,
         rooms: Mapping[str, Room],
     ) -> None:
@@ -513,16 +513,16 @@ class HeldView:
         self._open = [
             room for room in self._rooms.values() if room.instance_id not in self.reserved
         ]
-        without = (held.rank for held in entries if held.key not in self._reserved_for)
+        without = (waiting.rank for waiting in entries if waiting.key not in self._reserved_for)
         self._highest_without = next(without, None)
         """The highest rank of those without a reserved instance: no lower one may overtake."""
 
     @property
     def demand_blocks(self) -> int:
         """Of all together."""
-        if isinstance(self.entries, HeldQueue):
+        if isinstance(self.entries, WaitingQueue):
             return self.entries.demand_blocks
-        return sum(held.demand_blocks for held in self.entries)
+        return sum(waiting.demand_blocks for waiting in self.entries)
 
     def ranks(self) -> Iterator[tuple[int, int, float]]:
         """(rank, how many, the earliest arrival) of each, the highest first. With 100,000 held
@@ -530,19 +530,19 @@ class HeldView:
         begin = 0
         while begin < len(self.entries):
             first = self.entries[begin]
-            end = bisect_right(self.entries, -first.rank, lo=begin, key=lambda held: -held.rank)
+            end = bisect_right(self.entries, -first.rank, lo=begin, key=lambda each: -each.rank)
             yield first.rank, end - begin, first.arrival_time_s
             begin = end
 
-    def reservations(self) -> Iterator[tuple[str, Held, int]]:
+    def reservations(self) -> Iterator[tuple[str, Waiting, int]]:
         """(instance, the request that it is reserved for, how many blocks lack there)."""
         for instance_id, key in self.reserved.items():
-            held = self._placement.queue.get(key) if self._placement is not None else None
-            if held is not None:
-                lacking = self._rooms[instance_id].lacking_blocks(held.demand_blocks)
-                yield instance_id, held, max(0, lacking)
+            waiting = self._placement.queue.get(key) if self._placement is not None else None
+            if waiting is not None:
+                lacking = self._rooms[instance_id].lacking_blocks(waiting.demand_blocks)
+                yield instance_id, waiting, max(0, lacking)
 
-    def oldest(self) -> HeldPlace | None:
+    def oldest(self) -> WaitingPlace | None:
         """The one that arrived first; a higher rank may go before it for long."""
         found, begin, arrival_s = None, 0, float("inf")
         for _, number, first_s in self.ranks():
@@ -551,69 +551,69 @@ class HeldView:
             begin += number
         return None if found is None else self._at(found)
 
-    def first(self) -> HeldPlace | None:
+    def first(self) -> WaitingPlace | None:
         return self._at(0) if self.entries else None
 
-    def find(self, key: Key) -> HeldPlace | None:
+    def find(self, key: Key) -> WaitingPlace | None:
         """None if the request is not held."""
-        if isinstance(self.entries, HeldQueue):
+        if isinstance(self.entries, WaitingQueue):
             index = self.entries.index(key)
         else:
             if self._index is None:
-                self._index = {held.key: index for index, held in enumerate(self.entries)}
+                self._index = {waiting.key: index for index, waiting in enumerate(self.entries)}
             index = self._index.get(key)
         return None if index is None else self._at(index)
 
-    def best_reserved(self) -> dict[str, HeldPlace]:
+    def best_reserved(self) -> dict[str, WaitingPlace]:
         """By instance, the request that it is reserved for, where it lacks the least of those that
         are reserved for the same one."""
         found = ((instance_id, self.find(key)) for key, instance_id in self._reserved_for.items())
         return {instance_id: place for instance_id, place in found if place is not None}
 
-    def _at(self, index: int) -> HeldPlace:
-        held = self.entries[index]
-        reserved_id = self._reserved_for.get(held.key)
+    def _at(self, index: int) -> WaitingPlace:
+        waiting = self.entries[index]
+        reserved_id = self._reserved_for.get(waiting.key)
         rooms = self._rooms.values() if reserved_id is None else (self._rooms[reserved_id],)
-        lacking = (max(0, room.lacking_blocks(held.demand_blocks)) for room in rooms)
+        lacking = (max(0, room.lacking_blocks(waiting.demand_blocks)) for room in rooms)
         overtaken = self._placement.num_overtaken if self._placement is not None else {}
-        return HeldPlace(
-            held,
+        return WaitingPlace(
+            waiting,
             index + 1,
-            self._reason(held, index),
+            self._reason(waiting, index),
             reserved_id,
             min(lacking, default=None),
-            self._overtaken_by(held),
-            overtaken.get(held.key, 0),
+            self._overtaken_by(waiting),
+            overtaken.get(waiting.key, 0),
         )
 
-    def _reason(self, held: Held, index: int) -> HeldReason:
-        demand, rooms = held.demand_blocks, self._rooms.values()
+    def _reason(self, waiting: Waiting, index: int) -> WaitingReason:
+        demand, rooms = waiting.demand_blocks, self._rooms.values()
         if not rooms:
-            return HeldReason.NO_INSTANCE
+            return WaitingReason.NO_INSTANCE
         if all(room.capacity_blocks < demand for room in rooms):
-            return HeldReason.TOO_LARGE
-        if held.key in self._reserved_for:
-            return HeldReason.KEPT
+            return WaitingReason.TOO_LARGE
+        if waiting.key in self._reserved_for:
+            return WaitingReason.HAS_RESERVATION
         if any(demand <= room.spare_blocks for room in self._open):
-            return HeldReason.NEXT if self._may_go(held, index) else HeldReason.BEHIND
+            return WaitingReason.NEXT if self._may_go(waiting, index) else WaitingReason.BEHIND
         if any(demand <= room.spare_blocks for room in rooms):
-            return HeldReason.RESERVED
+            return WaitingReason.RESERVED
         if any(room.num_places <= 0 and room.lacking_blocks(demand) <= 0 for room in rooms):
-            return HeldReason.BATCH_FULL
+            return WaitingReason.BATCH_FULL
         in_all = sum(max(0, room.free_blocks) for room in rooms)
-        return HeldReason.FRAGMENTED if demand <= in_all else HeldReason.MEMORY
+        return WaitingReason.FRAGMENTED if demand <= in_all else WaitingReason.MEMORY
 
-    def _may_go(self, held: Held, index: int) -> bool:
+    def _may_go(self, waiting: Waiting, index: int) -> bool:
         assert self._placement is not None
         if index == 0:
             return True
-        outranked = self._highest_without is not None and held.rank < self._highest_without
+        outranked = self._highest_without is not None and waiting.rank < self._highest_without
         return self._placement.config.overtaking and not outranked
 
-    def _overtaken_by(self, held: Held) -> OvertakenBy:
+    def _overtaken_by(self, waiting: Waiting) -> OvertakenBy:
         if self._placement is None or not self._placement.config.overtaking or not self._open:
             return OvertakenBy.NOBODY
-        return OvertakenBy.ANY if held.key in self._reserved_for else OvertakenBy.ITS_RANK
+        return OvertakenBy.ANY if waiting.key in self._reserved_for else OvertakenBy.ITS_RANK
 
 
 class QueueReason(StrEnum):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.core.admission.placement import HeldPlace, Placement
+from controller.core.admission.placement import Placement, WaitingPlace
 from controller.core.admission.waiting_requests import Key
 from controller.core.record.event_log import EventKind, Number
 from controller.core.record.windows import CountWindow
@@ -68,7 +68,7 @@ class Refusals:
     told_s: float = float("-inf")
 
 
-class _Held(StrEnum):
+class _Waiting(StrEnum):
     IDLE = "idle"
     BRIEF = "brief"
     OVERLOAD = "overload"
@@ -88,7 +88,7 @@ class AdmissionRecords:
         self._scheduler = scheduler
         self.refusals: dict[tuple[RejectCode, int], Refusals] = {}
         """By reason and rank, each of at least one; for others to read."""
-        self._held = _Held.IDLE
+        self._waiting = _Waiting.IDLE
         self._since_s = 0.0
         """Unless IDLE: when it began. Pauses below QUIET_S do not end an overload."""
         self._last_s = 0.0
@@ -100,7 +100,7 @@ class AdmissionRecords:
         """By instance, exactly those that the placement reserved at the last tick."""
         self._told_overtaken: tuple[Key | None, int] = (None, 0)
         """The last request that was told as overtaken, and the power of ten that it was told by."""
-        self._may_tell_s = dict.fromkeys((EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN), 0.0)
+        self._may_tell_s = dict.fromkeys((EventKind.INSTANCE_RESERVED, EventKind.OVERTAKEN), 0.0)
 
     def handle(self, event: Event, now_s: float) -> list[PutOnRecord]:
         """Takes one event in; returns what to put on record now. Mutates."""
@@ -133,20 +133,20 @@ class AdmissionRecords:
     # -- what is held --------------------------------------------------------------------
 
     def _look_at_all(self, now_s: float) -> list[PutOnRecord]:
-        num_held = self._scheduler.num_held
-        if num_held:
-            if self._held is _Held.IDLE:
-                self._held, self._since_s = _Held.BRIEF, now_s
-            self._last_s, self._most = now_s, max(self._most, num_held)
-            if self._held is _Held.BRIEF and now_s - self._since_s >= HELD_S:
-                self._held = _Held.OVERLOAD
+        num_waiting = self._scheduler.num_waiting
+        if num_waiting:
+            if self._waiting is _Waiting.IDLE:
+                self._waiting, self._since_s = _Waiting.BRIEF, now_s
+            self._last_s, self._most = now_s, max(self._most, num_waiting)
+            if self._waiting is _Waiting.BRIEF and now_s - self._since_s >= HELD_S:
+                self._waiting = _Waiting.OVERLOAD
                 self._num_overloads += 1
                 reason = "requests wait at the controller"
-                return [self._tell_all(EventKind.HELD, reason, "num_held", num_held)]
-        elif self._held is _Held.BRIEF:
-            self._held, self._most = _Held.IDLE, 0
-        elif self._held is _Held.OVERLOAD and now_s - self._last_s >= QUIET_S:
-            most, self._held, self._most = self._most, _Held.IDLE, 0
+                return [self._tell_all(EventKind.HELD, reason, "num_held", num_waiting)]
+        elif self._waiting is _Waiting.BRIEF:
+            self._waiting, self._most = _Waiting.IDLE, 0
+        elif self._waiting is _Waiting.OVERLOAD and now_s - self._last_s >= QUIET_S:
+            most, self._waiting, self._most = self._most, _Waiting.IDLE, 0
             reason = "none waits at the controller"
             return [self._tell_all(EventKind.HELD_ENDED, reason, "num_held_at_most", most)]
         return []
@@ -158,7 +158,7 @@ class AdmissionRecords:
 
     def _look_at_reserved(self, placement: Placement, now_s: float) -> list[PutOnRecord]:
         before, self._reserved = self._reserved, {}
-        places: dict[str, HeldPlace] | None = None
+        places: dict[str, WaitingPlace] | None = None
         told = []
         for instance_id, key in placement.reserved.items():
             reserved = before.get(instance_id)
@@ -166,13 +166,13 @@ class AdmissionRecords:
                 reserved = _Reserved(key, now_s)
             self._reserved[instance_id] = reserved
             is_due = now_s - reserved.since_s >= KEPT_S and not reserved.told
-            if is_due and now_s >= self._may_tell_s[EventKind.INSTANCE_KEPT]:
+            if is_due and now_s >= self._may_tell_s[EventKind.INSTANCE_RESERVED]:
                 if places is None:
                     places = self._scheduler.best_reserved()
                 place = places.get(instance_id)
-                if place is not None and place.held.key == key:
+                if place is not None and place.waiting.key == key:
                     reserved.told = True
-                    self._may_tell_s[EventKind.INSTANCE_KEPT] = now_s + EVERY_S
+                    self._may_tell_s[EventKind.INSTANCE_RESERVED] = now_s + EVERY_S
                     told.append(_tell_reserved(place, now_s - reserved.since_s))
         return told
 
@@ -205,13 +205,13 @@ class AdmissionRecords:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert (self._held is _Held.IDLE) == (self._most == 0), "how many were held is wrong"
-        assert self._held is _Held.IDLE or self._since_s <= self._last_s
+        assert (self._waiting is _Waiting.IDLE) == (self._most == 0), "how many were held is wrong"
+        assert self._waiting is _Waiting.IDLE or self._since_s <= self._last_s
         for refusals in self.refusals.values():
             assert refusals.last is not None
             assert 0 <= refusals.num_untold < refusals.number, "the first is told at once"
         for reserved in self._reserved.values():
-            may_tell_s = self._may_tell_s[EventKind.INSTANCE_KEPT]
+            may_tell_s = self._may_tell_s[EventKind.INSTANCE_RESERVED]
             assert not reserved.told or may_tell_s >= reserved.since_s + KEPT_S
 
 
@@ -237,18 +237,18 @@ def _tell_refusals(refusals: Refusals, now_s: float) -> list[PutOnRecord]:
     ]
 
 
-def _tell_reserved(place: HeldPlace, kept_s: float) -> PutOnRecord:
-    held = place.held
+def _tell_reserved(place: WaitingPlace, kept_s: float) -> PutOnRecord:
+    waiting = place.waiting
     return PutOnRecord(
-        EventKind.INSTANCE_KEPT,
-        f"arrive-{held.request_id}",
+        EventKind.INSTANCE_RESERVED,
+        f"arrive-{waiting.request_id}",
         "nothing else goes there",
         {
             "kept_s": round(kept_s, 1),
-            "needed_blocks": held.demand_blocks,
+            "needed_blocks": waiting.demand_blocks,
             "lacking_blocks": place.lacking_blocks,
         },
-        request_id=held.request_id,
-        frontend_id=held.key[0],
+        request_id=waiting.request_id,
+        frontend_id=waiting.key[0],
         instance_id=place.instance_id,
     )

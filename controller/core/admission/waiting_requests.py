@@ -23,7 +23,7 @@ Order = tuple[int, float, float, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Waiting:
     """`demand_blocks`: all that the request needs in order to start. `since_s`: when it came to the
     controller, by the controller's clock; arrival times are the frontends'. `turn`: among the API
     keys of its rank (`FairTurns`); 0 for all where they do not count."""
@@ -45,14 +45,14 @@ class Held:
         return (-self.rank, self.turn, self.arrival_time_s, request_id, frontend_id)
 
 
-class HeldQueue:
+class WaitingQueue:
     """Takes log n and, for `first_fitting`, the number of distinct demands. Also a sequence, in
     order, for whoever only looks."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, Held] = {}
-        self._in_order: list[tuple[Order, Held]] = []
-        self._by_demand: dict[int, list[tuple[Order, Held]]] = {}
+        self._by_key: dict[Key, Waiting] = {}
+        self._in_order: list[tuple[Order, Waiting]] = []
+        self._by_demand: dict[int, list[tuple[Order, Waiting]]] = {}
         self._demands: list[int] = []
         self.demand_blocks = 0
 
@@ -62,52 +62,52 @@ class HeldQueue:
     def __contains__(self, key: Key) -> bool:
         return key in self._by_key
 
-    def __iter__(self) -> Iterator[Held]:
-        return (held for _, held in self._in_order)
+    def __iter__(self) -> Iterator[Waiting]:
+        return (waiting for _, waiting in self._in_order)
 
-    def __getitem__(self, index: int) -> Held:
+    def __getitem__(self, index: int) -> Waiting:
         return self._in_order[index][1]
 
-    def get(self, key: Key) -> Held | None:
+    def get(self, key: Key) -> Waiting | None:
         return self._by_key.get(key)
 
     def index(self, key: Key) -> int | None:
         """The request's place in order, from 0; None if it is not here."""
-        held = self._by_key.get(key)
-        if held is None:
+        waiting = self._by_key.get(key)
+        if waiting is None:
             return None
-        return bisect_left(self._in_order, held.order, key=lambda e: e[0])
+        return bisect_left(self._in_order, waiting.order, key=lambda e: e[0])
 
-    def push(self, held: Held) -> None:
-        entry = held.order, held
-        self._by_key[held.key] = held
+    def push(self, waiting: Waiting) -> None:
+        entry = waiting.order, waiting
+        self._by_key[waiting.key] = waiting
         insort(self._in_order, entry, key=lambda e: e[0])
-        if held.demand_blocks not in self._by_demand:
-            self._by_demand[held.demand_blocks] = []
-            insort(self._demands, held.demand_blocks)
-        insort(self._by_demand[held.demand_blocks], entry, key=lambda e: e[0])
-        self.demand_blocks += held.demand_blocks
+        if waiting.demand_blocks not in self._by_demand:
+            self._by_demand[waiting.demand_blocks] = []
+            insort(self._demands, waiting.demand_blocks)
+        insort(self._by_demand[waiting.demand_blocks], entry, key=lambda e: e[0])
+        self.demand_blocks += waiting.demand_blocks
 
-    def discard(self, key: Key) -> Held | None:
-        held = self._by_key.pop(key, None)
-        if held is None:
+    def discard(self, key: Key) -> Waiting | None:
+        waiting = self._by_key.pop(key, None)
+        if waiting is None:
             return None
-        order = held.order
+        order = waiting.order
         del self._in_order[bisect_left(self._in_order, order, key=lambda e: e[0])]
-        alike = self._by_demand[held.demand_blocks]
+        alike = self._by_demand[waiting.demand_blocks]
         del alike[bisect_left(alike, order, key=lambda e: e[0])]
         if not alike:
-            del self._by_demand[held.demand_blocks]
-            del self._demands[bisect_left(self._demands, held.demand_blocks)]
-        self.demand_blocks -= held.demand_blocks
-        return held
+            del self._by_demand[waiting.demand_blocks]
+            del self._demands[bisect_left(self._demands, waiting.demand_blocks)]
+        self.demand_blocks -= waiting.demand_blocks
+        return waiting
 
-    def first(self) -> Held | None:
+    def first(self) -> Waiting | None:
         return self._in_order[0][1] if self._in_order else None
 
-    def first_fitting(self, room_blocks: int) -> Held | None:
+    def first_fitting(self, room_blocks: int) -> Waiting | None:
         """The first in order of those that need at most `room_blocks`."""
-        best: tuple[Order, Held] | None = None
+        best: tuple[Order, Waiting] | None = None
         for demand in self._demands:
             if demand > room_blocks:
                 break
@@ -119,16 +119,16 @@ class HeldQueue:
     def check(self) -> None:
         """Raises AssertionError if the books disagree."""
         orders = [order for order, _ in self._in_order]
-        assert all(self.index(held.key) == at for at, held in enumerate(self))
-        assert orders == sorted(held.order for held in self._by_key.values())
+        assert all(self.index(waiting.key) == at for at, waiting in enumerate(self))
+        assert orders == sorted(waiting.order for waiting in self._by_key.values())
         assert self._demands == sorted(self._by_demand)
         alike = [entry for entries in self._by_demand.values() for entry in entries]
         assert sorted(order for order, _ in alike) == orders
         for demand, entries in self._by_demand.items():
             assert entries, "a demand of nobody"
             assert [order for order, _ in entries] == sorted(order for order, _ in entries)
-            assert all(held.demand_blocks == demand for _, held in entries)
-        assert self.demand_blocks == sum(held.demand_blocks for held in self._by_key.values())
+            assert all(waiting.demand_blocks == demand for _, waiting in entries)
+        assert self.demand_blocks == sum(waiting.demand_blocks for waiting in self._by_key.values())
 
 
 class _Rank:
@@ -232,7 +232,7 @@ class ShedOrder:
 
 
 @value
-class HeldRequest:
+class WaitingRequest:
     """`turn` among the API keys of its rank, and what it is expected to take, in tokens; both 0
     where keys do not count."""
 
@@ -241,17 +241,17 @@ class HeldRequest:
     turn: float = 0.0
     cost: float = 0.0
 
-    def entry(self, key: Key, demand_blocks: int) -> Held:
+    def entry(self, key: Key, demand_blocks: int) -> Waiting:
         request = self.request
         arrival_s = request.arrival_time_s
-        return Held(key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn)
+        return Waiting(key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn)
 
 
-class HeldRequests:
+class WaitingRequests:
     """By (frontend id, request id), the longest held first."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, HeldRequest] = {}
+        self._by_key: dict[Key, WaitingRequest] = {}
         self._shed_order = ShedOrder()
         """Of those that may be refused for others."""
         self._turns = FairTurns()
@@ -262,34 +262,35 @@ class HeldRequests:
     def __contains__(self, key: Key) -> bool:
         return key in self._by_key
 
-    def __getitem__(self, key: Key) -> HeldRequest:
+    def __getitem__(self, key: Key) -> WaitingRequest:
         return self._by_key[key]
 
-    def get(self, key: Key) -> HeldRequest | None:
+    def get(self, key: Key) -> WaitingRequest | None:
         return self._by_key.get(key)
 
-    def items(self) -> Iterator[tuple[Key, HeldRequest]]:
+    def items(self) -> Iterator[tuple[Key, WaitingRequest]]:
         return iter(self._by_key.items())
 
-    def latest_first(self) -> Iterator[tuple[Key, HeldRequest]]:
+    def latest_first(self) -> Iterator[tuple[Key, WaitingRequest]]:
         return reversed(self._by_key.items())
 
     def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
         """It must not be held yet. `cost`: 0 gives it no turn: it goes by its arrival."""
         turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
-        held = HeldRequest(request, since_s, turn, cost)
-        self._by_key[request.frontend_id, request.request_id] = held
+        waiting = WaitingRequest(request, since_s, turn, cost)
+        self._by_key[request.frontend_id, request.request_id] = waiting
         if not request.replayed:
             self._shed_order.push(request.order)
 
-    def discard(self, key: Key, *, served: bool = False) -> HeldRequest | None:
-        held = self._by_key.pop(key, None)
-        if held is not None:
-            request = held.request
+    def discard(self, key: Key, *, served: bool = False) -> WaitingRequest | None:
+        waiting = self._by_key.pop(key, None)
+        if waiting is not None:
+            request = waiting.request
             self._shed_order.discard(request.order)
-            if held.cost:
-                self._turns.gone(request.rank, request.api_key, held.turn, held.cost, served=served)
-        return held
+            if waiting.cost:
+                turn, cost = waiting.turn, waiting.cost
+                self._turns.gone(request.rank, request.api_key, turn, cost, served=served)
+        return waiting
 
     def last(self) -> DispatchRequested | None:
         """The one that is refused if any must be: of the lowest rank the newest. A replayed one,
@@ -303,10 +304,10 @@ class HeldRequests:
     def check(self) -> None:
         """Raises AssertionError if the books disagree."""
         self._shed_order.check()
-        for key, held in self._by_key.items():
-            assert key == (held.request.frontend_id, held.request.request_id)
-        assert len(self._turns) == sum(held.cost > 0 for held in self._by_key.values())
-        num_replayed = sum(held.request.replayed for held in self._by_key.values())
+        for key, waiting in self._by_key.items():
+            assert key == (waiting.request.frontend_id, waiting.request.request_id)
+        assert len(self._turns) == sum(waiting.cost > 0 for waiting in self._by_key.values())
+        num_replayed = sum(waiting.request.replayed for waiting in self._by_key.values())
         assert len(self._shed_order) == len(self._by_key) - num_replayed
 
 
@@ -331,10 +332,10 @@ class DrainRate:
         if number:
             self._num_gone.add(number, now_s)
 
-    def retry_after_s(self, num_held: int, now_s: float) -> int:
+    def retry_after_s(self, num_waiting: int, now_s: float) -> int:
         """Whole seconds, from LEAST_RETRY_S to MOST_RETRY_S, which also counts if nothing went
         lately."""
         per_s = self._num_gone.per_s(now_s)
-        if num_held > MOST_RETRY_S * per_s:
+        if num_waiting > MOST_RETRY_S * per_s:
             return MOST_RETRY_S
-        return max(LEAST_RETRY_S, math.ceil(num_held / per_s)) if num_held else LEAST_RETRY_S
+        return max(LEAST_RETRY_S, math.ceil(num_waiting / per_s)) if num_waiting else LEAST_RETRY_S

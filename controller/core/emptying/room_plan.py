@@ -114,11 +114,11 @@ def help_blocked(
             lacking = demand - snapshot.arrivable_blocks
             wanted.append(_Wanted(here, head.request_id, head.rank, lacking, {}))
     if config.making_room:
-        wanted += _for_held(placement, {each.instance_id for each in sources}, rooms, left)
+        wanted += _for_waiting(placement, {each.instance_id for each in sources}, rooms, left)
     return [*heads, *_shared(wanted, spare, may_move, turn)]
 
 
-def _for_held(
+def _for_waiting(
     placement: Placement,
     sources: Collection[str],
     rooms: Mapping[str, Room],
@@ -131,16 +131,16 @@ def _for_held(
         if instance_id in rooms:
             reserved.setdefault(key, []).append(instance_id)
     for key, instance_ids in reserved.items():
-        held = placement.queue.get(key)
-        if held is None:
+        waiting = placement.queue.get(key)
+        if waiting is None:
             continue
         lacking = {
-            i: rooms[i].lacking_blocks(held.demand_blocks) for i in instance_ids if i in sources
+            i: rooms[i].lacking_blocks(waiting.demand_blocks) for i in instance_ids if i in sources
         }
         best = min(lacking, key=lambda i: (lacking[i], i), default="")
         if lacking.get(best, 0) > 0:
             own = {i: left[i] for i in instance_ids if i != best and left.get(i, 0) > 0}
-            yield _Wanted(best, held.request_id, held.rank, lacking[best], own)
+            yield _Wanted(best, waiting.request_id, waiting.rank, lacking[best], own)
 
 
 def _shared(

@@ -404,8 +404,8 @@ class LoadSeen:
     block_size: int
     new_capacity_blocks: int
     """M of an instance that starts."""
-    num_held: int = 0
-    held_demand_blocks: int = 0
+    num_waiting: int = 0
+    waiting_demand_blocks: int = 0
     recent: RecentLatencies | None = None
     """What clients saw lately, where that is known; whether it is settled is decided here."""
     leaving: Sequence[LeavingInstance] = ()
@@ -673,8 +673,8 @@ class Autoscaler:
             seen.schedulable,
             seen.block_size,
             seen.new_capacity_blocks,
-            num_held=seen.num_held,
-            held_demand_blocks=seen.held_demand_blocks,
+            num_waiting=seen.num_waiting,
+            waiting_demand_blocks=seen.waiting_demand_blocks,
             num_starting=len(coming),
             num_unavailable=len(unavailable),
             action_pending=launched or (bool(leaving) and not is_own),

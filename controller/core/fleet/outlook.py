@@ -100,9 +100,9 @@ class ClusterLoad:
     block_size: int
     new_capacity_blocks: int
     """M of an instance that starts."""
-    num_held: int = 0
+    num_waiting: int = 0
     """Requests that wait at the controller."""
-    held_demand_blocks: int = 0
+    waiting_demand_blocks: int = 0
     num_starting: int = 0
     """Instances that are planned or loading: they count as empty ones."""
     num_unavailable: int = 0
@@ -126,12 +126,13 @@ class ClusterLoad:
 
     @property
     def num_requests(self) -> int:
-        return self.num_held + sum(each.num_running + each.num_queued for each in self.schedulable)
+        on_instances = sum(each.num_running + each.num_queued for each in self.schedulable)
+        return self.num_waiting + on_instances
 
     @property
     def free_blocks(self) -> int:
         """What is unclaimed in all; negative if more is wanted than there is."""
-        return sum(each.unclaimed_blocks for each in self.schedulable) - self.held_demand_blocks
+        return sum(each.unclaimed_blocks for each in self.schedulable) - self.waiting_demand_blocks
 
     def freeness(self, more_blocks: int = 0) -> float:
         """F_scale in decode steps, if the cluster had `more_blocks` (negative: fewer)."""

@@ -9,7 +9,7 @@
     FENCING         no answer: the frontend is asked to read nothing of the destination's hop
 
     MIGRATED        the destination owns it; what still comes here for it is forwarded
-    KEPT            the request never stopped here
+    STAYED          the request never stopped here
     RESUMED         the request was stopped and runs here again, in a newer hop
     ENDED           the request finished, or its client left
 
@@ -52,7 +52,7 @@ class SourceState(StrEnum):
     COMMITTING = "committing"
     FENCING = "fencing"
     MIGRATED = "migrated"
-    KEPT = "kept"
+    STAYED = "kept"
     RESUMED = "resumed"
     ENDED = "ended"
 
@@ -60,7 +60,7 @@ class SourceState(StrEnum):
 _S = SourceState
 BEFORE_SUSPENSION = (_S.PLANNING, _S.PRE_ALLOCATING, _S.COPYING, _S.SUSPENDING)
 IN_DOUBT = (_S.COMMITTING, _S.FENCING)
-OVER = (_S.MIGRATED, _S.KEPT, _S.RESUMED, _S.ENDED)
+OVER = (_S.MIGRATED, _S.STAYED, _S.RESUMED, _S.ENDED)
 
 
 # -- Events ------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class SourceClock:
                 return timing.stage_timeout_s
             case _S.SUSPENDED:
                 return timing.suspended_timeout_s
-            case _S.KEPT | _S.ENDED:
+            case _S.STAYED | _S.ENDED:
                 return timing.lease_s
         return float("inf")
 
@@ -412,7 +412,7 @@ class SourceMove:
         clock.copy_time_s = event.copy_time_s
         if event.last and event.copy_time_s > clock.timing.suspended_timeout_s:
             # The request would be stopped for nothing.
-            return _S.KEPT, self._keep(TookTooLong())
+            return _S.STAYED, self._keep(TookTooLong())
         self._last = event.last
         self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks, event.last)
         announce: Instructions = [AnnounceMove(self.hop + 1)] if event.last else []
@@ -547,20 +547,20 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         return Rule(to, act)
 
     table = {
-        (_S.PLANNING, StagePlanned): rule(SourceMove._planned, _S.PRE_ALLOCATING, _S.KEPT),
-        (_S.PLANNING, CannotMove): rule(SourceMove._keep, _S.KEPT),
+        (_S.PLANNING, StagePlanned): rule(SourceMove._planned, _S.PRE_ALLOCATING, _S.STAYED),
+        (_S.PLANNING, CannotMove): rule(SourceMove._keep, _S.STAYED),
         (_S.PRE_ALLOCATING, Verb.PRE_ALLOCATED): rule(
             SourceMove._allocated, _S.COPYING, _S.SUSPENDING, _S.PRE_ALLOCATING
         ),
-        (_S.PRE_ALLOCATING, TimedOut): rule(SourceMove._keep, _S.KEPT),
+        (_S.PRE_ALLOCATING, TimedOut): rule(SourceMove._keep, _S.STAYED),
         (_S.COPYING, StageCopied): rule(SourceMove._sent, _S.PLANNING),
-        (_S.COPYING, StageLost): rule(SourceMove._keep, _S.KEPT),
-        (_S.COPYING, TimedOut): rule(SourceMove._keep, _S.KEPT),
-        (_S.COPYING, TookTooLong): rule(SourceMove._keep, _S.KEPT),
+        (_S.COPYING, StageLost): rule(SourceMove._keep, _S.STAYED),
+        (_S.COPYING, TimedOut): rule(SourceMove._keep, _S.STAYED),
+        (_S.COPYING, TookTooLong): rule(SourceMove._keep, _S.STAYED),
         (_S.SUSPENDING, RequestSuspended): rule(SourceMove._suspended, _S.SUSPENDED),
         (_S.SUSPENDING, RequestOutgrew): rule(SourceMove._outgrew, _S.COPYING),
-        (_S.SUSPENDING, CannotMove): rule(SourceMove._keep, _S.KEPT),
-        (_S.SUSPENDING, TookTooLong): rule(SourceMove._keep, _S.KEPT),
+        (_S.SUSPENDING, CannotMove): rule(SourceMove._keep, _S.STAYED),
+        (_S.SUSPENDING, TookTooLong): rule(SourceMove._keep, _S.STAYED),
         (_S.SUSPENDED, StageCopied): rule(SourceMove._send_commit, _S.COMMITTING),
         (_S.SUSPENDED, StageLost): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, TimedOut): rule(SourceMove._resume, _S.RESUMED),
@@ -584,12 +584,12 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         (_S.MIGRATED, PriorityChanged): rule(SourceMove._forward_rank, _S.MIGRATED),
         (_S.ENDED, Verb.COMMITTED): rule(SourceMove._note, _S.ENDED),
         (_S.RESUMED, Verb.COMMITTED): rule(SourceMove._ignore, _S.RESUMED),
-        (_S.KEPT, TimedOut): rule(SourceMove._no_answer_needed, _S.KEPT),
+        (_S.STAYED, TimedOut): rule(SourceMove._no_answer_needed, _S.STAYED),
         (_S.ENDED, TimedOut): rule(SourceMove._no_answer_needed, _S.ENDED),
     }
     for state in BEFORE_SUSPENSION:
         for off in (Verb.REFUSED, DestinationDied, RequestEvicted, MoveCancelled):
-            table[state, off] = rule(SourceMove._keep, _S.KEPT)
+            table[state, off] = rule(SourceMove._keep, _S.STAYED)
         table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
         table[state, PriorityChanged] = rule(SourceMove._set_rank, state)
         table.setdefault((state, Verb.PRE_ALLOCATED), rule(SourceMove._ignore, state))

@@ -69,7 +69,7 @@ class EventKind(StrEnum):
     HELD_ENDED = "held_ended"
     """No request has waited at the controller for 10 s: how long some did before, and how many at
     most."""
-    INSTANCE_KEPT = "instance_kept"
+    INSTANCE_RESERVED = "instance_kept"
     """An instance has been kept free for a held request for 5 s; at most one such event in 10 s.
     How long, the blocks that the request needs, and those that are missing there."""
     OVERTAKEN = "overtaken"

@@ -193,7 +193,7 @@ class FleetWatch:
         schedulable = scheduler.schedulable_snapshots()
         unclaimed = sum(each.unclaimed_blocks for each in schedulable)
         num_away = sum(member.fenced for member in self._cluster.roster.instances())
-        return Rest(len(schedulable), unclaimed - scheduler.held_demand_blocks, num_away)
+        return Rest(len(schedulable), unclaimed - scheduler.waiting_demand_blocks, num_away)
 
     # -- who is slow ---------------------------------------------------------------------
 

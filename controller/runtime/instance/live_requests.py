@@ -49,7 +49,7 @@ class PastInstances:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class UnconfirmedOutput:
     """A step's tokens for the request: the engine's own object, or frames that an earlier source
     encoded."""
 
@@ -69,7 +69,7 @@ class LiveRequest:
     arrival_time_s: float
     frames: Sequence[bytes]
     next_index: int = 0
-    kept: deque[Kept] = field(default_factory=deque)
+    unconfirmed: deque[UnconfirmedOutput] = field(default_factory=deque)
     rank: int = 0
     evicted_at_s: float | None = None
     """When it lost its blocks last; seconds since the epoch."""
@@ -87,12 +87,13 @@ class LiveRequest:
     def keep(self, num_tokens: int, body: Any) -> None:
         """Call it before `next_index` counts the tokens."""
         if num_tokens:
-            self.kept.append(Kept(self.next_index, num_tokens, body))
+            self.unconfirmed.append(UnconfirmedOutput(self.next_index, num_tokens, body))
 
     def received(self, next_index: int) -> None:
         """The frontend has all tokens below `next_index`."""
-        while self.kept and self.kept[0].first_index + self.kept[0].num_tokens <= next_index:
-            self.kept.popleft()
+        outputs = self.unconfirmed
+        while outputs and outputs[0].first_index + outputs[0].num_tokens <= next_index:
+            outputs.popleft()
 
 
 T = TypeVar("T")
@@ -132,7 +133,7 @@ class MoveHost(Protocol):
     def compiling(self, prepared: Any) -> Future[Any] | None:
         """The compile of a prepared request's grammar."""
 
-    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
+    def encode_output(self, output: UnconfirmedOutput, request_id: str) -> Frames:
         """Encodes one request's part of a step's outputs for its frontend."""
 
     def set_rank(self, request_id: str, rank: int) -> None:
@@ -255,15 +256,20 @@ class Emission:
         live = self._requests.get(missing.request_id) or self._finished.get(missing.request_id)
         if live is None:
             return
-        for kept in live.kept:
-            if kept.first_index < missing.end_index:
+        for output in live.unconfirmed:
+            if output.first_index < missing.end_index:
                 item = OutputItem(
-                    missing.request_id, live.attempt, live.hop, kept.first_index, kept.num_tokens
+                    missing.request_id,
+                    live.attempt,
+                    live.hop,
+                    output.first_index,
+                    output.num_tokens,
                 )
-                self._send(live.frontend, [item], self.encode_kept(kept, missing.request_id))
+                frames = self.encode_output(output, missing.request_id)
+                self._send(live.frontend, [item], frames)
 
-    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
-        return kept.body if kept.encoded else self._engine.encode_one(kept.body, request_id)
+    def encode_output(self, output: UnconfirmedOutput, request_id: str) -> Frames:
+        return output.body if output.encoded else self._engine.encode_one(output.body, request_id)
 
     def ttft_p99(self) -> Percentiles[int]:
         """By rank."""
@@ -275,7 +281,7 @@ class Emission:
 
     def _forget_finished(self, request_id: str) -> None:
         live = self._requests.pop(request_id)
-        if any(kept.encoded for kept in live.kept):
+        if any(output.encoded for output in live.unconfirmed):
             self._finished[request_id] = live
             if len(self._finished) > MAX_FINISHED_KEPT:
                 self._finished.popitem(last=False)

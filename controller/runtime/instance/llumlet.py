@@ -450,7 +450,7 @@ class Serving:
             self._frontends,
             self.instance_moves.request_finished,
         )
-        self.encode_kept = self.emission.encode_kept
+        self.encode_output = self.emission.encode_output
         self._reentries = Reentries(self, engine.moves, thread.account)
         self._ticking = asyncio.create_task(self._tick_moves())
 

@@ -43,22 +43,22 @@ from controller.ports.engine import (
     SuspendedRequest,
 )
 from controller.runtime.instance.live_requests import (
-    Kept,
     LiveRequest,
     MoveHost,
     PastInstances,
+    UnconfirmedOutput,
 )
 from controller.runtime.messages.codec import decode_tokens, encode_tokens
 from controller.runtime.messages.move_messages import (
     ArrivingRequest,
     CommittedRequest,
     FenceAsked,
-    KeptOutput,
     MoveAnnounced,
     MoveEnvelope,
     RequestLost,
     RequestMoved,
     RequestNotMoved,
+    UnconfirmedFrames,
 )
 
 STATE = source.SourceState
@@ -162,7 +162,7 @@ class OutgoingMove:
                         order.request_id, hop, self._attempt, destination=order.destination
                     )
                     host.send(self._live.frontend, announced)
-                    self._encode_kept()  # now, while the request still decodes
+                    self._encode_unconfirmed()  # now, while the request still decodes
                 case source.CopyStage(stage=stage):
                     # Full blocks; once the request is suspended, all that hold computed tokens.
                     held = self._pinned if self._suspended is None else self._suspended.block_ids
@@ -319,16 +319,16 @@ class OutgoingMove:
     def _committed(self) -> tuple[CommittedRequest, list[bytes | memoryview]]:
         assert self._suspended is not None
         live, payload = self._live, list(self._suspended.state)
-        kept: list[KeptOutput] = []
-        self._encode_kept()
-        for each in live.kept:
+        unconfirmed: list[UnconfirmedFrames] = []
+        self._encode_unconfirmed()
+        for each in live.unconfirmed:
             frames = self._encoded[each.first_index]
-            kept.append(KeptOutput(each.first_index, each.num_tokens, len(frames)))
+            unconfirmed.append(UnconfirmedFrames(each.first_index, each.num_tokens, len(frames)))
             payload.extend(frames)
         committed = CommittedRequest(
             live.next_index,
             len(self._suspended.state),
-            tuple(kept),
+            tuple(unconfirmed),
             self._copies.digest,
             self._record(STATE.MIGRATED, ""),
             live.rank_change,
@@ -337,10 +337,10 @@ class OutgoingMove:
         )
         return committed, payload
 
-    def _encode_kept(self) -> None:
-        for each in self._live.kept:
+    def _encode_unconfirmed(self) -> None:
+        for each in self._live.unconfirmed:
             if each.first_index not in self._encoded:
-                self._encoded[each.first_index] = self._host.encode_kept(
+                self._encoded[each.first_index] = self._host.encode_output(
                     each, self.order.request_id
                 )
 
@@ -369,7 +369,7 @@ class OutgoingMove:
         if outcome is not STATE.MIGRATED:  # else the frontend, which knows the downtime, logs it
             self._host.tell(_failed(record, self._host.me), self._live.frontend)
         # A move that is over is remembered for long, and its prompt and tokens are not.
-        self._live = replace(self._live, frames=[], kept=deque())
+        self._live = replace(self._live, frames=[], unconfirmed=deque())
         self._outputs, self._suspended, self._encoded = (), None, {}
         self._on_closed(record)
 
@@ -492,7 +492,7 @@ class IncomingMove:
         self._receiving = ""
         self._committed: CommittedRequest | None = None
         self._state: list[bytes] = []
-        self._kept: list[Kept] = []
+        self._unconfirmed: list[UnconfirmedOutput] = []
 
     def begin(self, refusal: MoveRefusal | None) -> None:
         """`refusal`: this llumlet's own reason not to take the request."""
@@ -515,7 +515,7 @@ class IncomingMove:
     def _let_go(self) -> None:
         """Drops the prompt and the tokens of a move that is over, as it is remembered for long."""
         if self.machine.over:
-            self._frames, self._outputs, self._state, self._kept = [], (), [], []
+            self._frames, self._outputs, self._state, self._unconfirmed = [], (), [], []
             self._compiling = None
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
@@ -530,10 +530,11 @@ class IncomingMove:
         frames = [bytes(frame) for frame in payload]
         self._state = frames[: committed.num_state_frames]
         at = committed.num_state_frames
-        for kept in committed.kept:
-            body = frames[at : at + kept.num_frames]
-            self._kept.append(Kept(kept.first_index, kept.num_tokens, body, encoded=True))
-            at += kept.num_frames
+        for each in committed.unconfirmed:
+            body = frames[at : at + each.num_frames]
+            output = UnconfirmedOutput(each.first_index, each.num_tokens, body, encoded=True)
+            self._unconfirmed.append(output)
+            at += each.num_frames
 
     def _carry_out(self, instructions: Sequence[destination.Instruction]) -> None:
         host, request_id = self._host, self.request_id
@@ -707,7 +708,7 @@ class IncomingMove:
                 arriving.past_instances, self.source.instance_id, self._host.now_s()
             ),
         )
-        live.kept.extend(self._kept)
+        live.unconfirmed.extend(self._unconfirmed)
         newer = self._host.requests.get(self.request_id)
         if newer is None or newer.epoch < live.epoch:  # else it ended this attempt
             self._host.requests[self.request_id] = live

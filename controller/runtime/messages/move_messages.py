@@ -68,7 +68,7 @@ class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     """The instances that it has left by moves."""
 
 
-class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
+class UnconfirmedFrames(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that were sent and that the frontend has not confirmed, in `num_frames` of the
     payload."""
 
@@ -79,11 +79,11 @@ class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
 
 class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     """Goes with COMMIT. Payload frames: `num_state_frames` for the destination's engine, then
-    those of `kept`. `digest`: of the copied KV blocks, if it must be compared."""
+    those of `unconfirmed`. `digest`: of the copied KV blocks, if it must be compared."""
 
     num_output_tokens: int
     num_state_frames: int
-    kept: tuple[KeptOutput, ...]
+    unconfirmed: tuple[UnconfirmedFrames, ...]
     digest: bytes | None
     record: MoveRecord
     rank_change: int = 0

@@ -15,7 +15,7 @@ from controller.core.admission.records import (
     PutOnRecord,
     Rejected,
 )
-from controller.core.admission.waiting_requests import Held, HeldQueue
+from controller.core.admission.waiting_requests import Waiting, WaitingQueue
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
@@ -123,9 +123,9 @@ def test_an_instance_that_is_kept_for_long_is_on_record_once() -> None:
     watched = Watched()
     watched.asks("r1", 50)
     watched.waits(KEPT_S - 0.2)
-    assert watched.told(EventKind.INSTANCE_KEPT) == []
+    assert watched.told(EventKind.INSTANCE_RESERVED) == []
     watched.waits(30.0)
-    (event,) = watched.told(EventKind.INSTANCE_KEPT)
+    (event,) = watched.told(EventKind.INSTANCE_RESERVED)
     assert (event.instance_id, event.request_id, event.frontend_id) == ("a", "r1", "f")
     assert event.cause_id == "arrive-r1"
     assert event.numbers["needed_blocks"] == 50
@@ -180,25 +180,25 @@ def test_no_tick_looks_at_all_that_is_held(monkeypatch: pytest.MonkeyPatch) -> N
     are kept for one request, only one of them is ever put on record, and the others were looked
     for in each tick."""
     held = HoldingConfig(room_to_grow_tokens=0, reserve_after_s=0.0, reserved_share=1.0)
-    watched, num_held, looked_at = Watched(replace(PLUS, holding=held)), 200, 0
-    for number in range(num_held):
+    watched, num_waiting, looked_at = Watched(replace(PLUS, holding=held)), 200, 0
+    for number in range(num_waiting):
         watched.asks(f"r{number}", 50)
     watched.waits(1.0)
     assert watched.scheduler.placement is not None
     assert len(watched.scheduler.placement.reserved) == 2
 
-    def counted(queue: HeldQueue) -> Iterator[Held]:
+    def counted(queue: WaitingQueue) -> Iterator[Waiting]:
         nonlocal looked_at
         for index in range(len(queue)):
             looked_at += 1
             yield queue[index]
 
-    monkeypatch.setattr(HeldQueue, "__iter__", counted)
+    monkeypatch.setattr(WaitingQueue, "__iter__", counted)
     num_ticks = int(30 * EVERY_S)
     for _ in range(num_ticks):
         watched.now_s += 0.1
         watched.tick()
-    assert len(watched.told(EventKind.INSTANCE_KEPT)) == 1
+    assert len(watched.told(EventKind.INSTANCE_RESERVED)) == 1
     assert looked_at < 5 * num_ticks
 
 
@@ -255,7 +255,7 @@ def test_records_of_any_history_are_rare_and_count_all() -> None:
     assert kinds == {
         EventKind.HELD,
         EventKind.HELD_ENDED,
-        EventKind.INSTANCE_KEPT,
+        EventKind.INSTANCE_RESERVED,
         EventKind.OVERTAKEN,
         EventKind.REJECTED,
     }
@@ -287,7 +287,7 @@ def history(rng: random.Random) -> set[EventKind]:
     ends = [r.kind for r in watched.told(EventKind.HELD, EventKind.HELD_ENDED)]
     assert ends[::2] == [EventKind.HELD] * len(ends[::2])
     assert ends[1::2] == [EventKind.HELD_ENDED] * len(ends[1::2])
-    for kind in (EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN, EventKind.REJECTED):
+    for kind in (EventKind.INSTANCE_RESERVED, EventKind.OVERTAKEN, EventKind.REJECTED):
         assert len(watched.told(kind)) <= 1 + watched.now_s / EVERY_S
     watched.waits(EVERY_S)
     assert sum(int(r.numbers["num_refused"] or 0) for r in watched.told(EventKind.REJECTED)) == (

@@ -69,7 +69,7 @@ class TestFreeness:
         assert cluster(prefilling).freeness() == 16 * (100 - 5 - 20 - 15) / 2 == 480
 
     def test_what_is_held_is_queued(self) -> None:
-        load = replace(cluster(instance("a", 4, 10)), num_held=1, held_demand_blocks=70)
+        load = replace(cluster(instance("a", 4, 10)), num_waiting=1, waiting_demand_blocks=70)
         assert load.freeness() == 16 * -10 / 5 == -32
 
     def test_an_idle_cluster(self) -> None:
@@ -99,13 +99,17 @@ class TestUp:
         )
 
     @pytest.mark.parametrize(
-        ("num_held", "num_added"),
+        ("num_waiting", "num_added"),
         # For 160 steps a request must have 10 blocks free. The 9 that run lack 80, and each held
         # one, which wants 30 itself, 40 more: 80, 120, 200, 240, 280, 320, 1,280.
         [(0, 1), (1, 2), (3, 2), (4, 3), (5, 3), (6, 4), (30, 4)],
     )
-    def test_as_many_as_bring_it_back_into_the_range(self, num_held: int, num_added: int) -> None:
-        load = replace(cluster(BUSY), num_held=num_held, held_demand_blocks=30 * num_held)
+    def test_as_many_as_bring_it_back_into_the_range(
+        self, num_waiting: int, num_added: int
+    ) -> None:
+        load = replace(
+            cluster(BUSY), num_waiting=num_waiting, waiting_demand_blocks=30 * num_waiting
+        )
         assert check(load).num_added == num_added
 
     def test_the_lower_end_is_in_the_range(self) -> None:
@@ -114,12 +118,12 @@ class TestUp:
         assert check(cluster(instance("a", 5, 10, 1))).num_added == 1
 
     def test_a_settable_step(self) -> None:
-        load = replace(cluster(BUSY), num_held=30, held_demand_blocks=900)
+        load = replace(cluster(BUSY), num_waiting=30, waiting_demand_blocks=900)
         assert check(load, replace(AT_ONCE, max_added=7)).num_added == 7
         assert check(load, replace(AT_ONCE, max_added=1)).num_added == 1
 
     def test_at_most_the_maximum(self) -> None:
-        load = replace(cluster(BUSY), num_held=30, held_demand_blocks=900)
+        load = replace(cluster(BUSY), num_waiting=30, waiting_demand_blocks=900)
         assert check(load, replace(AT_ONCE, max_instances=3)).num_added == 2
         at_maximum = check(load, replace(AT_ONCE, max_instances=1))
         assert (at_maximum.reason, at_maximum.num_added) == (ScaleReason.AT_MAXIMUM, 0)
@@ -132,11 +136,11 @@ class TestUp:
     def test_what_starts_already_is_enough(self) -> None:
         load = replace(cluster(BUSY), num_starting=1)
         assert check(load).reason is ScaleReason.IN_RANGE
-        more = replace(load, num_held=1, held_demand_blocks=30)
+        more = replace(load, num_waiting=1, waiting_demand_blocks=30)
         assert check(more).num_added == 1, "one starts, and two are needed"
 
     def test_all_of_a_cluster_that_starts_again_counts(self) -> None:
-        load = replace(cluster(), num_starting=2, num_held=20, held_demand_blocks=200)
+        load = replace(cluster(), num_starting=2, num_waiting=20, waiting_demand_blocks=200)
         decision = check(load)
         assert (decision.num_added, decision.freeness_less_steps) == (2, None)
         assert decision.freeness_steps == 16 * -200 / 20
@@ -189,7 +193,7 @@ class TestDown:
         assert check(half).reason is ScaleReason.IN_RANGE, "16 * 150 with the third, 800 without"
 
     def test_held_requests_count(self) -> None:
-        load = replace(cluster(IDLE, instance("a")), num_held=2, held_demand_blocks=10)
+        load = replace(cluster(IDLE, instance("a")), num_waiting=2, waiting_demand_blocks=10)
         assert check(load).reason is ScaleReason.IN_RANGE  # 16 * 90 / 2 = 720
 
 
@@ -206,7 +210,9 @@ class TestNoTraffic:
         assert (at_minimum.reason, at_minimum.num_added) == (ScaleReason.AT_MINIMUM, 0)
 
     def test_what_is_held_is_traffic(self) -> None:
-        load = replace(cluster(block_size=1), num_starting=2, num_held=1, held_demand_blocks=60)
+        load = replace(
+            cluster(block_size=1), num_starting=2, num_waiting=1, waiting_demand_blocks=60
+        )
         assert check(load).num_added == 1, "one block of 200 is 140, below 160"
 
 
@@ -376,8 +382,8 @@ def loads(draw: st.DrawFn) -> ClusterLoad:
         schedulable,
         16,
         new_capacity_blocks=draw(st.integers(1, 300)),
-        num_held=(num_held := draw(st.integers(0, 5))),
-        held_demand_blocks=num_held * draw(st.integers(1, 60)),
+        num_waiting=(num_waiting := draw(st.integers(0, 5))),
+        waiting_demand_blocks=num_waiting * draw(st.integers(1, 60)),
         num_starting=draw(st.integers(0, 3)),
         num_unavailable=draw(st.integers(0, 3)),
         action_pending=draw(st.integers(0, 4)) == 0,
@@ -417,8 +423,8 @@ def test_whatever_the_load(config: AutoscaleConfig, load: ClusterLoad, since: fl
         moved = replace(
             load,
             schedulable=kept,
-            num_held=load.num_held + gone.num_running + gone.num_queued,
-            held_demand_blocks=load.held_demand_blocks
+            num_waiting=load.num_waiting + gone.num_running + gone.num_queued,
+            waiting_demand_blocks=load.waiting_demand_blocks
             + gone.num_used_blocks
             + gone.fill_blocks
             + gone.queued_demand_blocks,

@@ -211,8 +211,8 @@ class World:
             self.schedulable,
             block_size=16,
             new_capacity_blocks=100,
-            num_held=0 if self.schedulable else self.num_requests,
-            held_demand_blocks=0 if self.schedulable else BLOCKS_PER_REQUEST * self.num_requests,
+            num_waiting=0 if self.schedulable else self.num_requests,
+            waiting_demand_blocks=0 if self.schedulable else BLOCKS_PER_REQUEST * self.num_requests,
             leaving=[
                 LeavingInstance(key, actor, cannot_start=key in self.failed)
                 for key, (actor, _) in self.leaving.items()

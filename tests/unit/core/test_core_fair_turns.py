@@ -101,7 +101,7 @@ def _ask(to: GlobalScheduler, number: int, key: str, rank: int = 0, tokens: int 
 def _order(to: GlobalScheduler) -> list[str]:
     """In which they go, as places become free one by one."""
     found, seen = [], 0
-    while to.num_held:
+    while to.num_waiting:
         room = [running("x", 90)]
         for told in to.handle(status("a", requests=room, seen=seen), float(seen)):
             assert isinstance(told, Dispatch)

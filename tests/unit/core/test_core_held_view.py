@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from controller.core.admission.placement import (
-    HeldPlace,
-    HeldReason,
-    HeldView,
     OvertakenBy,
     Placement,
     Score,
+    WaitingPlace,
+    WaitingReason,
+    WaitingView,
 )
 from controller.core.admission.policies import SchedulerConfig
-from controller.core.admission.waiting_requests import Held
+from controller.core.admission.waiting_requests import Waiting
 from controller.core.load.freeness import Room
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import InstanceDied, InstanceStarted
@@ -21,8 +21,8 @@ from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import nothing_cached, request, running, status
 
 
-def held(number: int, demand: int, rank: int = 0) -> Held:
-    return Held(("f", f"r{number}"), rank, float(number), demand, 0.0)
+def held(number: int, demand: int, rank: int = 0) -> Waiting:
+    return Waiting(("f", f"r{number}"), rank, float(number), demand, 0.0)
 
 
 def room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Room:
@@ -33,7 +33,9 @@ def alike(_rank: int) -> Score:
     return lambda _instance_id: 0.0
 
 
-def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | float) -> HeldPlace:
+def seen(
+    entries: list[Waiting], *rooms: Room, number: int = 1, **settings: bool | float
+) -> WaitingPlace:
     """How request `number` stands when they have come, one after the other."""
     placement = Placement(HoldingConfig(**settings))  # type: ignore[arg-type]
     where = {each.instance_id: each for each in rooms}
@@ -42,15 +44,15 @@ def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | 
         for _ in placement.place(where, alike, nothing_cached, 0.0):
             pass
     key = ("f", f"r{number}")
-    found = HeldView(placement.queue, placement, where).find(key)
+    found = WaitingView(placement.queue, placement, where).find(key)
     assert found is not None
-    assert found == HeldView(list(placement.queue), placement, where).find(key)
+    assert found == WaitingView(list(placement.queue), placement, where).find(key)
     return found
 
 
 def test_the_first_has_an_instance_kept_and_knows_what_lacks_there() -> None:
     found = seen([held(1, 60)], room("a", 20), room("b", 40))
-    assert (found.place, found.reason, found.instance_id) == (1, HeldReason.KEPT, "b")
+    assert (found.place, found.reason, found.instance_id) == (1, WaitingReason.HAS_RESERVATION, "b")
     assert (found.lacking_blocks, found.overtaken_by) == (20, OvertakenBy.ANY)
 
 
@@ -79,43 +81,49 @@ def test_who_is_gone_is_not_overtaken_any_more() -> None:
 @pytest.mark.parametrize(
     ("entries", "rooms", "number", "settings", "reason"),
     [
-        ([held(1, 101)], [room("a", 100)], 1, {}, HeldReason.TOO_LARGE),
-        ([held(1, 80), held(2, 70)], [room("a", 40), room("b", 65)], 2, {}, HeldReason.FRAGMENTED),
-        ([held(1, 60), held(2, 99)], [room("a", 10), room("b", 5)], 2, {}, HeldReason.MEMORY),
+        ([held(1, 101)], [room("a", 100)], 1, {}, WaitingReason.TOO_LARGE),
+        (
+            [held(1, 80), held(2, 70)],
+            [room("a", 40), room("b", 65)],
+            2,
+            {},
+            WaitingReason.FRAGMENTED,
+        ),
+        ([held(1, 60), held(2, 99)], [room("a", 10), room("b", 5)], 2, {}, WaitingReason.MEMORY),
         (
             [held(1, 60), held(2, 50)],
             [room("a", 10), room("b", 55)],
             2,
             {},
-            HeldReason.RESERVED,
+            WaitingReason.RESERVED,
         ),
         (
             [held(1, 60), held(2, 10)],
             [room("a", 20), room("b", 40)],
             2,
             {"overtaking": False},
-            HeldReason.BEHIND,
+            WaitingReason.BEHIND,
         ),
         (
             [held(1, 60, rank=1), held(2, 60, rank=1), held(3, 10)],
             [room("a", 20), room("b", 40), room("c", 15)],
             3,
             {},
-            HeldReason.BEHIND,
+            WaitingReason.BEHIND,
         ),
         (
             [held(1, 60), held(2, 10)],
             [room("a", 20, places=0), room("b", 40)],
             2,
             {},
-            HeldReason.RESERVED,
+            WaitingReason.RESERVED,
         ),
         (
             [held(1, 10), held(2, 5)],
             [room("a", 20, places=0), room("b", 9, places=0)],
             2,
             {},
-            HeldReason.BATCH_FULL,
+            WaitingReason.BATCH_FULL,
         ),
     ],
 )
@@ -146,12 +154,12 @@ def test_the_scheduler_shows_what_it_holds_in_order() -> None:
     scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
     for name, rank in (("r1", 0), ("r2", 1), ("r3", 0)):
         scheduler.handle(request(name, tokens=160, rank=rank, arrival=float(name[1])), 0.0)
-    view = scheduler.held_view()
+    view = scheduler.waiting_view()
     assert [each.request_id for each in view.entries] == ["r2", "r1", "r3"]
     assert [each.demand_blocks for each in view.entries] == [10, 10, 10]
     first = view.first()
     assert first is not None
-    assert (first.held.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
+    assert (first.waiting.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
     assert view.reserved == {"a": ("f", "r2")}
     scheduler.check()
 
@@ -160,28 +168,28 @@ def test_while_no_instance_takes_requests() -> None:
     scheduler = GlobalScheduler(SchedulerConfig(holding=HoldingConfig()))
     scheduler.handle(request("r1", arrival=2.0), 0.0)
     scheduler.handle(request("r2", arrival=1.0), 0.0)
-    view = scheduler.held_view()
+    view = scheduler.waiting_view()
     assert [(each.request_id, each.demand_blocks) for each in view.entries] == [
         ("r2", 0),
         ("r1", 0),
     ]
     first = view.first()
     assert first is not None
-    assert (first.reason, first.lacking_blocks) == (HeldReason.NO_INSTANCE, None)
+    assert (first.reason, first.lacking_blocks) == (WaitingReason.NO_INSTANCE, None)
     scheduler.handle(InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
     scheduler.handle(InstanceDied("a", 1), 1.0)
-    view = scheduler.held_view()
+    view = scheduler.waiting_view()
     assert [each.demand_blocks for each in view.entries] == [10, 10]
     assert view.reserved == {}
     assert view.first() is not None
-    assert view.first().reason == HeldReason.NO_INSTANCE  # type: ignore[union-attr]
+    assert view.first().reason == WaitingReason.NO_INSTANCE  # type: ignore[union-attr]
 
 
 def test_without_late_binding_too() -> None:
     scheduler = GlobalScheduler(SchedulerConfig())
     scheduler.handle(request("r1"), 0.0)
-    first = scheduler.held_view().first()
+    first = scheduler.waiting_view().first()
     assert first is not None
-    assert (first.reason, first.overtaken_by) == (HeldReason.NO_INSTANCE, OvertakenBy.NOBODY)
-    assert scheduler.held_view().find(("f", "another")) is None
+    assert (first.reason, first.overtaken_by) == (WaitingReason.NO_INSTANCE, OvertakenBy.NOBODY)
+    assert scheduler.waiting_view().find(("f", "another")) is None

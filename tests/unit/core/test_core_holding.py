@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from controller.core.admission.placement import Placement
 from controller.core.admission.policies import SchedulerConfig
-from controller.core.admission.waiting_requests import Held, HeldQueue
+from controller.core.admission.waiting_requests import Waiting, WaitingQueue
 from controller.core.emptying.relief import Candidate
 from controller.core.emptying.room_plan import (
     MakeRoom,
@@ -36,8 +36,8 @@ from tests.unit.core.core_builders import nothing_cached, request, running, stat
 FREEST = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}
 
 
-def held(number: int, demand: int, rank: int = 0, since_s: float = 0.0) -> Held:
-    return Held(("f", f"r{number:02}"), rank, float(number), demand, since_s)
+def held(number: int, demand: int, rank: int = 0, since_s: float = 0.0) -> Waiting:
+    return Waiting(("f", f"r{number:02}"), rank, float(number), demand, since_s)
 
 
 def room(name: str, free: int, *, num_requests: int = 0, growth: int = 0) -> Room:
@@ -53,12 +53,12 @@ def place(
 ) -> list[tuple[str, str]]:
     score_of = lambda _rank: FREEST.__getitem__  # noqa: E731
     found = placement.place(where, score_of, nothing_cached, now_s)
-    out = [(each.held.request_id, each.instance_id) for each in found]
+    out = [(each.waiting.request_id, each.instance_id) for each in found]
     placement.check()
     return out
 
 
-def waiting(*entries: Held, **settings: float) -> Placement:
+def waiting(*entries: Waiting, **settings: float) -> Placement:
     parts = {"reserved_share": 0.1, "reserve_after_s": 5.0, "relief_below_steps": 0.0} | settings
     placement = Placement(HoldingConfig(**parts))  # type: ignore[arg-type]
     for each in entries:
@@ -74,9 +74,9 @@ def waiting(*entries: Held, **settings: float) -> Placement:
     st.data(),
 )
 def test_the_queue_finds_the_first_that_fits(entries, data) -> None:
-    queue, known = HeldQueue(), []
+    queue, known = WaitingQueue(), []
     for number, (rank, turn, arrival, demand) in enumerate(entries):
-        known.append(Held(("f", str(number)), rank, float(arrival), demand, 0.0, float(turn)))
+        known.append(Waiting(("f", str(number)), rank, float(arrival), demand, 0.0, float(turn)))
         queue.push(known[-1])
     for key in data.draw(st.sets(st.sampled_from([h.key for h in known]))) if known else ():
         assert queue.discard(key) is not None
@@ -583,10 +583,10 @@ def test_the_scheduler_holds_what_fits_nowhere_and_sends_it_where_it_fits_first(
     report(to, "a", running("x", 90))
     report(to, "b", running("y", 95))
     assert ask(to, "r", 20) == []
-    assert to.num_held == 1
+    assert to.num_waiting == 1
     assert report(to, "b", running("y", 81)) == []
     assert report(to, "a", running("x", 70)) == [("r", "a")]
-    assert to.num_held == 0
+    assert to.num_waiting == 0
 
 
 def test_what_was_sent_and_is_not_reported_yet_takes_its_room() -> None:
@@ -604,7 +604,7 @@ def test_a_held_request_has_no_timeout_while_an_instance_is_schedulable() -> Non
     ask(to, "r", 20)
     report(to, "a", running("x", 90), now_s=100.0)
     assert to.handle(Ticked(), 100.0) == []
-    assert to.num_held == 1
+    assert to.num_waiting == 1
     to.handle(InstanceStalled("a", 1), 100.0)
     assert to.handle(Ticked(), 119.9) == []
     (rejected,) = to.handle(Ticked(), 120.1)
@@ -617,7 +617,7 @@ def test_asking_again_changes_nothing() -> None:
     ask(to, "r1", 20)
     ask(to, "r2", 20)
     assert ask(to, "r1", 20) == []
-    assert to.num_held == 2
+    assert to.num_waiting == 2
     assert report(to, "a", running("x", 60)) == [("r1", "a"), ("r2", "a")]
 
 
@@ -628,7 +628,7 @@ def test_what_is_larger_than_any_instance_is_sent_at_once_for_the_engine_to_refu
     (sent,) = ask(to, "large", 101)
     assert (sent.request_id, sent.instance_id) == ("large", "a")
     assert ask(to, "all", 100) == []
-    assert to.num_held == 2
+    assert to.num_waiting == 2
 
 
 def test_an_idle_instance_takes_a_request_that_needs_its_watermark_too() -> None:
@@ -648,9 +648,9 @@ def test_held_requests_end_with_their_client_and_their_frontend() -> None:
     for each in asked:
         to.handle(each, 0.0)
     to.handle(DispatchCancelled(asked[0].request_id, asked[0].frontend_id), 0.0)
-    assert to.num_held == 1
+    assert to.num_waiting == 1
     to.handle(FrontendDied(asked[1].frontend_id), 0.0)
-    assert to.num_held == 0
+    assert to.num_waiting == 0
     to.check()
     assert report(to, "a") == []
 
@@ -661,7 +661,7 @@ def test_a_request_that_asks_again_has_its_new_rank_and_its_old_place_in_time() 
     ask(to, "r1", 20)
     ask(to, "r2", 20)
     ask(to, "r2", 20, rank=1)
-    assert to.num_held == 2
+    assert to.num_waiting == 2
     assert report(to, "a", running("x", 80)) == [("r2", "a")]
 
 
@@ -701,4 +701,4 @@ def test_held_requests_are_sent_once_and_only_where_they_fit(data) -> None:
         load = running("x", 100 - free[instance_id])
         sent += [each for each, _ in report(to, instance_id, load, now_s=float(now), seq=1000)]
     assert len(sent) == len(set(sent))
-    assert len(sent) + to.num_held == asked
+    assert len(sent) + to.num_waiting == asked

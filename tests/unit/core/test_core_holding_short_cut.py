@@ -77,7 +77,7 @@ def test_the_search_that_is_left_out_would_find_nothing(seed) -> None:
     short, full = (GlobalScheduler(SchedulerConfig(holding=HOLDING)) for _ in range(2))
     sent = dict.fromkeys(IDS, 0)
     events: list[Event] = [InstanceStarted(each, 1) for each in IDS]
-    num_held = 0
+    num_waiting = 0
     for number in range(600):
         now_s += dice.choice((0.0, 0.02, 0.5))
         each = events[number] if number < len(events) else event(dice, number, sent)
@@ -92,7 +92,7 @@ def test_the_search_that_is_left_out_would_find_nothing(seed) -> None:
         assert short.placement.reserved == full.placement.reserved  # type: ignore[union-attr]
         assert short.help_blocked() == full.help_blocked()
         short.check()
-        num_held += short.num_held
+        num_waiting += short.num_waiting
         for dispatch in found:
             sent[dispatch.instance_id] = dispatch.seq  # type: ignore[union-attr]
-    assert num_held > 100
+    assert num_waiting > 100

@@ -88,7 +88,7 @@ def shut(cluster: Cluster, reasons: Reasons) -> list[object]:
         asked = request(f"r{number}", tokens=dice.randint(1, 1500), arrival=now_s)
         found += scheduler.handle(asked, now_s)
         found += cluster.rounds.handle(RoundDue(), now_s)
-        found += [cluster.by_hand.choose(one, 1, now_s), scheduler.held_view().best_reserved()]
+        found += [cluster.by_hand.choose(one, 1, now_s), scheduler.waiting_view().best_reserved()]
         found += [record.is_shut for record in scheduler.instances.values()]
         found.append([[s.instance_id for s in cluster.openness.sources()]])
     return found

@@ -191,7 +191,7 @@ def test_who_is_schedulable(events: list[Event], refusal: str | None) -> None:
     assert record.reports is not any(each.stops_sending for each in record.closed_by)
     instructions = _feed(scheduler, 0.0, request("r"))
     assert len(instructions) == (1 if refusal is None else 0)
-    assert scheduler.num_held == (0 if refusal is None else 1)
+    assert scheduler.num_waiting == (0 if refusal is None else 1)
 
 
 def test_a_stalled_instance_comes_back_by_its_status_or_when_that_is_told() -> None:
@@ -255,10 +255,10 @@ def test_held_requests_go_by_rank_then_arrival_then_id() -> None:
         request("low", arrival=0.0, rank=-1),
         InstanceStarted("i", 1),
     )
-    assert scheduler.num_held == 6
+    assert scheduler.num_waiting == 6
     released = _placed(_feed(scheduler, 1.0, status("i")))
     assert [x for x, _ in released] == ["unknown-high", "high", "a", "b", "late", "low"]
-    assert scheduler.num_held == 0
+    assert scheduler.num_waiting == 0
 
 
 def test_released_requests_spread_like_any_burst() -> None:
@@ -278,7 +278,7 @@ def test_over_the_bound_the_last_in_order_is_rejected() -> None:
         assert _feed(scheduler, 12.0, request(newcomer, rank=rank)) == [
             Reject(refused, "f", RejectCode.OVERLOADED, 60)
         ]
-        assert scheduler.num_held == 3
+        assert scheduler.num_waiting == 3
 
 
 def test_nothing_is_held_when_the_bound_is_zero() -> None:
@@ -299,7 +299,7 @@ def test_a_request_held_too_long_is_answered() -> None:
         Reject("high", "f", RejectCode.UNAVAILABLE),
         Reject("first", "f", RejectCode.UNAVAILABLE),
     ]
-    assert scheduler.num_held == 1
+    assert scheduler.num_waiting == 1
 
 
 def test_a_held_request_that_is_asked_for_with_another_rank_goes_by_that() -> None:
@@ -307,7 +307,7 @@ def test_a_held_request_that_is_asked_for_with_another_rank_goes_by_that() -> No
     scheduler = _scheduler()
     _feed(scheduler, 0.0, *(request(f"r{i}", arrival=i) for i in range(3)))
     _feed(scheduler, 29.0, request("r2", rank=1, arrival=2), request("r0", rank=-1, arrival=0))
-    assert scheduler.num_held == 3
+    assert scheduler.num_waiting == 3
     instructions = _feed(scheduler, 29.5, InstanceStarted("a", 1), status("a"))
     assert [r for r, _ in _placed(instructions)] == ["r2", "r1", "r0"]
     _feed(scheduler, 31.0, InstanceDied("a", 1), request("late"))
@@ -319,7 +319,7 @@ def test_a_held_request_that_is_asked_for_with_another_rank_goes_by_that() -> No
 def test_a_held_request_is_held_once_and_per_frontend() -> None:
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 0.0, request("r"), request("r", tokens=9), request("r", frontend_id="g"))
-    assert scheduler.num_held == 2
+    assert scheduler.num_waiting == 2
     released = _feed(scheduler, 0.0, InstanceStarted("a", 1), status("a"))
     assert [(x.request_id, x.frontend_id) for x in released] == [("r", "f"), ("r", "g")]
 
@@ -328,7 +328,7 @@ def test_cancelled_requests_and_dead_frontends_wait_no_more() -> None:
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 0.0, request("x"), request("y"), request("x", frontend_id="g"))
     _feed(scheduler, 0.0, DispatchCancelled("x", "f"), DispatchCancelled("never", "f"))
-    assert scheduler.num_held == 2
+    assert scheduler.num_waiting == 2
     _feed(scheduler, 0.0, FrontendDied("f"), FrontendDied("nobody"))
     released = _feed(scheduler, 0.0, InstanceStarted("a", 1), status("a"))
     assert released == [Dispatch("x", "g", "a", 1, seq=1)]

@@ -301,7 +301,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check()
-        assert self.scheduler.num_held == len(self.held) <= self.most_held
+        assert self.scheduler.num_waiting == len(self.held) <= self.most_held
         records = self.scheduler.instances
         assert records.keys() == self.instances.keys()
         for instance_id, known in self.instances.items():

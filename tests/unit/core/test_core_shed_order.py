@@ -101,7 +101,7 @@ def test_nobody_is_refused_while_a_later_one_stays(
             assert len(held) >= max_held
         num_replayed = sum(each.replayed for each in held.values())
         assert len(held) <= max(max_held, num_replayed + max_held)
-        assert scheduler.num_held == len(held)
+        assert scheduler.num_waiting == len(held)
         scheduler.check()
 
 
@@ -152,13 +152,13 @@ def test_the_estimate_is_the_time_in_which_all_that_are_held_would_go() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), max_size=60), st.integers(0, 9999))
 def test_the_estimate_has_bounds_and_takes_no_memory(
-    gone: list[tuple[float, int]], num_held: int
+    gone: list[tuple[float, int]], num_waiting: int
 ) -> None:
     rate, now_s = DrainRate(), 0.0
     for wait_s, number in gone:
         now_s += wait_s
         rate.gone(now_s, number)
-        assert 1 <= rate.retry_after_s(num_held, now_s) <= MOST_RETRY_S
+        assert 1 <= rate.retry_after_s(num_waiting, now_s) <= MOST_RETRY_S
         assert len(rate._num_gone._slots) <= DRAIN_WINDOW_S + 2
 
 
@@ -168,7 +168,7 @@ def test_a_refused_request_is_told_how_fast_the_queue_drains() -> None:
         scheduler.handle(request(f"r{number}", tokens=160, arrival=number), 0.0)
     for second in range(1, 4):
         scheduler.handle(status("a", requests=[running("x", 80)], seen=2 * second), float(second))
-    assert scheduler.num_held == 14
+    assert scheduler.num_waiting == 14
     for number in range(6):
         assert scheduler.handle(request(f"s{number}", tokens=160, arrival=50), 4.0) == []
     (told,) = scheduler.handle(request("late", tokens=160, arrival=99), 4.0)

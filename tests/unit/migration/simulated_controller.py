@@ -335,7 +335,7 @@ class SimulatedController:
             return "an order by hand is not over"
         if controller.queries._pending:
             return "an answer is awaited"
-        if scheduler.num_held or (scheduler.placement and scheduler.placement.reserved):
+        if scheduler.num_waiting or (scheduler.placement and scheduler.placement.reserved):
             return "requests are held"
         members = controller.roster.members
         if set(spec.instance_ids) != {each.member_id for each in controller.roster.instances()}:

@@ -101,7 +101,7 @@ def test_once_nothing_is_to_be_said_of_a_move_that_is_over_nothing_happens_to_it
     pair = at("copying", "copying")
     pair.tell_source(MoveCancelled("drain_cancelled"))
     pair.run()
-    assert pair.source.state is SourceState.KEPT
+    assert pair.source.state is SourceState.STAYED
     with mock.patch.object(pair.source, "handle", wraps=pair.source.handle) as handled:
         pair.pass_time(TIMING.lease_s + 1)
     assert not handled.mock_calls

@@ -86,7 +86,7 @@ async def test_unknown_members_and_frontends_change_nothing(network: FakeNetwork
     await bed.joins("i-0")
     await bed.reports("i-0")
     assert (await bed.f0.receive(Dispatched)).dispatch.request_id == "held"
-    assert bed.controller.scheduler.num_held == 0
+    assert bed.controller.scheduler.num_waiting == 0
     assert stranger.inbox == []
     await asyncio.sleep(CONFIG.hold_timeout_s + 1)
     assert not bed.task.done()
@@ -141,7 +141,7 @@ async def test_requests_are_held_while_nothing_may_take_them(network: FakeNetwor
     assert (refused.request_id, refused.code) == ("c", "overloaded")
     bed.says("f-0", DispatchWithdrawn(DispatchCancelled("a", "f-0")))
     await settle()
-    assert bed.controller.scheduler.num_held == 1
+    assert bed.controller.scheduler.num_waiting == 1
     await bed.joins("i-1")
     await bed.reports("i-1")
     assert (await bed.f0.receive(Dispatched)).dispatch.request_id == "b"
@@ -170,7 +170,7 @@ async def test_a_dead_frontend_s_requests_are_forgotten(network: FakeNetwork) ->
     await settle()
     network.lose("mem://f-0")
     await settle()
-    assert bed.controller.scheduler.num_held == 0
+    assert bed.controller.scheduler.num_waiting == 0
 
 
 # -- deaths -------------------------------------------------------------------------------
@@ -258,12 +258,12 @@ async def test_another_configuration_keeps_what_is_held_and_may_release_it(
     for request_id in ("a", "b"):
         bed.asks(request_id)
     await settle()
-    assert bed.controller.scheduler.num_held == 2
+    assert bed.controller.scheduler.num_waiting == 2
     bed.controller.configure(LiveConfig(replace(CONFIG, max_held_reqs=0)))
     bed.controller.scheduler.check()
     bed.asks("c")
     assert (await bed.f0.receive(Refused)).reject.request_id == "c"
-    assert bed.controller.scheduler.num_held == 2
+    assert bed.controller.scheduler.num_waiting == 2
     patient = replace(CONFIG, policy="vllm-dp", stall_timeout_s=60.0)
     bed.controller.configure(LiveConfig(patient))
     assert {(await bed.f0.receive(Dispatched)).dispatch.request_id for _ in "ab"} == {"a", "b"}

@@ -75,12 +75,12 @@ class Cluster:
     @property
     def held(self) -> list[str]:
         """In the order in which they are to go."""
-        view = self.controller.scheduler.held_view()
+        view = self.controller.scheduler.waiting_view()
         return [held.request_id for held in view.entries]
 
     @property
     def reserved(self) -> dict[str, str]:
-        view = self.controller.scheduler.held_view()
+        view = self.controller.scheduler.waiting_view()
         return {instance_id: key[1] for instance_id, key in view.reserved.items()}
 
     def at(self, request_id: str) -> str | None:
@@ -219,7 +219,7 @@ async def test_while_the_reserved_instance_drains_another_is_reserved(cluster: C
     assert cluster.reserved == {"i-0": "r0"}
     cluster.controller.drains.begin({"i-0": DRAIN})
     await until(lambda: cluster.reserved == {"i-1": "r0"})
-    status = cluster.controller.scheduler.held_view().first()
+    status = cluster.controller.scheduler.waiting_view().first()
     assert status is not None
     assert status.instance_id == "i-1"
     await cluster.goes_on("i-1")

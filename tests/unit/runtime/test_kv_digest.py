@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from controller.runtime.instance import live_requests
+from controller.runtime.instance import move_ends
 from controller.runtime.instance.move_ends import KvDigest
 from tests.unit.runtime.fake_engine import FakeBlocks
 
@@ -30,7 +30,7 @@ async def test_it_is_the_same_however_the_blocks_are_cut_into_stages(
     cuts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await digest_of(numbered(), range(NUM_BLOCKS))
-    monkeypatch.setattr(live_requests, "SLICE_BYTES", 3 * FakeBlocks.block_bytes)
+    monkeypatch.setattr(move_ends, "SLICE_BYTES", 3 * FakeBlocks.block_bytes)
     assert await digest_of(numbered(), *(range(a, b) for a, b in pairwise(cuts))) == whole
 
 

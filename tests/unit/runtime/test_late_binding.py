@@ -44,7 +44,7 @@ def sent(bed: Bed) -> list[tuple[str, str]]:
 
 
 async def test_a_held_request_goes_with_the_status_that_has_room_for_it(bed: Bed) -> None:
-    assert (bed.controller.scheduler.num_held, sent(bed)) == (1, [])
+    assert (bed.controller.scheduler.num_waiting, sent(bed)) == (1, [])
     await bed.reports("i-1", free=9, num_running=20)
     assert sent(bed) == []
     await bed.reports("i-1", free=10, num_running=20)
@@ -55,7 +55,7 @@ async def test_a_held_request_goes_with_the_status_that_has_room_for_it(bed: Bed
 async def test_it_is_held_for_longer_than_the_timeout_that_is_for_dead_clusters(bed: Bed) -> None:
     await asyncio.sleep(1.0)
     assert bed.f0.received(Refused) == []
-    assert bed.controller.scheduler.num_held == 1
+    assert bed.controller.scheduler.num_waiting == 1
 
 
 async def test_one_too_many_is_refused_as_overloaded(bed: Bed) -> None:
@@ -63,7 +63,7 @@ async def test_one_too_many_is_refused_as_overloaded(bed: Bed) -> None:
         bed.asks(name)
     refused = (await bed.f0.receive(Refused)).reject
     assert (refused.request_id, refused.code) == ("r3", RejectCode.OVERLOADED)
-    assert bed.controller.scheduler.num_held == 3
+    assert bed.controller.scheduler.num_waiting == 3
 
 
 async def test_without_late_binding_all_that_was_held_goes_by_the_policy_as_it_is_then(
@@ -73,7 +73,7 @@ async def test_without_late_binding_all_that_was_held_goes_by_the_policy_as_it_i
     await settle()
     other = replace(PLUS.scheduler, policy="vllm-dp", holding=None)
     bed.controller.configure(replace(PLUS, scheduler=other))
-    assert bed.controller.scheduler.num_held == 0
+    assert bed.controller.scheduler.num_waiting == 0
     await settle()
     assert sorted(sent(bed)) == [("r0", "i-0"), ("r1", "i-1")]
 
@@ -83,7 +83,7 @@ async def test_other_settings_of_late_binding_keep_what_is_held(bed: Bed) -> Non
     bed.controller.configure(replace(PLUS, scheduler=other))
     bed.asks("r1", tokens=16)
     assert (await bed.f0.receive(Refused)).reject.request_id == "r1"
-    assert bed.controller.scheduler.num_held == 1
+    assert bed.controller.scheduler.num_waiting == 1
 
 
 async def test_no_instance_is_relieved_towards_one_that_is_kept(bed: Bed) -> None:

@@ -558,7 +558,7 @@ async def test_a_source_keeps_what_the_frontend_has_not_confirmed(moving: Moving
     moving.network.drops = lambda m: isinstance(m, OutputsReceived) and bool(received.append(m))
     await moving.stream(max_tokens=200, first=100)
     live = moving.a.llumlet.serving.requests["r"]
-    await moving.until(lambda: live.kept[0].first_index == 96)
+    await moving.until(lambda: live.unconfirmed[0].first_index == 96)
     assert [item for envelope in received for item in envelope.items] == [
         ("r", 32),
         ("r", 64),
@@ -762,7 +762,7 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster, code: 
     over = moves.incoming[move_id]
     assert [*over._frames, *over._outputs, *over._state, *over._kept] == []
     gone = moving.a.llumlet.serving.instance_moves.outgoing[move_id]
-    assert [*gone._live.frames, *gone._live.kept, *gone._outputs, *gone._encoded] == []
+    assert [*gone._live.frames, *gone._live.unconfirmed, *gone._outputs, *gone._encoded] == []
     assert gone._suspended is None
     await moving.finishes()
     await moving.nothing_is_left()

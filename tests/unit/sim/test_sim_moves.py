@@ -170,7 +170,7 @@ def test_before_commit_the_request_is_where_it_was(state: SourceState, end: str)
     assert outcome.num_moved == 0
     assert move.failure == f"{end}_died"
     if end == "destination":
-        assert move.machine.state in (SourceState.KEPT, SourceState.RESUMED)
+        assert move.machine.state in (SourceState.STAYED, SourceState.RESUMED)
         assert outcome.num_failed == 1
     else:
         assert outcome.num_failed == 2

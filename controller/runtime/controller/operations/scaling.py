@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from controller.api.errors import LlumctlError
-from controller.core.admission.waiting_requests import Held
+from controller.core.admission.waiting_requests import Waiting
 from controller.core.emptying.claims import Claims, Remove
 from controller.core.fleet.autoscaler import (
     ACTOR,
@@ -226,16 +226,16 @@ class Autoscaling:
         spec, scheduler = cluster.keeper.spec, cluster.scheduler
         schedulable = scheduler.schedulable_snapshots()
         known = [status.snapshot for status in cluster.statuses.values()]
-        num_held = scheduler.num_held
-        held = scheduler.held_view().entries if num_held else ()
+        num_waiting = scheduler.num_waiting
+        waiting = scheduler.waiting_view().entries if num_waiting else ()
         return LoadSeen(
             wall_s,
             schedulable,
             block_size=known[0].block_size if known else 1,
             new_capacity_blocks=known[0].capacity_blocks if known else 0,
-            num_held=num_held,
-            held_demand_blocks=scheduler.held_demand_blocks,
-            recent=self._recent(schedulable, held, wall_s),
+            num_waiting=num_waiting,
+            waiting_demand_blocks=scheduler.waiting_demand_blocks,
+            recent=self._recent(schedulable, waiting, wall_s),
             leaving=[self._leaving(*each) for each in spec.drains.items() if each[1].goes],
             restarting=[key for key, each in spec.drains.items() if each.restarts],
             fenced=[each.member_id for each in cluster.roster.instances() if each.fenced],
@@ -251,7 +251,7 @@ class Autoscaling:
         return LeavingInstance(instance_id, actor, cannot_start=failed)
 
     def _recent(
-        self, schedulable: Sequence[InstanceSnapshot], held: Iterable[Held], wall_s: float
+        self, schedulable: Sequence[InstanceSnapshot], waiting: Iterable[Waiting], wall_s: float
     ) -> RecentLatencies:
         frontends = [each for each in self._cluster.roster.frontends() if each.serving]
         ttfts_s = [each.said.ttft_p99_s for each in frontends if each.said.ttft_p99_s is not None]
@@ -259,7 +259,7 @@ class Autoscaling:
         heads = [each.queue_head for each in schedulable if each.queue_head is not None]
         # One that was evicted has its first token.
         arrivals_s = [each.arrival_time_s for each in heads if not each.evicted]
-        arrivals_s += [each.arrival_time_s for each in held]
+        arrivals_s += [each.arrival_time_s for each in waiting]
         return RecentLatencies(
             max(ttfts_s, default=None),
             max(tpots_s, default=None),
