@@ -70,7 +70,7 @@ class GlobalScheduler:
         self._waiting = WaitingRequests()
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
-        """With late binding. It may lack the last of `_waiting` while no instance is schedulable."""
+        """With late binding. Without a schedulable instance it may lack the last of `_waiting`."""
         self._num_help_rounds = 0
         """Those that ordered something. Others take nobody's turn, so a simulated run leaves out
         rounds in which nobody needs help, and its outcome is the same."""
