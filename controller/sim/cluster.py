@@ -421,7 +421,6 @@ class Loads:
 
 DRAINS = frozenset({Closed.DRAINING})
 FRONTEND = "f-0"
-NEVER_S = float("inf")
 
 
 class SimCluster:
