@@ -1,4 +1,4 @@
-"""Claims: who wants an instance empty, and what is to happen to it then.
+"""Claims: who wants an instance empty, and what happens to the instance then.
 
 An instance drains while anybody claims it. Each claimant has one claim at most; the weakest first:
 
@@ -8,8 +8,8 @@ An instance drains while anybody claims it. Each claimant has one claim at most;
     Remove      a scale-in, by an operator or auto-scaling    it goes for good once it is empty
     Evacuate    a notice that its process will be ended       it goes at its deadline, empty or not
 
-The strongest claim decides what happens once the instance is empty, and at the deadline. A claim
-that is taken back leaves the next one in force, so nobody has to remember what was there before.
+The strongest claim decides what happens once the instance is empty, and at the deadline. When a
+claim is taken back, the next one is in force, so nobody has to remember the claims before.
 """
 
 from dataclasses import dataclass, replace
@@ -18,8 +18,9 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Times are seconds since the epoch. `cause_id`: of the order that made it. `deadline_s`: None
-    for any time; what is left then stays if `on_deadline` is abort, as the claim is taken back."""
+    """Times are seconds since the epoch. `cause_id`: the id of the order that made the claim.
+    `deadline_s`: None means that there is no deadline. If `on_deadline` is abort, the claim is
+    taken back at the deadline, and the requests that are left stay."""
 
     cause_id: str
     made_s: float
@@ -33,13 +34,13 @@ class Claim:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def like(self, other: "Claim") -> bool:
-        """Whether this claim says the same as `other`, whoever made which one when."""
+        """Whether this claim says the same as `other`, apart from who made it and when."""
         return self == replace(other, cause_id=self.cause_id, made_s=self.made_s, actor=self.actor)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowDrain(Claim):
-    """Whether the instance serves again is for an operator to say."""
+    """Only an operator decides whether the instance serves again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Drain(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Restart(Claim):
-    """`nonce`: that of the process that is to go, which another process has not. `at_once`: it goes
-    with what it has."""
+    """`nonce`: the nonce of the process that is to end; the next process has another one.
+    `at_once`: the process ends at once, whatever requests it has."""
 
     nonce: str = ""
     at_once: bool = False
@@ -63,13 +64,14 @@ class Remove(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Evacuate(Claim):
-    """It has a deadline in any case."""
+    """This claim always has a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims to one instance, one at least. The drain lasts from the first claim until none is
-    left, and has its id and its beginning from the first one. The fields stand in rising strength.
+    """The claims to one instance, at least one. The drain lasts from the first claim until no claim
+    is left. Its id and its beginning are those of the first claim. The fields are in rising
+    strength.
     """
 
     drain_id: str
@@ -105,29 +107,30 @@ class Claims:
 
     @property
     def goes(self) -> bool:
-        """The instance is to be gone at the end."""
+        """The instance is removed at the end."""
         return self.scale is not None or self.notice is not None
 
     @property
     def restarts(self) -> bool:
-        """The instance is to have another process at the end."""
+        """The instance gets another process at the end."""
         return self.restart is not None and not self.goes
 
     def made_by(self, kind: type[Claim]) -> Claim | None:
-        """The claim of this kind, if it stands."""
+        """The claim of this kind, if there is one."""
         claim: Claim | None = getattr(self, _FIELDS[kind])
         return claim
 
     def with_claim(self, claim: Claim) -> "Claims":
-        """In place of the same claimant's claim before. A second restart is of the same process as
-        the first, because the process of now may be the next one already."""
+        """Replaces the claim of the same claimant. A second claim to restart names the same process
+        as the first claim, because the present process may already be its successor."""
         if isinstance(claim, Restart) and self.restart is not None:
             claim = replace(claim, nonce=self.restart.nonce)
         field: dict[str, Any] = {_FIELDS[type(claim)]: claim}
         return replace(self, **field)
 
     def without(self, kind: type[Claim]) -> "Claims | None":
-        """The claim of this kind is taken back, if it stands; None if none is left."""
+        """The claims once the claim of this kind, if there is one, is taken back. None if no claim
+        is left."""
         if self.made_by(kind) is None:
             return self
         field: dict[str, Any] = {_FIELDS[kind]: None}
@@ -135,7 +138,8 @@ class Claims:
         return left if left.weakest_first else None
 
     def would_change(self, claim: Claim) -> bool:
-        """Whether the claim says anything new. A deadline counts from now, so it always does."""
+        """Whether the claim says anything new. A claim with a deadline always does, as its deadline
+        counts from now."""
         before, after = self.made_by(type(claim)), self.with_claim(claim).made_by(type(claim))
         if before is None or after is None or after.deadline_s is not None:
             return True
@@ -157,8 +161,8 @@ def claimed(before: Claims | None, claim: Claim) -> Claims:
 
 
 def why_claimed(now: Claims, before: Claims | None) -> str:
-    """What the drain is for, in words, and the reason of whoever changed it: of the new claim, or,
-    if one was taken back, of the claim that is in force by that."""
+    """The purpose of the drain in words, with the reason of whoever changed it. The reason is that
+    of the new claim, or, if a claim was taken back, that of the claim that is in force now."""
     strongest = now.strongest
     made = newest(now, before)
     if before is not None and made is None:
@@ -171,7 +175,7 @@ def why_claimed(now: Claims, before: Claims | None) -> str:
 
 
 def newest(now: Claims, before: Claims | None) -> Claim | None:
-    """The claim that `now` has and `before` has not; None if one was only taken back."""
+    """The claim that is in `now` and not in `before`; None if a claim was only taken back."""
     known = () if before is None else before.weakest_first
     new = [claim for claim in now.weakest_first if claim not in known]
     return new[-1] if new else None
@@ -188,7 +192,8 @@ def _purpose(claim: Claim) -> str:
 
 
 def _over(claim: Claim) -> str:
-    """That the claim was taken back, if it would have been the end of the drain."""
+    """Words that say that the claim was taken back, for the claims that do something at the drain's
+    end."""
     if isinstance(claim, Remove):
         return "not to be removed any more"
     return "its restart is over" if isinstance(claim, Restart) else ""

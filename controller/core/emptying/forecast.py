@@ -1,12 +1,12 @@
-"""What a drain would do that began now: which request goes where, and how long that takes.
+"""The forecast of a drain that begins now: which request goes where, and how long that takes.
 
 A forecast runs the drain's rounds on a copy of what the controller sees. Each round pairs the
-draining instance with a destination, as the controller's rounds do (`rounds.pair`), and
-sends there, in turn, what the instance itself would send (`relief`), as many as may
-move at a time; with the next round they are there. A destination that nothing can go to is left out
-from then on. So a plan and the moves after it are chosen by the same functions; they differ by what
-happens meanwhile: requests grow, end and arrive, and moves that take longer or shorter than a round
-find other instances the freest.
+draining instance with a destination, as the controller's rounds do (`rounds.pair`). It sends there,
+in turn, the requests that the instance itself would send (`relief`), as many as may move at a time;
+in the next round they are there. A destination to which no request can go is left out from then on.
+So the same functions choose the plan and the moves that follow. They differ only by what happens
+meanwhile: requests grow, end and arrive, and moves that take longer or shorter than a round find
+another instance the freest.
 """
 
 import math
@@ -29,14 +29,14 @@ from controller.core.migration.refusals import MoveRefusal, reason_of
 from controller.core.settings import ReschedulingConfig
 
 TOO_BUSY = "too_busy"
-"""Instances have room for the request, but are no destinations now: they are below the threshold,
-or have evicted requests that wait."""
+"""Some instances have room for the request but are no destinations now, because they are below the
+threshold or have evicted requests that wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Where a request would go, or the code of why it stays. `client_id` is its client's name of
-    it."""
+    """Where a request would go, or the code of the reason why it stays. `client_id`: the id that
+    its client gave it."""
 
     request: Candidate
     client_id: str
@@ -45,12 +45,12 @@ class Departure:
 
 
 class DrainForecast:
-    """`source`: the instance that is to be empty; `requests`: all that it has. `others`: what may
-    serve beside it; `closed`: those of them that no move may go to now. `max_moves`: at a time.
+    """`source`: the instance that is to be emptied; `requests`: all of its requests. `others`: the
+    other instances that may serve; `closed`: those of them to which no move may go now.
+    `max_moves`: how many moves the source may have at a time.
 
-    A round looks at one request after the other and at the pairing once, so 10,000 requests among
-    64 instances are 2,500 rounds; they are taken one by one, for the caller to do other work
-    between them.
+    10,000 requests among 64 instances take 2,500 rounds. `round` does only one of them, so that the
+    caller can do other work in between.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DrainForecast:
         self._levels, self._config = levels, config
         self._max_moves = max(1, max_moves)
         self._there = {each.instance_id: each for each in others if not each.draining}
-        """By id: the destinations, once what was sent is there."""
+        """By id: the destinations, with the requests that were sent there so far."""
         self._closed = frozenset(closed)
         self._loads = {each.instance_id: self._load(each) for each in self._there.values()}
         """Of the same."""
@@ -78,11 +78,12 @@ class DrainForecast:
         self._gone_to: dict[str, str] = {}
         """By request id."""
         self._refused: dict[str, set[tuple[int, bool]]] = {each: set() for each in self._there}
-        """By destination: what it refused, as (blocks, queued). A destination only gets fuller."""
+        """By destination: the (blocks, queued) of requests that it refused. A destination only gets
+        fuller."""
         self._fruitless: set[tuple[str, str]] = set()
 
     def round(self) -> bool:
-        """False if nothing moves any more."""
+        """Returns False if no more requests can move."""
         if not self._staying:
             return False
         draining = InstanceLoad(self._source.instance_id, -math.inf, draining=True)
@@ -129,7 +130,7 @@ class DrainForecast:
         alike, refused = (request.num_blocks, request.queued), self._refused[destination_id]
         if alike in refused:
             return False
-        # Of a draining source the rules ask nothing of its other requests.
+        # For a draining source, the rules do not look at its other requests.
         rules = ReliefRules(self._view([request], self._there[destination_id], sent))
         if rules.refusal(request) is None:
             return True
@@ -163,9 +164,9 @@ class DrainForecast:
 def estimate_s(
     departures: Sequence[Departure], pace: MovePace | None, max_moves: int, num_left: int = 0
 ) -> float | None:
-    """Seconds until all `departures` have left, `max_moves` at a time. None while that cannot be
-    told: nothing was moved yet, a request stays until it ends or until there is room, or the
-    instance counts more requests (`num_left`) than the plan has."""
+    """Seconds until all `departures` have left, `max_moves` at a time. None if this is not known:
+    nothing was moved yet, a request stays until it ends or until there is room, or the instance
+    counts more requests (`num_left`) than the plan has."""
     if len(departures) < num_left:
         return None
     if not departures:

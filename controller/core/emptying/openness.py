@@ -1,15 +1,17 @@
-"""Which instances take moves and requests now: what is against each (`core.load.closed`), and who
-is avoided for a while. Rounds, moves by hand, forecasts, statuses and refusals share this look.
+"""Which instances take moves and requests now: the reasons against each instance
+(`core.load.closed`), and which destinations are avoided for a while. Rounds, moves by hand,
+forecasts, statuses and refusals all ask here.
 
     pair cools     (source, destination) that failed together
     all cool       a destination that died, or failed with a second source
     fruitless      (source, destination) between which no request could go
     failed lately  a request whose move failed (`relieving`)
 
-A failure may be the source's: a broken link fails with every destination. So a destination cools
-for the source that failed with it, and for all once a second source did. Fruitless are pairs as
-freeness does not say that a request takes its headroom along, or is larger than the room of the
-freest destination; each round would choose the same pair again.
+A failed move may be the source's fault: a broken link fails with every destination. So a
+destination first cools only for the source that failed with it, and for all sources once a second
+one failed. A pair is avoided as fruitless because freeness does not show that a request takes its
+headroom along, or is larger than the room of the freest destination; each round would choose the
+same pair again.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
@@ -21,25 +23,27 @@ from controller.core.load.closed import Closed, Reasons, stop_arrivals
 from controller.core.load.snapshot import InstanceSnapshot
 
 COOLING_S = 30.0
-"""The same however often it failed: destinations are few, and a try costs its source one stage."""
+"""The same time after each failure: destinations are few, and an attempt costs its source only one
+stage."""
 FRUITLESS_S = 1.0
-"""Within a second prefills end, and some dozens of blocks are freed or filled; a fruitless order
-costs one look at the source's requests, and keeps its destination from others for one round."""
+"""Within a second prefills end, and some dozens of blocks are freed or filled. A fruitless order
+costs one look at the source's requests, and no other source gets its destination in that round."""
 FRUITLESS_ROUNDS = 2
-"""The least number of rounds, for long intervals: one destination after the other is tried."""
+"""With long intervals a pair is avoided for at least so many rounds: the source tries one
+destination after the other."""
 
 Who = TypeVar("Who", bound=Hashable)
 
 
 class Avoided(Generic[Who]):
-    """Times are the caller's, in seconds, of any origin."""
+    """All times are in seconds, by the caller's clock."""
 
     def __init__(self) -> None:
         self._until_s: dict[Who, tuple[float, str]] = {}
-        """With why. Some may be over; `at` forgets those."""
+        """The end of each avoidance, and the reason. Some may be over; `at` forgets those."""
 
     def avoid(self, key: Who, until_s: float, why: str = "") -> None:
-        """From now on, instead of until what was said before."""
+        """Replaces what was said of the key before."""
         self._until_s[key] = until_s, why
 
     def remaining_s(self, key: Who, now_s: float) -> float:
@@ -53,7 +57,7 @@ class Avoided(Generic[Who]):
         return "" if known is None or known[0] <= now_s else known[1]
 
     def at(self, now_s: float) -> Collection[Who]:
-        """Those that are avoided now. Forgets the others."""
+        """The keys that are avoided now. Forgets the others."""
         if self._until_s:
             self._until_s = {key: each for key, each in self._until_s.items() if each[0] > now_s}
         return self._until_s.keys()
@@ -63,7 +67,7 @@ class Avoided(Generic[Who]):
 
 
 class Cooling:
-    """Destinations that failed lately: for a while nobody chooses them for moves."""
+    """Destinations that failed lately: for a while no move is sent there."""
 
     def __init__(self, cooling_s: float = COOLING_S) -> None:
         self._cooling_s = cooling_s
@@ -89,7 +93,7 @@ class Cooling:
         return max(for_all_s, self._pairs.remaining_s((source_id, destination_id), now_s))
 
     def destinations(self, now_s: float) -> Collection[str]:
-        """Those that cool for all sources."""
+        """The destinations that cool for all sources."""
         return self._for_all.at(now_s)
 
     def pairs(self, now_s: float) -> Collection[tuple[str, str]]:
@@ -98,7 +102,8 @@ class Cooling:
 
 
 def fruitless_until_s(now_s: float, interval_s: float) -> float:
-    """When a pair that is fruitless now may be ordered again, with rounds each `interval_s`."""
+    """When a pair that is fruitless now may be ordered again; there is a round each
+    `interval_s`."""
     return now_s + max(FRUITLESS_S, FRUITLESS_ROUNDS * interval_s)
 
 
@@ -106,7 +111,7 @@ def fruitless_until_s(now_s: float, interval_s: float) -> float:
 
 
 class Instances(Protocol):
-    """What the scheduler knows of them."""
+    """What the scheduler knows of the instances."""
 
     @property
     def instances(self) -> Mapping[str, InstanceRecord]:
@@ -114,15 +119,16 @@ class Instances(Protocol):
 
     @property
     def ordered(self) -> Mapping[str, Reasons]:
-        """What the spec has against instances, by id; others are not named."""
+        """By instance id: the reasons of the spec against it. An instance without any is not
+        named."""
 
     @property
     def reserved(self) -> Mapping[str, Key]:
-        """The waiting requests for which instances are reserved, by instance."""
+        """By instance: the waiting request for which it is reserved."""
 
 
 class Openness:
-    """`cooling` is told of failed moves by whoever hears of them."""
+    """Whoever hears of a failed move tells `cooling`."""
 
     def __init__(self, scheduler: Instances, cooling: Cooling) -> None:
         self._scheduler = scheduler
@@ -131,8 +137,8 @@ class Openness:
     def closed_by(
         self, instance_id: str, now_s: float, source_id: str | None = None
     ) -> tuple[Closed, ...]:
-        """All that is against the instance, the first reason first; against moves from `source_id`
-        (None: from any)."""
+        """All reasons against the instance in the order of `Closed`, with those against moves from
+        `source_id` (None: from any source)."""
         record = self._scheduler.instances.get(instance_id)
         if record is None:
             return (Closed.NOT_SERVING,)
@@ -144,14 +150,14 @@ class Openness:
         return reasons
 
     def sources(self) -> Iterator[InstanceSnapshot]:
-        """The last statuses of the instances where moves may begin. One that hangs would neither
-        send nor receive."""
+        """The last statuses of the instances where moves may begin. An instance that hangs is left
+        out, as it would neither send nor receive."""
         for record in self._scheduler.instances.values():
             if record.snapshot is not None and record.may_send:
                 yield record.snapshot
 
     def destinations(self, now_s: float, source_id: str) -> list[InstanceSnapshot]:
-        """The last statuses of the instances to which moves from there may go."""
+        """The last statuses of the instances to which moves from the source may go."""
         return [
             record.snapshot
             for instance_id, record in self._scheduler.instances.items()
@@ -160,7 +166,7 @@ class Openness:
         ]
 
     def closed_to_moves(self, now_s: float) -> set[str]:
-        """The instances to which no move goes, wherever from, though they report."""
+        """The instances that report and to which no move may go from any source."""
         scheduler = self._scheduler
         ordered = (i for i, reasons in scheduler.ordered.items() if stop_arrivals(reasons))
         reserved = scheduler.reserved if Closed.RESERVED.stops_arrivals else ()

@@ -8,12 +8,13 @@ A round looks at one status per instance and never at a request; sources choose 
     relief    sources are paired with destinations, and ordered to relieve themselves; a source that
               had an order and is not paired any more is told so
 
-Which instances take nothing is looked at once a round (`openness`). A pair is left out for a while
-when it failed, or when its source said that nothing can go there. While rescheduling is not enabled
-only draining instances are relieved, as operators want that.
+Once in each round, `openness` says which instances take no moves. A pair is left out for a while
+when it failed, or when its source said that no request can go there. While rescheduling is not
+enabled, only draining instances are relieved, as an operator ordered that.
 
-Only the sources with an order are remembered, and for a second the fruitless pairs; so a controller
-that starts again goes on with its first round, and orders of the one before end by themselves.
+Between rounds only the sources with an order are remembered, and fruitless pairs for a second. So a
+controller that starts again simply begins with its first round; the orders of its predecessor end
+by themselves.
 """
 
 import heapq
@@ -36,19 +37,19 @@ from controller.core.value import value
 #
 # Which instance sends requests to which other one, chosen by one number per instance.
 #
-# Sources are below one threshold, destinations above another; the lowest source goes with the
-# highest destination, the next with the next. A draining instance is below all others. One that
-# goes at a moment (`must_go`), and got no partner that way, takes the freest that is open at all.
-# Each instance is in one pair at most. Pairs may be left out: the source then takes the freest
-# destination that remains for it, and a later source may take the other one. Pairing takes n log n
-# of instances and pairs left out.
+# Sources are below one threshold, destinations above another. The lowest source is paired with the
+# highest destination, the next with the next. A draining instance is below all others. An instance
+# that must go at a known moment (`must_go`), and got no partner that way, takes the freest instance
+# that is open at all. Each instance is in one pair at most. If a pair is left out, its source takes
+# the freest destination that remains, and a later source may take the other one. Pairing takes n
+# log n for n instances and pairs left out.
 
 
 @value
 class InstanceLoad:
     """`may_send`: the instance is alive and has requests. `may_receive`: it is schedulable and not
-    cooling after a failure; what follows from the other fields need not be in it. `must_go`: it
-    will be ended, whatever it has then.
+    cooling after a failure; this need not repeat what follows from the other fields. `must_go`: the
+    instance will be ended at a known moment, whatever requests it has then.
     """
 
     instance_id: str
@@ -89,13 +90,13 @@ class InstanceLoad:
 
     @property
     def is_open(self) -> bool:
-        """Requests may be moved to this instance at all."""
+        """Whether requests may be moved to this instance at all."""
         return self.may_receive and not self.draining and not self.num_evicted_queued
 
 
 @value
 class Pair:
-    """Freeness in decode steps, at the moment of pairing; that of a draining source is -inf."""
+    """Freeness is in decode steps, at the moment of pairing; a draining source has -inf."""
 
     source_id: str
     destination_id: str
@@ -105,7 +106,7 @@ class Pair:
 
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
 LeftOut = Collection[tuple[str, str]]
-"""(source id, destination id) of pairs that must not be chosen."""
+"""Pairs that must not be chosen, as (source id, destination id)."""
 
 
 def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
@@ -144,7 +145,7 @@ def _matched(
     sources: Iterable[InstanceLoad], destinations: Iterable[InstanceLoad], left_out: LeftOut
 ) -> LoadPairs:
     """The lowest source takes the freest destination that is not left out for it, then the next
-    source takes one of the rest. Where nothing is left out, the i-th source gets the i-th
+    source takes one of the rest. If no pair is left out, the i-th source gets the i-th
     destination."""
     lowest_first = sorted(sources, key=attrgetter("lowest_first"))
     if not lowest_first:
@@ -168,8 +169,8 @@ def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: Lef
 
 # -- what a change of thresholds would do ----------------------------------------------------------
 #
-# Which instances a round relieves, and which may take from them, so that it can be seen before the
-# change is made.
+# An operator sees before the change which instances a round would relieve, and which ones would
+# take requests from them.
 
 
 class Role(StrEnum):
@@ -193,7 +194,7 @@ def may_differ(
     before: tuple[ReschedulingConfig, Sequence[Level]],
     after: tuple[ReschedulingConfig, Sequence[Level]],
 ) -> bool:
-    """Whether the two can give an instance different roles, however it is loaded."""
+    """Whether the two can give an instance different roles at any load."""
     return _deciding(*before) != _deciding(*after)
 
 
@@ -208,14 +209,14 @@ def _deciding(config: ReschedulingConfig, levels: Sequence[Level]) -> tuple[obje
 
 # -- orders ----------------------------------------------------------------------------------------
 #
-# What the controller orders an instance in a round. Orders travel as they are.
+# What the controller orders an instance in a round. Messages carry these values unchanged.
 
 
 @value
 class ReliefOrder:
     """Where a source may send requests, and by which rules it chooses them. `snapshot_age_s`: how
-    long ago the controller got the destination's snapshot. Both freenesses are those at the moment
-    of pairing, in decode steps."""
+    long ago the controller got the destination's snapshot. Both values of freeness are in decode
+    steps, at the moment of pairing."""
 
     destination: InstanceRef
     snapshot: InstanceSnapshot
@@ -223,7 +224,8 @@ class ReliefOrder:
     source_freeness: float
     destination_freeness: float
     candidates: tuple[tuple[str, float], ...]
-    """(instance id, freeness) of the freest destinations, best first, for an explanation."""
+    """(instance id, freeness) of the freest destinations, the best first; for the explanation of a
+    move."""
     levels: tuple[Level, ...]
     config: ReschedulingConfig
 
@@ -240,7 +242,7 @@ class HeadOrder:
 
 @value
 class Opening:
-    """An instance to which requests may leave, and what they may take of it."""
+    """An instance to which requests may leave, and how many blocks they may take there."""
 
     destination: InstanceRef
     spare_blocks: int
@@ -248,9 +250,10 @@ class Opening:
 
 @value
 class RoomOrder:
-    """So many blocks are to become free by moves of requests of at most `rank`, or no move is to
-    begin. `request_id`: for whom; empty for the growth of all that run there. `frontend`: the
-    address of that of a request which the controller holds; else empty."""
+    """Moves of requests of at most `rank` are to free `lacking_blocks`; if they cannot, no move is
+    to begin. `request_id`: the request that gets the room; empty if the room is for the growth of
+    all running requests. `frontend`: the address of the request's frontend if the request waits at
+    the controller, else empty."""
 
     round_id: str
     request_id: str
@@ -264,48 +267,49 @@ class RoomOrder:
 # -- the machine -----------------------------------------------------------------------------------
 
 MAX_CANDIDATES = 8
-"""Instances that an order names for an explanation."""
+"""How many instances an order names for explanations."""
 
 Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig, LeftOut], Sequence[Pair]]
 
 
 class ClusterView(Protocol):
-    """The cluster, as far as a round looks at it."""
+    """What a round looks at in the cluster."""
 
     def statuses(self, now_s: float) -> Sequence[InstanceSnapshot]:
-        """The last ones of the instances that serve and report; one that hangs would neither send
-        nor receive. Those that can be in no pair may be left out."""
+        """The last statuses of the instances that serve and report; an instance that hangs would
+        neither send nor receive. Instances that cannot be in any pair may be left out."""
 
     def status_age_s(self, instance_id: str, now_s: float) -> float: ...
 
     def closed_to_moves(self, now_s: float) -> Collection[str]:
-        """The instances to which no move goes, wherever from (`openness`)."""
+        """The instances to which no move may go from any source (`openness`)."""
 
     def help_blocked(self, may_move: Callable[[str, str], bool]) -> Sequence[MoveHead | MakeRoom]:
-        """What the scheduler wants for blocked requests. `may_move`: from one instance to another
-        now."""
+        """What the scheduler wants done for blocked requests. `may_move`: whether a move from one
+        instance to another may begin now."""
 
     def has_moves_left(self, instance_id: str) -> bool:
-        """Whether one more move of the instance may begin, as far as is known."""
+        """Whether one more move of the instance may begin, by its last status."""
 
     def ref(self, instance_id: str) -> InstanceRef | None:
-        """The present incarnation."""
+        """The present incarnation of the instance."""
 
     def frontend_of(self, order: MakeRoom) -> str:
-        """The address of that of the request, if the controller holds it; else empty."""
+        """The address of the request's frontend if the request waits at the controller, else
+        empty."""
 
 
 @value
 class RoundRules:
-    """What a round goes by. `evacuated`: instances that are to be ended at a moment, whatever they
-    have then."""
+    """The rules of a round. `evacuated`: instances that will be ended at a known moment, whatever
+    requests they have then."""
 
     config: ReschedulingConfig
     levels: tuple[Level, ...]
     evacuated: Collection[str] = ()
 
     def load(self, status: InstanceSnapshot) -> InstanceLoad:
-        """The instance as a round sees it, unless it is closed."""
+        """The instance as a round sees it if nothing closes it."""
         return InstanceLoad.of(
             status,
             self.levels,
@@ -325,8 +329,8 @@ class RoundDue:
 
 @value
 class PairFruitless:
-    """A source said that none of its requests can go to that destination, and none is on its way
-    there. Both by (instance id, incarnation)."""
+    """A source said that none of its requests can go to that destination, and that none is on its
+    way there. Both are (instance id, incarnation)."""
 
     source: tuple[str, int]
     destination: tuple[str, int]
@@ -341,7 +345,7 @@ class InstanceGone:
 
 @value
 class RulesChanged:
-    """They hold from the next round on."""
+    """The rules hold from the next round on."""
 
     rules: RoundRules
 
@@ -378,9 +382,8 @@ Instruction = OrderRelief | WithdrawRelief | OrderRoom
 
 
 class ReliefRounds:
-    """`cooling` is told of failed moves by whoever hears of them. `epoch` makes round ids unique.
-    `pairing`: of the simulator's comparisons. `names_candidates`: whether orders name the freest
-    instances."""
+    """Whoever hears of a failed move tells `cooling`. `epoch` makes round ids unique. `pairing`:
+    the simulator compares several. `names_candidates`: whether orders name the freest instances."""
 
     def __init__(
         self,
@@ -400,11 +403,12 @@ class ReliefRounds:
         self._names_candidates = names_candidates
         self._numbers = itertools.count(1)
         self._ordered: dict[str, str] = {}
-        """By source that has an order: the destination. Each instance is in one pair at most."""
+        """By source with an order: its destination. Each instance is in one pair at most."""
         self._fruitless: Avoided[tuple[str, str]] = Avoided()
         """By (source id, destination id)."""
         self._loads: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
-        """By instance: the last status that was looked at, and its load by the present rules."""
+        """By instance: the last status that a round looked at, and its load by the present
+        rules."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates."""
@@ -426,7 +430,7 @@ class ReliefRounds:
         return []
 
     def load_of(self, status: InstanceSnapshot) -> InstanceLoad:
-        """`RoundRules.load`, which is counted once for each status."""
+        """`RoundRules.load`, computed once for each status."""
         known = self._loads.get(status.instance_id)
         if known is None or known[0] is not status:
             known = self._loads[status.instance_id] = status, self.rules.load(status)
@@ -435,8 +439,8 @@ class ReliefRounds:
     def roles(
         self, rules: RoundRules, now_s: float
     ) -> tuple[Sequence[InstanceLoad], Mapping[str, Role]]:
-        """How the instances would be seen, and what each would be, by other rules, with the
-        statuses that a round would look at now."""
+        """The loads and the roles of the instances by other rules, from the statuses that a round
+        would look at now."""
         closed = self._cluster.closed_to_moves(now_s)
         loads = [_seen(rules.load(status), closed) for status in self._cluster.statuses(now_s)]
         return loads, roles(loads, rules.config)
