@@ -1,17 +1,19 @@
-"""The next request that a source sends to the destination it is paired with, if any.
+"""The rules of a source: which request it sends next to the destination with which it is paired.
 
-It is asked again after each move that begins. A move under way counts as gone from the source and
-as arrived at the destination, so a source stops by itself as soon as it is none any more.
+The rules are asked again after each move that begins. A move under way counts as gone from the
+source and as arrived at the destination, so a source stops by itself once it has relieved itself
+enough.
 
     drain         all requests leave: the queue in its order, then the running ones
     evacuate      all leave that arrive before the instance goes (`Evacuation`)
-    headroom      only a headroom makes this a source: other requests leave, never its owner
-    queue head    the first in the queue does not fit: others make room, or it leaves itself
+    headroom      the instance is a source only because of a headroom: other requests leave, but
+                  never a request to which the headroom belongs
+    queue head    the first request in the queue does not fit: others make room, or it leaves itself
     balance       the batch has too little room to grow
 
-A request of the lowest rank is tried first, then the one with the fewest tokens: those that run and
-the head of the queue, as those behind it weigh nothing (virtual_usage) until it has left. A refused
-request leaves its turn to the next one.
+Requests of the lowest rank are tried first, and among them those with the fewest tokens. Candidates
+are the running requests and the head of the queue; the requests behind the head have no weight in
+the virtual usage until the head has left. If a request is refused, the next one is tried.
 """
 
 from collections import Counter
@@ -68,12 +70,13 @@ PastMoves = tuple[tuple[str, float], ...]
 
 @value
 class Candidate:
-    """Every request that its instance's snapshot counts is one, movable or not.
+    """A request of a source. Every request that the instance's snapshot counts is a candidate, even
+    if it cannot move.
 
-    `num_tokens` counts prompt and outputs. `num_blocks` are those it holds, none when queued;
-    `num_freed_blocks` of them are free once it is gone: a shared block is not. `num_tokens_left` is
-    how many it may emit yet (None: not known). `refusal` says why it cannot move now; `facts` are
-    its engine's, of which that follows.
+    `num_tokens` counts prompt and outputs. `num_blocks`: the blocks that it holds, none when
+    queued. `num_freed_blocks`: how many of them are free once it is gone, which shared blocks are
+    not. `num_tokens_left`: how many tokens it may still emit (None: not known). `refusal` says why
+    it cannot move now; `facts` are what its engine knows, from which the refusal follows.
 
     `outgoing`: a move of the request is under way. It stays a candidate for as long as the snapshot
     counts it, so that the projection takes it out exactly once.
@@ -91,11 +94,12 @@ class Candidate:
     refusal: str | None = None
     outgoing: bool = False
     moves: PastMoves = ()
-    """All that are still remembered."""
+    """All moves that are still remembered."""
     facts: MoveFacts = MOVABLE
 
     def as_known(self, refusal: str | None, outgoing: bool, moves: PastMoves) -> "Candidate":
-        """By position: `replace` takes four times as long, and each look makes many of them."""
+        """The fields are passed by position: `replace` takes four times as long, and each look
+        makes many candidates."""
         return Candidate(
             self.request_id,
             self.rank,
@@ -117,7 +121,8 @@ class Candidate:
         return blocks_for(self.num_tokens, block_size)
 
     def blocks_there(self, block_size: int) -> int:
-        """The blocks that it takes of a destination on which it runs, also if it waited here."""
+        """The blocks that the request takes at a destination where it runs, even if it was queued
+        here."""
         return self.demand_blocks(block_size) if self.queued else self.num_blocks
 
     @property
@@ -126,14 +131,14 @@ class Candidate:
 
     @property
     def victim_order(self) -> tuple[int, int, str]:
-        """The paper's: the lowest rank first, so that it makes room for a higher one; then the
-        fewest tokens, which are the cheapest to copy."""
+        """The paper's order: the lowest rank first, so that it makes room for higher ranks; then
+        the fewest tokens, which are the cheapest to copy."""
         return (self.rank, self.num_tokens, self.request_id)
 
 
 def departing_in_turn(departing: Iterable[Candidate]) -> list[Candidate]:
-    """All requests of a draining instance: the queue in its own order, which moves without a copy,
-    then the running ones."""
+    """All requests of a draining instance in the order in which they leave: the queue in its own
+    order, which moves without a copy, then the running requests."""
     everybody = list(departing)
     queued = (each for each in everybody if each.queued)
     running = (each for each in everybody if not each.queued)
@@ -150,8 +155,8 @@ NO_DESTINATION = "no_destination"
 
 
 def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
-    """What an instance lacks for a request that holds `num_blocks`; 0 for a queued one, which needs
-    neither blocks nor a place in the batch."""
+    """What an instance lacks for a request that holds `num_blocks`. A queued request holds 0
+    blocks, and needs neither blocks nor a place in the batch."""
     if num_blocks == 0:
         return None
     if snapshot.arrivable_blocks < num_blocks:
@@ -179,7 +184,7 @@ def choose_destination(
 def without(
     snapshot: InstanceSnapshot, candidates: Iterable[Candidate], leaving: Collection[str]
 ) -> InstanceSnapshot:
-    """The instance once the requests `leaving`, which are among its `candidates`, are gone.
+    """The instance once the requests `leaving`, which are some of its `candidates`, are gone.
 
     If the queue's head leaves, the next in the queue becomes the head.
     """
@@ -272,24 +277,26 @@ def _as_head(candidate: Candidate, block_size: int) -> QueueHead:
 
 # -- what a move is worth --------------------------------------------------------------------------
 #
-# What it costs and what it wins, both in seconds.
+# The cost of a move and its gain, both in seconds.
 #
 #     cost      the time of the copy: bytes / measured bandwidth of the link; nothing for a queued
 #               request, nor where no bandwidth was measured yet
 #     gain      + how long the source's batch lives on what the move frees: tokens freed / requests
 #                 in the batch * time of a step
-#               + of the head of the source's queue, the wait that it is spared, in so far as the
-#                 move frees what it lacks
+#               + the time that the head of the source's queue waits less, as far as the move frees
+# # the blocks that the head lacks
 #               - how far the destination falls below its threshold: steps below it * time of a step
 #
-# A move is worth it if its gain lasts longer than the copy takes. The length of the request is on
-# both sides, so link, batch and shared blocks decide: on an A10 with LLaMA-7B a block of 16 tokens
-# takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 40 of a step of 80 ms, 32 ms.
+# A move is worth its cost if its gain is larger than the time of the copy. The length of the
+# request counts on both sides, so the link, the batch and shared blocks decide. On an A10 with
+# LLaMA-7B, a block of 16 tokens takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 40 of
+# a step of 80 ms, which is 32 ms.
 
 
 @value
 class Link:
-    """The link from a source to others. `bytes_per_s` is None as long as nothing was copied."""
+    """The link from a source to other instances. `bytes_per_s` is None until something was
+    copied."""
 
     block_bytes: int
     bytes_per_s: float | None
@@ -336,8 +343,8 @@ class Worth:
 def head_wait(
     source: InstanceSnapshot, staying: Iterable[Candidate], step_time_s: float
 ) -> HeadWait:
-    """Assumes that the running requests end at their limits and none grows: a guess, and so only
-    compared with the time of a copy. Nothing is known of requests without a limit."""
+    """A guess, which is only compared with the time of a copy. It assumes that the running requests
+    end at their limits and that none grows. Requests without a limit are left out."""
     head = source.queue_head
     if head is None:
         return HeadWait()
@@ -367,7 +374,7 @@ def weigh(
     destination_steps_below: float,
 ) -> Worth:
     """`source` is the instance before this move. `destination_steps_below`: how far the destination
-    is below its threshold after it; negative is above."""
+    is below its threshold after the move; negative if it is above."""
     bs = source.block_size
     if candidate.queued:
         freed, spared = candidate.demand_blocks(bs), 1.0
@@ -384,20 +391,22 @@ def weigh(
 
 # -- an instance that must go by a moment ----------------------------------------------------------
 #
-# Which of its requests leave in time, and in which turn. What counts is the highest rank first.
-# Within a rank as many as the link can carry by then are chosen, the smallest first; the largest of
-# the chosen ones leaves first, as that one cannot be made up for later. A request that certainly
-# ends by itself before the moment needs no move, and comes last. Those for which the time does not
-# suffice stay: a copy that is cut off takes the link's time from those that would have arrived.
+# Which of its requests leave in time, and in which order. The highest rank comes first. Within a
+# rank as many requests are chosen as the link can carry by then, the smallest first. Of the chosen
+# ones the largest leaves first, because there may be no time for it later. A request that certainly
+# ends by itself before the moment needs no move, and comes last. Requests for which the time does
+# not suffice stay: a copy that is cut off takes the link's time from requests that would have
+# arrived.
 
 MARGIN_S = 0.5
-"""Of the time that is left so much is for what is not the copy: the last stage, the commit, and the
-answers. A move between two CPU instances took 0.05 to 0.2 s beside its copy."""
+"""This part of the time that is left is for everything but the copy: the last stage, the commit,
+and the answers. Beside its copy, a move between two CPU instances took 0.05 to 0.2 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evacuation:
-    """`in_turn`: the requests that leave; `too_late`: ids of those that would not arrive."""
+    """`in_turn`: the requests that leave, in order; `too_late`: the ids of those that would not
+    arrive in time."""
 
     in_turn: tuple[Candidate, ...]
     too_late: frozenset[str] = frozenset()
@@ -410,7 +419,7 @@ def evacuation(
     step_time_s: float | None = None,
 ) -> Evacuation:
     """`candidates`: all requests of the instance; those with a move under way take their share of
-    the link. `left_s`: seconds until the instance goes. Takes n log n."""
+    the link. `left_s`: seconds until the instance is ended. Takes n log n."""
     everybody = list(candidates)
     room_s = left_s - MARGIN_S
     staying = [each for each in everybody if not each.outgoing]
@@ -430,7 +439,7 @@ def evacuation(
 
 
 def _ends(candidate: Candidate, room_s: float, step_time_s: float | None) -> bool:
-    """It runs, and its last token that may be is due before."""
+    """Whether the request runs and its last possible token is due before the moment."""
     if candidate.queued or candidate.num_tokens_left is None or not step_time_s:
         return False
     return candidate.num_tokens_left * step_time_s < room_s
@@ -452,11 +461,12 @@ MINUTE_S = 60.0
 @value
 class ReliefView:
     """What one decision looks at. `source` and `candidates` are of the same moment, between two
-    steps, and every request that `source` counts as its own is a candidate.
+    steps, and every request that `source` counts is a candidate.
 
-    `sent` are the requests on their way to `destination` that its snapshot does not count yet.
-    `bytes_per_s` of the link and `step_time_s` of the source are the last measured, None if never.
-    `leaves_in_s`: how long until the source goes, whatever it has then; None: no such moment.
+    `sent`: the requests on their way to `destination` that its snapshot does not count yet.
+    `bytes_per_s` of the link and `step_time_s` of the source are the values measured last; None if
+    there are none. `leaves_in_s`: how long until the source is ended, whatever requests it has
+    then; None if that is not planned.
     """
 
     source: InstanceSnapshot
@@ -482,8 +492,9 @@ class NotMoved:
 
 @value
 class Decision:
-    """`reason`: why requests are to leave; empty if the source is none any more. `numbers` are
-    about the chosen one; `refused` were tried before it, all of them if none was chosen."""
+    """`reason`: why requests are to leave; empty if the instance is no source any more. `numbers`:
+    the figures of the chosen request. `refused`: the requests that were tried before it, or all of
+    them if none was chosen."""
 
     chosen: Candidate | None = None
     reason: str = ""
@@ -492,9 +503,9 @@ class Decision:
 
 
 class ReliefRules:
-    """Of one decision: both instances as they will be, and what each candidate is judged by.
+    """The rules of one decision: both instances as they will be, and how each candidate is judged.
 
-    The simulator compares others (`sim.relief_baselines`) that override what is under "the rules".
+    The simulator compares other rules (`sim.baselines`), which override the part "the rules".
     """
 
     def __init__(self, view: ReliefView) -> None:
@@ -508,13 +519,15 @@ class ReliefRules:
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
         self._destination_after_steps: dict[tuple[int, int], float] = {}
-        """By rank and blocks of the arriving request: a batch has many alike."""
+        """By rank and blocks of the arriving request, as a batch has many alike."""
 
-    # More than half of all decisions end with what is above, as no source is left.
+    # More than half of all decisions need only the values above, as the instance is no source any
+    # more.
 
     @cached_property
     def _destination(self) -> InstanceSnapshot:
-        # From a draining instance's queue a request takes no room over there, but waits again.
+        # A request from a draining instance's queue takes no room at the destination: it waits
+        # there again.
         taking_room = [c for c in self._view.sent if not (c.queued and self._draining)]
         return with_arrivals(self._view.destination, taking_room)
 
@@ -531,7 +544,8 @@ class ReliefRules:
 
     @cached_property
     def _lowest_rank(self) -> int:
-        """The lowest rank that may go, now or soon: a request that never may holds up none."""
+        """The lowest rank of the requests that may go now or soon. A request that may never go does
+        not hold up others."""
         return min((c.rank for c in self._tried if not reason_of(c.refusal or "").lasts), default=0)
 
     @cached_property
@@ -539,7 +553,7 @@ class ReliefRules:
         return head_wait(self._source, self._staying, self._step_time_s)
 
     def reason(self) -> MoveReason | None:
-        """Why requests are to leave; None if this is no source any more."""
+        """Why requests are to leave; None if the instance is no source any more."""
         if self._draining:
             return MoveReason.DRAIN if self._evacuation is None else MoveReason.EVACUATE
         if self._source_steps >= self._enough_steps:
@@ -560,7 +574,7 @@ class ReliefRules:
 
     @cached_property
     def _tried(self) -> list[Candidate]:
-        """Those that may be chosen, in no order."""
+        """The requests that may be chosen, in no order."""
         head = self._source.queue_head
         head_id = head.request_id if head is not None else None
         return [c for c in self._staying if not c.queued or c.request_id == head_id]
@@ -570,21 +584,23 @@ class ReliefRules:
 
     @cached_property
     def _enough_steps(self) -> float:
-        """With such a freeness the source is none any more."""
+        """An instance with at least this freeness is no source any more."""
         return self._config.source_below_steps
 
     def _least_steps_there(self, _candidate: Candidate) -> float:
-        """The freeness that the destination must keep once the request runs there."""
+        """The least freeness that the destination must have once the request runs there."""
         return self._config.source_below_steps
 
     def _steps_below(self, candidate: Candidate) -> float:
-        """How far the destination is below its threshold then; negative is above."""
+        """How far the destination is below its threshold once the request runs there; negative if
+        it is above."""
         return self._config.destination_above_steps - self._destination_after(candidate)
 
     # -- what speaks against it ------------------------------------------------------------
 
     def refusal(self, candidate: Candidate) -> NotMoved | None:
-        """Why this request may not go now; a draining instance asks only whether it can."""
+        """Why this request may not go now. A draining instance asks only whether the request can
+        go."""
         if candidate.refusal is not None:
             return NotMoved(candidate.request_id, candidate.refusal)
         if self._evacuation is not None and candidate.request_id in self._evacuation.too_late:
@@ -611,8 +627,9 @@ class ReliefRules:
         return NotMoved(candidate.request_id, ReliefRefusal.TOO_LATE, numbers)
 
     def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
-        """A request with a headroom would take it along. So it leaves only when no movable one of a
-        lower rank is left, and only if the instance is a source even without any headroom."""
+        """A request with a headroom would take the headroom along. So it leaves only when no
+        movable request of a lower rank is left, and only if the instance is a source even without
+        any headroom."""
         if candidate.queued or not self._has_headroom(candidate.rank):
             return None
         needed = self._steps_without_headroom < self._enough_steps
@@ -628,7 +645,8 @@ class ReliefRules:
         )
 
     def _lacks_room(self, candidate: Candidate) -> NotMoved | None:
-        """From a draining instance's queue a request needs no room: it waits there as here."""
+        """A request from a draining instance's queue needs no room: it waits at the destination as
+        it does here."""
         to = self._destination
         waits_on = candidate.queued and self._draining
         num_blocks = 0 if waits_on else candidate.blocks_there(to.block_size)
@@ -664,8 +682,8 @@ class ReliefRules:
         )
 
     def _moved_lately(self, candidate: Candidate) -> NotMoved | None:
-        """The request left this destination lately. All that it left count, not only the last one:
-        three instances that pass one request round do no better than two."""
+        """Refuses a request that left this destination lately. All instances that it left count,
+        not only the last one: three instances that pass one request round do no better than two."""
         to, not_back_s = self._destination.instance_id, self._config.not_back_s
         left_ago_s = min((ago_s for left, ago_s in candidate.moves if left == to), default=None)
         if left_ago_s is None or left_ago_s >= not_back_s:
@@ -703,7 +721,8 @@ class ReliefRules:
     # -- what it comes to --------------------------------------------------------------------
 
     def figures(self, candidate: Candidate) -> Mapping[str, Number]:
-        """Freeness of source and destination before and after, and what the move is worth."""
+        """The freeness of source and destination before and after the move, and what the move is
+        worth."""
         return {
             "source_freeness_steps": finite(self._source_steps),
             "source_freeness_after_steps": finite(self._source_after(candidate)),

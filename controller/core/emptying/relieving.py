@@ -1,29 +1,29 @@
-"""Which requests leave an instance, and where to, by the orders that it gets in the controller's
-rounds. This machine runs at the source; it sees requests, which no round does.
+"""The machine of a source: which requests leave the instance, and where to, by the orders that it
+gets in the controller's rounds. It sees the requests, which a round does not.
 
     relief    requests leave for one destination until the instance is no source any more
               (`relief`); the order is renewed in each round, or ends
-    head      the queue head goes to another queue
-    room      others leave so that a blocked request fits, or for the growth of those that run:
-              whole plans only (`room_plan`)
+    head      the queue head moves to another queue
+    room      other requests leave so that a blocked request fits, or so that the running requests
+              can grow: whole plans only (`room_plan`)
 
-It looks at its requests between two steps of the engine, once for all orders that came meanwhile,
-and only if an order is there by which a move may begin:
+The machine looks at its requests between two steps of the engine, once for all orders that came
+meanwhile, and only if there is an order by which a move may begin:
 
     state      left by              what it waits for
-    resting    an order, or the     an order. So does the good end of a relief's move: the
-               end of a move        instance may still be a source
-    looking    Looked               the end of the step under way; further orders are looked at too
-    beginning  MoveBegan,           whether the move may begin. One after the other, as each counts
-               MoveRefused          as leaving when the next one is chosen
+    resting    an order, or the     an order. When a move of a relief ends well, the instance may
+               end of a move        still be a source, so the machine looks again
+    looking    Looked               the end of the step under way; orders that come meanwhile count
+    beginning  MoveBegan,           whether the move may begin. Moves begin one after the other, as
+               MoveRefused          each counts as leaving when the next one is chosen
 
-Of one look room and heads come first, in the order in which they were ordered, then the relief.
-Nothing begins but by `BeginMove`, whose runner asks `MoveTable.leave`; so this machine cannot begin
-a move that the instance's one check refuses.
+In one look, orders for room and heads come first, in the order in which they came, then the relief.
+Moves begin only by `BeginMove`, whose runner asks `MoveTable.leave`; so this machine cannot begin a
+move that the instance's one check refuses.
 
-Requests that the destination's snapshot does not count yet are remembered here (`_sent`), and
-added to it when the next one is chosen. Nothing survives a crash, and nothing needs to: orders come
-again, moves end by themselves.
+The machine remembers requests that the destination's snapshot does not count yet (`_sent`), and
+adds them to the snapshot when it chooses the next one. Nothing of this has to survive a crash:
+orders come again, and moves end by themselves.
 """
 
 import itertools
@@ -60,27 +60,31 @@ from controller.core.record.event_log import Number
 from controller.core.value import value
 
 ORDER_INTERVALS = 2
-"""An order ends after so many intervals without another order: the controller is gone."""
+"""An order ends after so many intervals without another order, as the controller is gone then."""
 FAILED_AGAIN_S = 1.0
-"""A request whose move failed is not tried again for so long, unless the request itself was the
-reason. The controller avoids destinations that fail."""
+"""For so long a request whose move failed is not tried again, unless the reason was the request
+itself. Destinations that fail are avoided by the controller."""
 SENT_KNOWN_S = 1.0
-"""For so long after its end a move is remembered if no snapshot of its destination counts it."""
+"""For so long after its end a move is remembered if no snapshot of its destination counts the
+request."""
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
 MAX_TOLD_PER_S = 2
-"""An instance tells at most so many requests a second that were not moved; 64 instances then tell
-128."""
+"""An instance reports at most so many requests in a second that were not moved; 64 instances then
+report 128."""
 NUM_NOT_MOVED_TOLD = 1024
-"""Pairs of a request and a code that are not told again: those of eight minutes at least."""
+"""How many pairs of a request and a code are remembered and not reported again: those of at least
+eight minutes."""
 NUM_ROOM_TOLD = 64
-"""A plan is asked for in each round; of each blocked request and code one event is enough."""
+"""How many pairs of a blocked request and a code are remembered. A plan is asked for in each round,
+and one event for each pair is enough."""
 
 
 class SourceView(Protocol):
-    """The instance, as far as a decision looks at it. `num_moves`: under way, in both directions.
-    `leaves_at_s`: when the instance will be ended, by the clock of `now_s`; None: not known to be.
-    `max_bytes_per_s`: the bandwidth limit of each link. `step_time_s`: measured; None: never."""
+    """What a decision looks at in the instance. `num_moves`: the moves under way, in both
+    directions. `leaves_at_s`: when the instance will be ended, by the clock of `now_s`; None: that
+    is not planned. `max_bytes_per_s`: the bandwidth limit of each link. `step_time_s`: as measured;
+    None: not measured yet."""
 
     @property
     def instance_id(self) -> str: ...
@@ -100,14 +104,14 @@ class SourceView(Protocol):
     def step_time_s(self) -> float | None: ...
 
     def bytes_per_s(self, destination_id: str) -> float | None:
-        """The measured rate of the link; None: nothing was copied yet."""
+        """The measured rate of the link; None if nothing was copied yet."""
 
     def leaving_for(self) -> Collection[str]:
-        """The destinations of all moves under way from here, also of those by hand."""
+        """The destinations of all moves under way from here, including moves by hand."""
 
     def reserved_s(self, migration_id: str) -> float | None:
-        """Since when the destination holds blocks for this move; None: not yet. Asked while it is
-        under way, and once more at its end."""
+        """Since when the destination has reserved blocks for this move; None if it has not yet.
+        Asked while the move is under way, and once more at its end."""
 
 
 # -- events ------------------------------------------------------------------------------
@@ -115,7 +119,8 @@ class SourceView(Protocol):
 
 @value
 class ReliefGiven:
-    """An order, in each round anew. `taken_s`: when the destination's snapshot was taken."""
+    """An order of relief, which comes anew in each round. `taken_s`: when the destination's
+    snapshot was taken."""
 
     round_id: str
     order: ReliefOrder
@@ -124,7 +129,7 @@ class ReliefGiven:
 
 @value
 class ReliefWithdrawn:
-    """No more moves are to begin; those under way go on."""
+    """No more moves of the relief are to begin; those under way go on."""
 
 
 @value
@@ -134,8 +139,8 @@ class RoomGiven:
 
 @value
 class Looked:
-    """Between two steps. `candidates`: all requests that the snapshot counts, with what is `known`
-    of them. What failed lately is known to the machine."""
+    """A look at the requests between two steps. `candidates`: all requests that the snapshot
+    counts, as `known` completes them. The machine itself knows which ones failed lately."""
 
     snapshot: InstanceSnapshot
     candidates: Sequence[Candidate]
@@ -165,19 +170,19 @@ class MoveEnded:
 
 @value
 class PeerLost:
-    """Other instances are gone."""
+    """Some other instances are gone."""
 
     is_lost: Callable[[InstanceRef], bool]
 
 
 @value
 class DrainEnded:
-    """The instance is not drained any more; those that have not left stay."""
+    """The instance is not drained any more; the requests that have not left stay."""
 
 
 @value
 class Fenced:
-    """Another incarnation begins: no order and no move of this one counts."""
+    """Another incarnation begins: orders and moves of this one do not count any more."""
 
 
 Event = (
@@ -204,7 +209,8 @@ class Look:
 
 @value
 class BeginMove:
-    """To be answered with MoveBegan or MoveRefused at once. `figures`: by which it was chosen."""
+    """To be answered with MoveBegan or MoveRefused at once. `figures`: those by which the request
+    was chosen."""
 
     migration_id: str
     candidate: Candidate
@@ -215,7 +221,7 @@ class BeginMove:
 
 @value
 class CancelMove:
-    """A request whose COMMIT is sent leaves all the same."""
+    """The request leaves all the same if its COMMIT is sent already."""
 
     migration_id: str
     code: str
@@ -223,7 +229,8 @@ class CancelMove:
 
 @value
 class TellFruitless:
-    """To the controller: no request can go to that destination, and none is on its way there."""
+    """Tells the controller that no request can go to that destination and none is on its way
+    there."""
 
     round_id: str
     destination: InstanceRef
@@ -231,7 +238,7 @@ class TellFruitless:
 
 @value
 class TellNotMoved:
-    """For the log, and the request's history."""
+    """Tells the log, and the request's history, why the request was not moved."""
 
     round_id: str
     refused: NotMoved
@@ -240,8 +247,9 @@ class TellNotMoved:
 
 @value
 class TellRoomNotMade:
-    """For the log, and the blocked request's history. `num_moves`: of the plan that was given up,
-    as the move to `destination_id` failed; 0: there was no plan."""
+    """Tells the log, and the blocked request's history, that no room was made. `num_moves`: how
+    many moves the plan had that was given up because its move to `destination_id` failed; 0 if
+    there was no plan."""
 
     order: RoomOrder
     code: str
@@ -262,9 +270,9 @@ class _Relief:
     order: ReliefOrder
     expires_s: float
     is_due: bool = False
-    """The next look is for this order, too."""
+    """The next look is also for this order."""
     nothing_came: bool = True
-    """It has begun no move so far, and was not reported as fruitless."""
+    """The order has begun no move so far, and was not reported as fruitless."""
 
 
 @dataclass(slots=True, eq=False)
@@ -276,7 +284,8 @@ class _Plan:
 
 @dataclass(slots=True, eq=False)
 class _Wish:
-    """A move that is to begin. `plan`: it makes room together with others."""
+    """A move that is to begin. `plan`: the plan by which it makes room together with other
+    moves."""
 
     candidate: Candidate
     destination: InstanceRef
@@ -287,24 +296,24 @@ class _Wish:
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A move that began. It is remembered until it is over and the destination's snapshot counts
-    its request."""
+    """A move that began. It is remembered until it is over and its destination's snapshot counts
+    the request."""
 
     candidate: Candidate
     destination: InstanceRef
     reason: str
     plan: _Plan | None
     ended_s: float | None = None
-    """None while it is under way."""
+    """None while the move is under way."""
     reserved_s: float | None = None
-    """Once it has ended: since when the destination held blocks for it."""
+    """Once the move has ended: since when the destination had reserved blocks for it."""
     is_counted: bool = False
-    """The last order's snapshot counts the request; one under way may yet fail."""
+    """The last order's snapshot counts the request; a move under way may still fail."""
 
 
 @dataclass(slots=True, eq=False)
 class _Look:
-    """What is done about one look, in this order: `wishes`, `orders`, relief."""
+    """What is left to do about one look, in this order: `wishes`, `orders`, relief."""
 
     snapshot: InstanceSnapshot
     candidates: list[Candidate]
@@ -312,13 +321,13 @@ class _Look:
     relieves: bool
     wishes: deque[_Wish] = field(default_factory=deque)
     asked: str = ""
-    """The move of which it is not known yet whether it may begin."""
+    """The move for which the answer whether it may begin has not come yet."""
 
 
 @value
 class RelievingView:
-    """`destination`: of the present relief. `under_way` and `not_counted`: requests of which a move
-    began and is not over, and those that the last snapshot of their destination did not count."""
+    """`destination`: of the present relief. `under_way`: requests with a move that is not over.
+    `not_counted`: requests that the last snapshot of their destination did not count."""
 
     destination: InstanceRef | None
     under_way: tuple[str, ...]
@@ -329,8 +338,8 @@ _RELIEF = frozenset(MoveReason)
 
 
 class RelievingSource:
-    """`epoch` makes migration ids unique: destinations remember moves for longer than a process
-    takes to start again. `rules`: of the simulator's comparisons."""
+    """`epoch` makes migration ids unique, as destinations remember moves for longer than a process
+    takes to start again. `rules`: the simulator compares several."""
 
     def __init__(
         self,
@@ -344,23 +353,24 @@ class RelievingSource:
         self._numbers = itertools.count(1)
         self._relief: _Relief | None = None
         self._room_orders: dict[tuple[type, str], HeadOrder | RoomOrder] = {}
-        """Not looked at yet, the last one of each kind and blocked request. None while resting."""
+        """Orders that were not looked at yet: the last one of each kind and blocked request. Empty
+        while resting."""
         self._looking = False
-        """`Look` was instructed, and not answered."""
+        """`Look` was instructed and is not answered yet."""
         self._look: _Look | None = None
-        """None but while beginning."""
+        """None unless the machine is beginning moves."""
         self._sent: dict[str, _Sent] = {}
-        """By migration id. Of one request at most one is under way."""
+        """By migration id. A request has at most one move under way."""
         self._failed: Avoided[str] = Avoided()
-        """By request id: those whose last move failed lately, and why."""
+        """By request id: the requests whose last move failed lately, and why."""
         self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
         self._not_moved_told: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """(request id, code) of what was told last, `NUM_NOT_MOVED_TOLD` at most."""
+        """(request id, code) of the last reports, at most `NUM_NOT_MOVED_TOLD`."""
         self._room_told: deque[tuple[str, str]] = deque(maxlen=NUM_ROOM_TOLD)
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates. A `BeginMove` comes last;
-        what follows from its answer comes with the answer."""
+        what follows from its answer is returned for the answer."""
         out: list[Instruction] = []
         match event:
             case ReliefGiven():
@@ -386,7 +396,7 @@ class RelievingSource:
                 drains = (MoveReason.DRAIN, MoveReason.EVACUATE)
                 self._cancel(DRAIN_CANCELLED, out, lambda sent: sent.reason in drains)
             case Fenced():
-                # Moves in doubt will have no end here.
+                # Moves in doubt will not end here.
                 self._relief, self._look = None, None
                 self._room_orders.clear()
                 self._sent.clear()
@@ -467,7 +477,7 @@ class RelievingSource:
         return replace(candidate, refusal=failed)
 
     def _go_on(self, now_s: float, out: list[Instruction]) -> None:
-        """Until a move is to begin, or nothing is left to do about this look."""
+        """Goes on until a move is to begin, or until nothing is left to do about this look."""
         while (look := self._look) is not None and not look.asked:
             if look.wishes:
                 self._begin(look, look.wishes.popleft(), out)
@@ -564,7 +574,8 @@ class RelievingSource:
         look.wishes.append(_Wish(candidate, destination, reason, needed))
 
     def _give_up(self, plan: _Plan, code: str, destination_id: str, out: list[Instruction]) -> None:
-        """Half a plan makes no room: what has begun of it ends, and nothing else of it begins."""
+        """Gives up a plan, as half a plan makes no room: its moves under way are cancelled, and no
+        other of its moves begins."""
         plan.failed = True
         if self._look is not None:
             self._look.wishes = deque(w for w in self._look.wishes if w.plan is not plan)
@@ -573,7 +584,7 @@ class RelievingSource:
         self._tell_no_room(told, out)
 
     def _tell_no_room(self, told: TellRoomNotMade, out: list[Instruction]) -> None:
-        """Once per blocked request and code."""
+        """Reports once for each blocked request and code."""
         key = told.order.request_id, told.code
         if told.order.request_id and key not in self._room_told:
             self._room_told.append(key)
@@ -588,8 +599,9 @@ class RelievingSource:
 
     def _link_is_taken(self, to: InstanceRef) -> bool:
         """An instance that will be ended sends one request after the other over a link with a
-        bandwidth limit. Copies side by side would all be cut off at its end, and each would measure
-        only its share of the link, so that fewer requests seem to arrive in time."""
+        bandwidth limit. If several were copied side by side, all of them would be cut off at its
+        end, and each would measure only its share of the link, so that fewer requests would seem to
+        arrive in time."""
         if self._source.leaves_at_s is None or self._source.max_bytes_per_s is None:
             return False
         return to.instance_id in self._source.leaving_for()
@@ -641,10 +653,10 @@ class RelievingSource:
         snapshot: InstanceSnapshot,
         out: list[Instruction],
     ) -> None:
-        """Reports, once per order, that no request can go to its destination and none is on its way
-        there. If no request was refused, moves to other destinations may be relief enough, so their
-        end is awaited first. An instance with an evicted request that waits is a source at any
-        freeness."""
+        """Reports, once for each order, that no request can go to its destination and none is on
+        its way there. If no request was refused, moves to other destinations may be enough relief,
+        so the machine waits for their end first. An instance where an evicted request waits is a
+        source at any freeness."""
         if not relief.nothing_came:
             return
         leaving_for = self._source.leaving_for()
@@ -662,7 +674,8 @@ class RelievingSource:
         now_s: float,
         out: list[Instruction],
     ) -> None:
-        """Once per request and code, and not too often; not for a prefill, which is over soon."""
+        """Reports once for each request and code, and not too often. A prefill is not reported, as
+        it is over soon."""
         told, told_s = self._not_moved_told, self._told_s
         for each in refused:
             if len(told_s) == MAX_TOLD_PER_S and told_s[0] > now_s - 1.0:
@@ -704,8 +717,8 @@ class RelievingSource:
                 out.append(CancelMove(migration_id, code))
 
     def _counted_s(self, migration_id: str, sent: _Sent) -> float | None:
-        """When the destination's snapshots began to count the request: once its blocks were
-        reserved, or, if it was queued, once it had moved."""
+        """When the destination's snapshots began to count the request. A running request counts
+        once its blocks are reserved there, a queued one once it has moved."""
         if sent.candidate.queued:
             return sent.ended_s
         if sent.ended_s is not None:
@@ -713,8 +726,8 @@ class RelievingSource:
         return self._source.reserved_s(migration_id)
 
     def _forget_counted(self, destination: InstanceRef, taken_s: float, now_s: float) -> None:
-        """Forgets requests that a snapshot of the destination of then counts, and old moves
-        elsewhere."""
+        """Forgets the requests that the destination's snapshot of that time counts, and old moves
+        to other destinations."""
         self._forget_old(now_s)
         for migration_id, sent in list(self._sent.items()):
             if sent.destination.key == destination.key:
@@ -738,15 +751,16 @@ def known(
     moves: MoveTable[Any, Any],
     past_moves: Callable[[str], PastMoves],
 ) -> list[Candidate]:
-    """The engine's candidates with what the instance knows of them: which are leaving, why others
-    cannot move now, and their past moves. Most have none of these, and are returned as they are.
+    """The engine's candidates with what the instance knows of them: which ones are leaving, why
+    others cannot move now, and their past moves. Most have none of these and are returned
+    unchanged.
     """
     candidates = list(seen)
     refusals = moves.refusals({each.request_id: each.facts for each in candidates})
     leaving = moves.leaving_ids()
     for number, each in enumerate(candidates):
         refusal = refusals.get(each.request_id)
-        # A request that has ended since is still counted in the snapshot, as if it left.
+        # The snapshot still counts a request that has ended since; it is treated as leaving.
         gone = refusal is MoveRefusal.UNKNOWN
         outgoing = gone or each.facts.leaving or each.request_id in leaving
         past = () if gone else past_moves(each.request_id)
@@ -756,5 +770,5 @@ def known(
 
 
 def considered(order: ReliefOrder) -> dict[str, Number]:
-    """Freeness of the instances at the beginning of the round, for an explanation."""
+    """The freeness of the instances at the beginning of the round, for explanations."""
     return {f"freeness_of_{instance_id}": steps for instance_id, steps in order.candidates}

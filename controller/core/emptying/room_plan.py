@@ -37,13 +37,14 @@ from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.core.value import value
 
 ENOUGH_ROOM = 2
-"""An order is offered so many times what it lacks while others want room: each request takes a
-block more there than it frees here, and seldom do some fit exactly."""
+"""While others want room too, an order is offered so many times what it lacks. Each request takes
+one block more at its destination than it frees here, and requests seldom fit exactly."""
 
 
 @value
 class MoveHead:
-    """The queue head `request_id` of `source_id` is to wait on `destination_id`, where it fits."""
+    """The queue head `request_id` of `source_id` is to move to the queue of `destination_id`, where
+    it fits."""
 
     source_id: str
     request_id: str
@@ -52,10 +53,10 @@ class MoveHead:
 
 @value
 class MakeRoom:
-    """`lacking_blocks` are to become free on `source_id`, by moves of requests of at most `rank` to
-    instances of which `spare_blocks` tells what each can take. `request_id`: for whom; empty for
-    the growth of all that run there. If it is the queue head there, those that wait behind it leave
-    too, where they fit at once (`room_plan.plan_leaving`)."""
+    """Moves of requests of at most `rank` are to free `lacking_blocks` on `source_id`.
+    `spare_blocks` says how much each destination can take. `request_id`: the request that gets the
+    room; empty if the room is for the growth of all running requests. If the request is the queue
+    head there, those behind it leave too, where they fit at once (`plan_leaving`)."""
 
     source_id: str
     request_id: str
@@ -66,7 +67,7 @@ class MakeRoom:
 
 @value
 class _Wanted:
-    """Room that is to be made. `own`: what only this order may take, by instance."""
+    """Room that is to be made. `own`: by instance, the blocks that only this order may take."""
 
     source_id: str
     request_id: str
@@ -83,9 +84,10 @@ def help_blocked(
     may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
-    """`sources` are instances where moves may begin, `destinations` those to which moves may go,
-    `rooms` those of the schedulable ones, by id. `may_move`: from one to another now. `turn`: the
-    number of the round, by which another order chooses first."""
+    """`sources`: the instances where moves may begin. `destinations`: those to which moves may go.
+    `rooms`: by id, those of the schedulable instances. `may_move`: whether a move from one instance
+    to another may begin now. `turn`: the number of the round, by which another order chooses
+    first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
     left = {
@@ -124,8 +126,9 @@ def _for_waiting(
     rooms: Mapping[str, Room],
     left: Mapping[str, int],
 ) -> Iterator[_Wanted]:
-    """Room for each held request on that of its instances that lacks the least; requests may leave
-    for its other ones too. `sources`: ids of the instances where moves may begin."""
+    """Wants room for each waiting request, on that one of its reserved instances that lacks the
+    least. Requests may leave for its other reserved instances too. `sources`: the ids of the
+    instances where moves may begin."""
     reserved: dict[Key, list[str]] = {}
     for instance_id, key in placement.reserved.items():
         if instance_id in rooms:
@@ -149,9 +152,9 @@ def _shared(
     may_move: Callable[[str, str], bool],
     turn: int,
 ) -> Iterator[MakeRoom]:
-    """Offers the room of each instance to one order: two plans that count on the same blocks would
-    both be given up. Each order in turn takes the largest rooms until it may well find a plan, and
-    the first one what nobody took."""
+    """Offers the room of each instance to one order only, as two plans that count on the same
+    blocks would both be given up. Each order in turn takes the largest rooms until it can probably
+    make a plan; the first order gets the rooms that nobody took."""
     left = {i: blocks for i, blocks in spare.items() if blocks > 0}
     first = turn % len(wanted) if wanted else 0
     in_turn = [*wanted[first:], *wanted[:first]]
@@ -169,12 +172,13 @@ def _shared(
 
 
 def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
-    """Whether a round does anything for the requests of this instance, if others have room."""
+    """Whether a round does anything for the requests of this instance if other instances have
+    room."""
     return _is_blocked(snapshot) or _near_eviction(snapshot, config)
 
 
 def _left(snapshot: InstanceSnapshot, room: Room, config: HoldingConfig) -> int:
-    """What a request that leaves another instance may take of this one."""
+    """How many blocks a request that leaves another instance may take on this one."""
     growth_blocks = _growth(snapshot, 2 * config.relief_below_steps)
     return room.free_blocks - growth_blocks if room.num_places > 0 else 0
 
@@ -192,7 +196,7 @@ def _near_eviction(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
 
 
 def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:
-    """The blocks that the batch takes in so many steps."""
+    """How many more blocks the batch takes in so many steps."""
     return math.ceil(snapshot.num_running * num_steps / snapshot.block_size)
 
 
@@ -205,7 +209,7 @@ _HARMLESS = frozenset({"finished", "client_left", "evicted", PLAN_FAILED})
 
 
 class NoRoom(StrEnum):
-    """Why there is no plan; `core.migration.refusals` says each in a sentence."""
+    """Why there is no plan; `core.migration.refusals` has a sentence for each code."""
 
     NO_PLAN = "no_plan"
     PLAN_TOO_LARGE = "plan_too_large"
@@ -219,9 +223,10 @@ class RoomMove:
 
 @value
 class RoomPlan:
-    """`let_go` wait behind the blocked head. `plan` frees `lacking_blocks`, those that nothing on
-    its way frees, or is empty: then `refusal` says why, and None that nothing is lacking or that
-    too many moves are under way. `num_movable`: running requests that may leave."""
+    """`let_go`: moves of requests that wait behind the blocked head. `plan`: moves that free
+    `lacking_blocks`, which are the blocks that no move under way frees. If the plan is empty,
+    `refusal` says why; None then means that nothing is lacking or that too many moves are under
+    way. `num_movable`: how many running requests may leave."""
 
     let_go: tuple[RoomMove, ...] = ()
     plan: tuple[RoomMove, ...] = ()
@@ -238,7 +243,8 @@ def room_plan_for(
     max_moves: int,
     config: ReschedulingConfig,
 ) -> RoomPlan:
-    """`num_may_begin` of the `max_moves` that the instance may have at a time."""
+    """`num_may_begin`: how many more moves may begin now; `max_moves`: how many the instance may
+    have at a time."""
     rested = [_guarded(each, config) for each in candidates]
     on_their_way = sum(c.num_freed_blocks for c in rested if c.outgoing and not c.queued)
     lacking_blocks = order.lacking_blocks - on_their_way
@@ -263,7 +269,7 @@ def room_plan_for(
 def head_to_leave(
     order: MoveHead, candidates: Iterable[Candidate], config: ReschedulingConfig
 ) -> Candidate | None:
-    """The queue head of the order, if it still waits and may leave."""
+    """The queue head that the order names, if it still waits and may leave."""
     for each in candidates:
         if each.request_id == order.request_id:
             return each if each.queued and _may_leave(_guarded(each, config)) else None
@@ -271,8 +277,8 @@ def head_to_leave(
 
 
 def ends_plan(code: str) -> bool:
-    """Whether a move that came to nothing for this reason takes its plan along: half a plan makes
-    no room. A request that has ended meanwhile has made its room all the same."""
+    """Whether the plan of a move that failed for this reason is given up, as half a plan makes no
+    room. A request that has ended meanwhile has made room all the same."""
     return code not in _HARMLESS
 
 
@@ -281,7 +287,7 @@ def _may_leave(candidate: Candidate) -> bool:
 
 
 def _guarded(candidate: Candidate, config: ReschedulingConfig) -> Candidate:
-    """With the refusal of one that has moved as often as it may."""
+    """The candidate, with a refusal if it has moved as often as it may."""
     if candidate.refusal or not config.guard:
         return candidate
     num_moves = sum(ago_s < MINUTE_S for _, ago_s in candidate.moves)
@@ -297,11 +303,11 @@ def plan_room(
     block_size: int,
     highest_rank: int,
 ) -> list[RoomMove]:
-    """Moves that free at least `lacking_blocks` with the fewest blocks copied, as far as a greedy
-    search finds them; [] if no set of them would do: half a plan makes no room.
+    """Moves that free at least `lacking_blocks` and copy the fewest blocks, as far as a greedy
+    search finds them; [] if no set of moves is enough.
 
-    `spare_blocks` by destination. Each leaving request takes one block more there than it holds,
-    as it decodes on. Only requests of at most `highest_rank` leave.
+    `spare_blocks`: by destination. Each leaving request takes one block more there than it holds
+    here, as it decodes on. Only requests of at most `highest_rank` leave.
     """
     if sum(spare_blocks.values()) <= lacking_blocks:
         return []  # A request takes more there than it frees here.
@@ -317,7 +323,7 @@ def plan_room(
     movable.sort(key=lambda c: (-c.num_freed_blocks, c.request_id))
     best: list[RoomMove] = []
     least = 1 << 62
-    # Each try leaves the largest ones out; the first request may then be a better fit.
+    # Each attempt leaves out one more of the largest requests, as a smaller one may fit better.
     for first in range(len(movable)):
         plan = _largest_first(movable[first:], lacking_blocks, spare_blocks, block_size)
         if plan is None:
@@ -334,9 +340,9 @@ def plan_leaving(
     spare_blocks: Mapping[str, int],
     block_size: int,
 ) -> list[RoomMove]:
-    """Who waits behind the blocked head `head_id` goes, in order, to wait where it fits at once;
-    nothing is copied. Behind an evicted request some waited for as long as the largest ones. []
-    if no request of that name waits here."""
+    """Moves of the requests behind the blocked head `head_id`, in order, to queues where they fit
+    at once; nothing is copied. Without this some requests behind an evicted one waited as long as
+    the largest requests. [] if the request `head_id` does not wait here."""
     left, plan = dict(spare_blocks), list[RoomMove]()
     queued = [c for c in candidates if c.queued]
     if all(c.request_id != head_id for c in queued):
