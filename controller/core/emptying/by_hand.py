@@ -1,14 +1,15 @@
-"""Moves by hand: where a request goes that an operator moves, when it does, and what is tried next.
+"""Moves that operators order: where the request goes, when the move begins, and what is tried next.
 
-The source carries a move out (`core/migration/source.py`); it goes on if this machine's process
-dies. An order has one attempt where its destination is named, else up to MAX_TRIES, as long as the
-destinations are at fault. Of an order:
+The source carries a move out (`core/migration/source.py`), and the move goes on if the controller's
+process dies. An order has one attempt if its destination is named, else up to MAX_TRIES, as long as
+the destinations are at fault. The states of an order:
 
     QUEUED    waits until both instances may begin another move
     ASKED     the source has it, and both instances count it
-    RETRYING  an instance refused it that seemed to have room; it is queued again at a time
+    RETRYING  an instance refused the move though it seemed to have room; the move is queued again
+              after a pause
     TIMED     the request has moved; its next token tells the downtime
-    OVER      the machine has forgotten it
+    OVER      the machine has forgotten the order
 
     state    event            next      instructions
     OVER     Ordered          QUEUED    WakeAt; AskSource if its turn has come
@@ -26,8 +27,8 @@ destinations are at fault. Of an order:
     TIMED    Timed, Woken     OVER      Done
     any      GivenUp          OVER
 
-The log of ended moves, and who cools, are lost with the process, but for what the requests'
-frontends keep.
+The log of ended moves, and which destinations cool, are lost with the process; the requests'
+frontends keep their own part.
 """
 
 import itertools
@@ -48,26 +49,27 @@ from controller.core.migration.refusals import MoveRefusal, reason_of
 MAX_TRIES = 3
 TIMED_PATIENCE_S = 2.0
 """How long the report of a move that is over waits for the request's next token, which tells the
-downtime: some steps, or, if the order has time left, up to MAX_TIMED_PATIENCE_S, the slowest step
-of an instance that does not count as stalled."""
+downtime. This is enough for some steps. If the order has time left, the report waits for up to
+MAX_TIMED_PATIENCE_S, the slowest step of an instance that does not count as stalled."""
 MAX_TIMED_PATIENCE_S = 10.0
 PAUSE_S = 0.2
-"""Until an order is repeated that an instance refused though it seemed to have room."""
+"""The pause before an order is repeated that an instance refused though it seemed to have room."""
 NOT_ASKED = "not_asked"
 
 MAX_WAITING = 64
-"""Moves that may wait in the whole cluster; more are refused at once."""
+"""How many moves may wait in the whole cluster; any more are refused at once."""
 
 # Why a move did not get its turn.
 NO_TURN, QUEUE_FULL, NO_MOVES = "no_turn", "queue_full", "no_moves"
 CLOSED, SOURCE_CLOSED = "closed", "source_closed"
 BY_MAX_MOVES = frozenset({NO_TURN, QUEUE_FULL, NO_MOVES, str(MoveRefusal.TOO_MANY_MOVES)})
-"""Codes for which `migration.max_moves` stands in the way."""
+"""The codes of moves that fail because of `migration.max_moves`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveByHand:
-    """What an operator asked for. `num_blocks`: the request's then, 0 if it was queued."""
+    """What an operator asked for. `num_blocks`: the request's blocks at that time, 0 if it was
+    queued."""
 
     request_id: str
     source_id: str
@@ -79,7 +81,7 @@ class MoveByHand:
 
 @dataclass(frozen=True, slots=True)
 class QueuedMove:
-    """One try of a move by hand, which waits for its turn `since_s`."""
+    """One attempt of a move by hand, which has waited for its turn since `since_s`."""
 
     migration_id: str
     wanted: MoveByHand
@@ -92,8 +94,8 @@ class QueuedMove:
 
 
 class MoveQueue:
-    """First come, first served at each instance: while a move waits, none that came later may begin
-    at either of its instances, so that moves between two busy instances get their turn too."""
+    """First come, first served at each instance. While a move waits, no later move may begin at
+    either of its instances, so that moves between two busy instances get their turn too."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, QueuedMove] = {}
@@ -106,7 +108,7 @@ class MoveQueue:
 
     @property
     def begun(self) -> set[str]:
-        """The ids of those that count at their instances."""
+        """The ids of the moves that count at their instances."""
         return set(self._begun)
 
     def join(self, move: QueuedMove) -> bool:
@@ -122,8 +124,8 @@ class MoveQueue:
         self._begun.pop(migration_id, None)
 
     def begin(self, num_reported: Callable[[str], int], max_moves: int) -> list[QueuedMove]:
-        """The moves that may begin now, in their order; from now on they count. `num_reported`:
-        moves under way at an instance by its last status, which may not know the latest."""
+        """The moves that may begin now, in their order; from now on they count. `num_reported`: the
+        moves under way at an instance by its last status, which may lack the latest ones."""
         own = Counter(end for move in self._begun.values() for end in move.instance_ids)
         taken: set[str] = set()
         found = []
@@ -149,8 +151,8 @@ class OrderState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`outcome`: that of the move's record; `refused` if the move was not begun; `unknown` if the
-    source did not say how it ended. `code`: why it is not `migrated`."""
+    """`outcome`: the outcome of the move's record; `refused` if the move was not begun; `unknown`
+    if the source did not say how the move ended. `code`: why the outcome is not `migrated`."""
 
     migration_id: str
     destination_id: str
@@ -165,8 +167,8 @@ class Attempt:
 
     @property
     def another_may_take_it(self) -> bool:
-        """The request runs on at its source, and what failed was the destination, perhaps before
-        the source was asked."""
+        """Whether another destination may take the request: it still runs at its source, and the
+        failure was the destination's, perhaps before the source was asked."""
         if self.outcome == "refused":
             return self.code in (CLOSED, DESTINATION_DIED)
         return self.outcome in ("kept", "resumed") and reason_of(self.code).elsewhere
@@ -177,8 +179,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """`migration_id`: the first attempt's, and the name of the order. `destination_id`: None lets
-    the machine choose."""
+    """`migration_id`: the id of the first attempt, which also names the order. `destination_id`:
+    None lets the machine choose."""
 
     migration_id: str
     wanted: MoveByHand
@@ -209,7 +211,7 @@ class SourceDied:
 
 @dataclass(frozen=True, slots=True)
 class MoveEnded:
-    """Any move, whoever ordered it. `reason`: one of `leaving.MOVE_REASONS`."""
+    """The end of any move, whoever ordered it. `reason`: one of `cluster_spec.MOVE_REASONS`."""
 
     record: MoveRecord
     reason: str
@@ -217,8 +219,8 @@ class MoveEnded:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The request's frontend tells of any move that its client has a token since, and the downtime
-    if it is known. `step_time_s`: of the destination."""
+    """The request's frontend reports that its client has got a token since the move, with the
+    downtime if it is known. `step_time_s`: the destination's."""
 
     migration_id: str
     downtime_s: float | None
@@ -228,12 +230,12 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Instances may have room for further moves by now."""
+    """Instances may have room for further moves now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """The time of this WakeAt has come; one that has been replaced may come too."""
+    """The time of this WakeAt has come. The time of a WakeAt that was replaced may come too."""
 
     order_id: str
     time_s: float
@@ -264,7 +266,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AskSource:
-    """Have the source move the request: SourceAnswered, SourceSilent or SourceDied answers within
+    """Have the source move the request. SourceAnswered, SourceSilent or SourceDied follows within
     `patience_s`."""
 
     order_id: str
@@ -274,7 +276,7 @@ class AskSource:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Replaces the order's last one."""
+    """Replaces the last WakeAt of the order."""
 
     order_id: str
     time_s: float
@@ -282,7 +284,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All attempts, the last one last; none if there is no destination."""
+    """All attempts, the last one last; empty if there is no destination."""
 
     order_id: str
     attempts: Sequence[Attempt]
@@ -295,18 +297,19 @@ Instruction = AskSource | WakeAt | Done
 
 
 class Instances(Protocol):
-    """What the machine looks at, as it is now."""
+    """What the machine looks at in the cluster, as it is now."""
 
     def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
-        """To which moves from there may go, by their last statuses."""
+        """The last statuses of the instances to which moves from the source may go."""
 
     def closed_by(
         self, instance_id: str, now_s: float, source_id: str | None = None
     ) -> Sequence[Closed]:
-        """All that is against the instance; against moves from `source_id` (None: from any)."""
+        """All reasons against the instance, with those against moves from `source_id` (None: from
+        any source)."""
 
     def num_moves(self, instance_id: str) -> int:
-        """Under way there by its last status."""
+        """The moves under way at the instance by its last status."""
 
 
 @dataclass(slots=True)
@@ -316,13 +319,13 @@ class _Order:
     """The present attempt; its id is the key in `_by_move`."""
     state: OrderState = OrderState.QUEUED
     attempts: list[Attempt] = field(default_factory=list)
-    """Those that are over and count; fewer than MAX_TRIES."""
+    """The attempts that are over and count; fewer than MAX_TRIES."""
     queued_s: float = 0.0
-    """Of the present attempt, once it is asked."""
+    """How long the present attempt waited for its turn, once the source is asked."""
     timed: Timed | None = None
-    """Told before the source's answer."""
+    """Set if it came before the source's answer."""
     moved: Attempt | None = None
-    """While TIMED."""
+    """The attempt that moved the request, while TIMED."""
     wake_s: float = 0.0
 
     @property
@@ -340,7 +343,7 @@ class MovesByHand:
         epoch: str,
     ) -> None:
         self.levels, self.max_moves = levels, max_moves
-        """Either may be set at any time; with `max_moves` 0 no move gets a turn."""
+        """Either may be set at any time. With `max_moves` 0 no move gets a turn."""
         self.cooling = cooling
         self.log = MoveLog()
         self._instances = instances
@@ -349,7 +352,7 @@ class MovesByHand:
         self._queue = MoveQueue()
         """The present attempts of the orders that are QUEUED (waiting) or ASKED (begun)."""
         self._orders: dict[str, _Order] = {}
-        """By order id, until they are over."""
+        """By order id, until the order is over."""
         self._by_move: dict[str, str] = {}
         """Order ids by the present attempt's id."""
 
@@ -364,8 +367,8 @@ class MovesByHand:
     def choose(
         self, source_id: str, num_blocks: int, now_s: float, tried: Collection[str] = ()
     ) -> str | None:
-        """The freest open instance that may take so many blocks, if possible one that may begin
-        another move; None if there is none."""
+        """The freest open instance that may take so many blocks, if possible one where another move
+        may begin. None if there is no such instance."""
         snapshots = [
             snapshot
             for snapshot in self._instances.destinations(now_s, source_id)
@@ -412,7 +415,7 @@ class MovesByHand:
         return self._enqueue(order, order.move, now_s)
 
     def _enqueue(self, order: _Order, move: QueuedMove, now_s: float) -> list[Instruction]:
-        """Has the move wait for its turn as the order's present attempt."""
+        """Lets the move wait for its turn as the order's present attempt."""
         self._by_move.pop(order.move.migration_id, None)
         self._by_move[move.migration_id] = order.order_id
         order.move, order.state, order.timed = move, OrderState.QUEUED, None
@@ -423,7 +426,7 @@ class MovesByHand:
         return [self._wake_at(order, order.ordered.deadline_s), *self._begin(now_s)]
 
     def _begin(self, now_s: float) -> list[Instruction]:
-        """The moves whose turn has come."""
+        """Begins the moves whose turn has come."""
         instructions: list[Instruction] = []
         while begun := self._queue.begin(self._instances.num_moves, self.max_moves):
             for move in begun:
@@ -440,8 +443,8 @@ class MovesByHand:
         return instructions
 
     def barred(self, move: QueuedMove, now_s: float) -> str:
-        """The code of why the move cannot begin any more: while it waited for its turn, one of its
-        instances died, or was closed to it. Empty if it can begin."""
+        """The code of the reason why the move cannot begin any more: while it waited for its turn,
+        one of its instances died, or was closed to it. Empty if the move can begin."""
         source_id, destination_id = move.instance_ids
         here = self._instances.closed_by(source_id, now_s)
         if Closed.NOT_SERVING in here:
@@ -476,7 +479,7 @@ class MovesByHand:
     def _answered(
         self, event: SourceAnswered | SourceSilent | SourceDied, now_s: float
     ) -> list[Instruction]:
-        """The turn ends with the source's answer: both instances may begin other moves then."""
+        """The turn ends with the source's answer. Then both instances may begin other moves."""
         order = self._orders.get(self._by_move.get(event.migration_id, ""))
         if order is None or order.state is not OrderState.ASKED:
             return []
@@ -521,7 +524,8 @@ class MovesByHand:
         return Attempt(move.migration_id, move.destination_id, "refused", code, queued_s=queued_s)
 
     def _over(self, order: _Order, attempt: Attempt, now_s: float) -> list[Instruction]:
-        """What follows an attempt: the same again, another destination, or the end."""
+        """Decides what follows an attempt: the same attempt again, another destination, or the
+        end."""
         ordered, wanted = order.ordered, order.ordered.wanted
         if _is_too_early(attempt, ordered.destination_id) and now_s + PAUSE_S < ordered.deadline_s:
             order.state = OrderState.RETRYING
@@ -584,7 +588,8 @@ def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
 
 
 def _with_downtime(attempt: Attempt, timed: Timed) -> Attempt:
-    """A request whose frontend reports a downtime has moved, even if its source has died since."""
+    """The attempt with the downtime. A request whose frontend reports a downtime has moved, even if
+    its source has died since."""
     return replace(
         attempt,
         outcome="migrated",

@@ -1,9 +1,10 @@
-"""Drains: every instance that somebody claims is emptied, until its claims are met or taken back.
+"""The machine of drains: it empties every instance that somebody claims, until the claims are met
+or taken back.
 
     draining     requests are left there, or may be on their way to it
-    drained      it reported that it takes nothing and has nothing, and each frontend answered that
-                 none of its requests is there; a request that comes all the same: draining again
-    restarting   its process was told to end, or another one took its place
+    drained      it reported that it takes no requests and has none, and each frontend answered that
+                 none of its requests is there; if a request comes all the same, it drains again
+    restarting   its process was told to end, or another process took its place
 
 What is done with a drained instance, and at a deadline, is up to the strongest claim (`claims`):
 
@@ -15,14 +16,14 @@ What is done with a drained instance, and at a deadline, is up to the strongest 
     Remove       ended, then forgotten        as Drain
     Evacuate     ended, then forgotten        ended, then forgotten, with what is left there
 
-Claims are on disk before they are heard of here, so a controller that starts again goes on with
+Claims are on disk before this machine hears of them, so a controller that starts again goes on with
 them (`Resumed`); it only forgets how many requests have moved. A process is ended before its
-instance is forgotten: a controller that dies in between starts an empty instance and removes it.
-The other way round a process would run on that nobody knows. What fails for one instance is tried
-again after a while, and touches no other.
+instance is forgotten: a controller that dies in between starts an empty instance and removes it. In
+the other order, a process would run on that nobody knows. If a step fails for one instance, it is
+tried again after a while, and other instances are not affected.
 
-Dispatch is not stopped here: a claimed instance is closed by the spec (`ClusterSpec.closed`). Nor
-are moves begun: an instance that drains is the least free of all, so it is a source.
+This machine neither stops dispatch nor begins moves. The spec closes a claimed instance
+(`ClusterSpec.closed`). An instance that drains counts as the least free of all, so it is a source.
 """
 
 from collections.abc import Mapping
@@ -40,20 +41,20 @@ from controller.core.emptying.claims import (
 from controller.core.record.event_log import EventKind, Number
 
 CHECK_EVERY_S = 0.3
-"""Between two questions to the frontends whether anything is left."""
+"""The time between two questions to the frontends whether any request is left."""
 RETRY_S = 1.0
-"""After a failure: a disk is full, or a process cannot be ended."""
+"""The pause after a failure, for example when a disk is full or a process cannot be ended."""
 REPLACE_AGAIN_S = 10.0
-"""A process that was to be replaced, and is still there, is ended again after so long."""
+"""A process that was to be replaced and is still there after so long is ended again."""
 HEARD_WITHIN_S = 10.0
-"""Members say Hello every second: after so long a member that was not heard is not there."""
+"""Members say Hello every second; a member that was not heard for so long does not exist."""
 _NAMED_IN_EVENT = 5
 
 
 class DrainState(StrEnum):
     DRAINING = "draining"
     DRAINED = "drained"
-    """No request is left there, and none comes."""
+    """No request is left on the instance, and none comes."""
     RESTARTING = "restarting"
     """Its process was ended, and another one starts."""
     ACTIVE = "active"
@@ -65,7 +66,7 @@ class DrainState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Remainder:
     """What an instance still has by its last status. `num_awaited`: requests that were dispatched
-    before the drain and are in no status yet."""
+    before the drain and that no status has counted yet."""
 
     num_running: int = 0
     num_queued: int = 0
@@ -84,8 +85,9 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class InstanceProcess:
-    """The instance's last process that the controller heard of. `incarnation`: 0 for a process that
-    this controller did not number yet, or did not hear of. `detail`: what it says of itself."""
+    """The instance's last process that the controller heard of. `incarnation`: 0 if this controller
+    has not numbered the process yet, or not heard of it. `detail`: what the process says of
+    itself."""
 
     nonce: str
     alive: bool
@@ -97,8 +99,8 @@ class InstanceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`process`: None if the cluster has no such instance. `left`, and whether it says itself that
-    it drains: by the last status of a process that serves; None if it has not reported."""
+    """`process`: None if the cluster has no such instance. `left`: what is left by the last status
+    of a process that serves; None if it has not reported. `says_draining`: by the same status."""
 
     process: InstanceProcess | None = None
     left: Remainder | None = None
@@ -106,7 +108,8 @@ class Seen:
 
     @property
     def takes_nothing(self) -> bool:
-        """The instance reported that it drains, or has no process that could take requests."""
+        """Whether the instance reported that it drains, or has no process that could take
+        requests."""
         return self.process is None or not self.process.serving or self.says_draining
 
 
@@ -114,20 +117,20 @@ NOT_THERE = Seen()
 
 
 # -- events -----------------------------------------------------------------------------------
-# `epoch_s`: the moment in seconds since the epoch, as claims have theirs.
+# `epoch_s`: the moment in seconds since the epoch, as in claims.
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """This controller begins with these claims, before any member is heard."""
+    """The controller begins with these claims, before any member is heard."""
 
     drains: Mapping[str, Claims]
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsChanged:
-    """All claims from now on, which are on disk. `seen`: of each instance that is claimed, or was.
-    `why` and `actor` are for drains that end."""
+    """All claims from now on, which are on disk. `seen`: by instance that is claimed or was. `why`
+    and `actor` are for drains that end."""
 
     drains: Mapping[str, Claims]
     seen: Mapping[str, Seen]
@@ -138,7 +141,7 @@ class ClaimsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """A look at one instance. `frontends_heard`: each frontend of the cluster was heard."""
+    """A look at one instance. `frontends_heard`: whether each frontend of the cluster was heard."""
 
     instance_id: str
     seen: Seen
@@ -148,7 +151,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class FrontendsAnswered:
-    """`empty`: all of them answered, and none has a request there. `seen`: the instance now."""
+    """`empty`: all frontends answered, and none has a request there. `seen`: the instance now."""
 
     instance_id: str
     drain_id: str
@@ -159,7 +162,7 @@ class FrontendsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StayersFound:
-    """What is left, and what of it cannot move: `ID CODE`."""
+    """How many requests are left, and which of them cannot move, as `ID CODE`."""
 
     instance_id: str
     drain_id: str
@@ -170,7 +173,7 @@ class StayersFound:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A question failed, for whatever reason."""
+    """A question failed for any reason."""
 
     instance_id: str
     drain_id: str
@@ -190,7 +193,8 @@ class BeganServing:
 
 @dataclass(frozen=True, slots=True)
 class MustGo:
-    """The instance says that its process will be ended. `is_planned`: the cluster wants it."""
+    """The instance says that its process will be ended. `is_planned`: the instance is in the
+    spec."""
 
     instance_id: str
     incarnation: int
@@ -201,7 +205,7 @@ class MustGo:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The process with this nonce was told to end, so that another one comes."""
+    """The process with this nonce was told to end, so that the next one starts."""
 
     instance_id: str
     nonce: str
@@ -209,7 +213,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The instance's process was ended, and the spec has the instance no more."""
+    """The instance's process was ended, and the instance is not in the spec any more."""
 
     instance_id: str
     num_left: int
@@ -217,7 +221,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a tick ordered of this instance could not be done."""
+    """What a tick ordered for this instance could not be done."""
 
     instance_id: str
 
@@ -248,7 +252,7 @@ class OfInstance:
 
 @dataclass(frozen=True, slots=True)
 class TellInstance(OfInstance):
-    """`leaves_in_s`: until its process will be ended, whatever is left there."""
+    """`leaves_in_s`: how long until its process will be ended, whatever is left there."""
 
     draining: bool
     leaves_in_s: float | None
@@ -256,14 +260,15 @@ class TellInstance(OfInstance):
 
 @dataclass(frozen=True, slots=True)
 class AskFrontends(OfInstance):
-    """Whether they have a request there, whose last tokens may be on their way."""
+    """Ask the frontends whether they have a request there; its last tokens may still be on their
+    way."""
 
     drain_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FindStayers(OfInstance):
-    """Look for what is left there and cannot move."""
+    """Find the requests that are left there and cannot move."""
 
     drain_id: str
 
@@ -275,7 +280,7 @@ class MakeClaim(OfInstance):
 
 @dataclass(frozen=True, slots=True)
 class TakeBack(OfInstance):
-    """The claim of this kind."""
+    """Take back the claim of this kind."""
 
     kind: type[Claim]
     why: str
@@ -283,7 +288,7 @@ class TakeBack(OfInstance):
 
 @dataclass(frozen=True, slots=True)
 class Replace(OfInstance):
-    """End the process with this nonce, so that another one starts; then `Replaced`."""
+    """End the process with this nonce, so that the next one starts; `Replaced` follows."""
 
     nonce: str
 
@@ -295,7 +300,7 @@ class Terminate(OfInstance):
 
 @dataclass(frozen=True, slots=True)
 class Forget(OfInstance):
-    """Save a spec without the instance; then `Removed`."""
+    """Save a spec without the instance; `Removed` follows."""
 
     num_left: int
 
@@ -311,12 +316,12 @@ class Log(OfInstance):
 
 @dataclass(frozen=True, slots=True)
 class TellFrontends:
-    """Which instances take requests."""
+    """Tell the frontends which instances take requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evacuated:
-    """The instances that will be ended at a moment, whatever they have then."""
+    """The instances that will be ended at a known moment, whatever requests they have then."""
 
     instance_ids: frozenset[str]
 
@@ -365,9 +370,9 @@ class _Drain:
     drained: bool = False
     told_drained: bool = False
     told_overdue: bool = False
-    """Of the strongest claim's deadline."""
+    """It was reported that the deadline of the strongest claim has passed."""
     asked: bool = False
-    """A question is under way; there is one at a time."""
+    """A question is under way. There is only one at a time."""
     ask_at_s: float = float("-inf")
     retry_at_s: float = float("-inf")
     replaced: str = ""
@@ -378,13 +383,13 @@ class _Drain:
 @dataclass(slots=True)
 class Drains:
     claims: Mapping[str, Claims] = field(default_factory=dict)
-    """By instance: as they are on disk."""
+    """By instance: the claims as they are on disk."""
     _drains: dict[str, _Drain] = field(default_factory=dict)
-    """By instance: one for each that is claimed, with the id of its claims."""
+    """By instance: one for each claimed instance, with the id of its claims."""
     _evacuated: frozenset[str] = frozenset()
     """The instances with a notice."""
     _began_s: float = float("-inf")
-    """When this controller began: from then on members are to be heard."""
+    """When this controller began. From then on it waits to hear from the members."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -421,7 +426,7 @@ class Drains:
         return []
 
     def view(self, instance_id: str, seen: Seen, now_s: float) -> DrainProgress:
-        """How far the drain of an instance is that is seen so now."""
+        """How far the drain of the instance is, which is `seen` so now."""
         claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
         left = self._left(seen, now_s) or Remainder()
         state, num_moved = DrainState.ACTIVE, 0
@@ -478,7 +483,8 @@ class Drains:
         return [*out, TellFrontends()]
 
     def _take(self, drains: Mapping[str, Claims]) -> None:
-        """A drain that goes on keeps what is known of it, but for what was about other claims."""
+        """Takes the new claims. A drain that goes on keeps its state, except for what was about
+        claims that are gone."""
         before, self.claims = self.claims, dict(drains)
         kept = dict[str, _Drain]()
         for instance_id, claims in drains.items():
@@ -499,7 +505,7 @@ class Drains:
         epoch_s: float,
         now_s: float,
     ) -> list[Instruction]:
-        """The drain begins, or goes on with other claims than `before`."""
+        """A drain begins, or goes on with other claims than `before`."""
         out = list[Instruction]()
         if before is None or claims.notice != before.notice:
             out.append(self._tell(instance_id, epoch_s))
@@ -630,7 +636,7 @@ class Drains:
     # -- inside --------------------------------------------------------------------------
 
     def _left(self, seen: Seen, now_s: float) -> Remainder | None:
-        """What is left on the instance; None if nobody knows yet."""
+        """What is left on the instance; None if that is not known yet."""
         process = seen.process
         if process is None:
             return Remainder()
@@ -642,7 +648,8 @@ class Drains:
         return (self._left(seen, now_s) or Remainder()).num_requests
 
     def _waited(self, now_s: float) -> bool:
-        """Whether a member that was not heard so far is not there."""
+        """Whether the controller has waited long enough: a member that was not heard so far does
+        not exist."""
         return now_s >= self._began_s + HEARD_WITHIN_S
 
     def _going_on(self, instance_id: str, drain_id: str) -> _Drain | None:
@@ -678,18 +685,18 @@ def _log(
 
 class RestartStep(StrEnum):
     WAIT = "wait"
-    """For the instance to be empty, or for the next process."""
+    """Wait until the instance is empty, or until the next process serves."""
     REPLACE = "replace"
-    """The process may be ended; another one is started in its place."""
+    """End the process; another one is started in its place."""
     DONE = "done"
     FAILED = "failed"
-    """The next process cannot start, and is not tried again."""
+    """The next process cannot start, and no other attempt is made."""
 
 
 def restart_step(claim: Restart, process: InstanceProcess, *, is_empty: bool) -> RestartStep:
     """The next step of a claim to restart. A process is known by its nonce, which it has before a
-    controller numbers it. One that was replaced for another reason, as it died, needs no second
-    restart."""
+    controller numbers it. If the process was replaced for another reason, for example because it
+    died, no second restart is needed."""
     if process.nonce != claim.nonce:
         if process.serving:
             return RestartStep.DONE
