@@ -1,7 +1,8 @@
-"""A process's link to the controller: it says Hello once a second, before and after its Welcome.
+"""A process's link to the controller: the process says Hello once a second, before and after its
+Welcome.
 
-Llumlets and frontends share this. From the repeated Hellos a restarted controller rebuilds its
-roster, and they show that a process is alive while its engine still loads.
+Llumlets and frontends share this module. From the repeated Hellos a restarted controller rebuilds
+its roster; and they show that a process is alive while its engine still loads.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class ControllerLink:
         self.controller_address = controller_address
         self.incarnation = 0
         self.engine_change: Future[EngineChange] = Future()
-        """What the controller said first of an engine's arguments; any thread may wait for it."""
+        """The engine arguments that the controller named first; any thread may wait for them."""
         self.fingerprint = ""
         """The engine's, once it is built."""
         self._mailbox = mailbox
@@ -65,7 +66,8 @@ class ControllerLink:
         self._num_told = 0
 
     def tell(self, event: LoggedEvent) -> None:
-        """Reports an event for the controller's log; events of one turn of the loop go together."""
+        """Reports an event for the controller's log. The events of one turn of the loop go in one
+        message."""
         if not self._untold:
             asyncio.get_running_loop().call_soon(self._tell_controller)
         self._untold.append(event)
@@ -85,12 +87,13 @@ class ControllerLink:
             self._on_active()
 
     def must_go(self, within_s: float) -> None:
-        """Tells the controller, now and from now on, that this process will be ended."""
+        """Tells the controller, now and with each Hello from now on, that this process will be
+        ended."""
         self._leaves_at_s = time.monotonic() + within_s
         self.say_hello()
 
     def say_hello(self, *, asks: bool = False) -> None:
-        """`asks`: for a Welcome, even if nothing has changed."""
+        """`asks`: asks for a Welcome even if nothing has changed."""
         served, leaves_at_s = self._served_lately(), self._leaves_at_s
         hello = Hello(
             kind=self.kind,
@@ -117,7 +120,8 @@ class ControllerLink:
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 
     def welcomed(self, welcome: Welcome) -> bool:
-        """True if everything of an earlier incarnation must be dropped."""
+        """Takes a Welcome. Returns True if the process must drop what it ran as an earlier
+        incarnation."""
         if welcome.nonce != self._nonce:
             return False
         known, self.incarnation = self.incarnation, welcome.incarnation

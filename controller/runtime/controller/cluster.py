@@ -126,8 +126,9 @@ from controller.runtime.repeating import GuardedTurns
 
 
 class FleetWatch:
-    """Liveness pulls statuses and fences, slowness empties, busyness puts on record. `fence` takes
-    a member for dead, with a reason."""
+    """The watch over the instances. The machine of liveness pulls statuses and fences, the one of
+    slowness has instances emptied, and the one of busyness records instances that compute without a
+    request. `fence` takes a member for dead, with a reason."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class FleetWatch:
         self._busyness = Busyness()
 
     def is_busy(self, member: Member) -> bool:
-        """Whether it is on record as one that computes without a request."""
+        """Whether it is on record that the instance computes without a request."""
         return self._busyness.is_on_record(member.member_id, member.incarnation)
 
     def gone(self, instance_id: str, incarnation: int) -> None:
@@ -230,7 +231,7 @@ class FleetWatch:
                 self._cluster.journal.busy(known, not told.over, told.lasted_s, told.cpu_cores)
 
     def _statuses(self) -> Iterable[tuple[Member, StatusPushed]]:
-        """The last one of each instance that serves, perhaps of an earlier incarnation."""
+        """The last status of each instance that serves, perhaps of an earlier incarnation."""
         statuses = self._cluster.statuses
         return (
             (member, statuses[member.member_id])
@@ -240,7 +241,7 @@ class FleetWatch:
 
 
 def idle_cores(status: StatusPushed) -> float | None:
-    """The CPU cores that an instance takes without a request; None if it has one, or is moving
+    """The CPU cores that an instance uses without a request; None if it has a request or moves
     one."""
     snapshot = status.snapshot
     has_work = snapshot.num_running or snapshot.num_queued or status.moves or status.num_moves_in
@@ -248,8 +249,9 @@ def idle_cores(status: StatusPushed) -> float | None:
 
 
 def _serving(member: Member, record: InstanceRecord, stall_timeout_s: float) -> Serving:
-    """What an incarnation without a report may run is known from its Hello: nothing, or, as that
-    counts requests and not their memory, all that fits into it."""
+    """What an instance that serves has, for the machine of liveness. The Hello of an incarnation
+    that has not reported yet counts requests and not their memory: so it has no requests, or as
+    many as fit into its memory."""
     snapshot = record.snapshot
     if snapshot is not None:
         need_blocks = snapshot.num_used_blocks + snapshot.queued_demand_blocks
@@ -269,7 +271,7 @@ def _serving(member: Member, record: InstanceRecord, stall_timeout_s: float) -> 
 
 
 class MemberEvents:
-    """What happens when a member comes or goes."""
+    """What the controller does when a member comes or goes."""
 
     def __init__(self, cluster: "ControllerProcess") -> None:
         self._cluster = cluster
@@ -328,13 +330,14 @@ class MemberEvents:
         self._announce_death(member, incarnation, why)
 
     def _keep(self, member: Member) -> None:
-        """Call it before anybody is told of a new incarnation, or of a death."""
+        """Stores the member's last incarnation. Must be called before anybody is told of a new
+        incarnation or of a death."""
         if (store := self._cluster.incarnations) is not None:
             store.keep(member.member_id, LastIncarnation(member.incarnation, member.alive))
 
     def removed(self, member: Member) -> None:
-        """An instance was ended for good. That is no death: nothing is restarted or counted as a
-        failure."""
+        """Forgets an instance that was ended for good. That does not count as a death: nothing is
+        restarted or counted as a failure."""
         instance_id, incarnation = member.member_id, member.incarnation
         reason = why_emptied(self._cluster.keeper.spec, instance_id) or ExitReason.DEATH
         self._cluster.replays.died(instance_id, incarnation, reason)
@@ -360,7 +363,8 @@ class MemberEvents:
             self._cluster.queries.member_died(member.member_id)
 
     def _why_it_died(self, member: Member) -> ExitReason:
-        """A process that is told to end for good is an evacuation's, though it ends by itself."""
+        """The reason why the instance is gone. If a process that was told to end for good ends by
+        itself, that is still its evacuation."""
         emptied = why_emptied(self._cluster.keeper.spec, member.member_id)
         ordered = self._cluster.drains.is_replacing(member.member_id)
         is_told = emptied is not None and (ordered or emptied is ExitReason.EVACUATION)
@@ -372,7 +376,7 @@ class MemberEvents:
         self._cluster.queries.member_died(instance_id)
         self._cluster.rescheduler.instance_gone(instance_id)
         lost = InstanceLost(instance_id, incarnation)
-        # Other instances may have moves to or from this one.
+        # The other instances may have moves to or from this one.
         others = (
             other for other in self._cluster.roster.instances() if other.member_id != instance_id
         )
@@ -386,10 +390,10 @@ class MemberEvents:
 log = logging.getLogger(__name__)
 
 Turns = tuple[tuple[str, Callable[[], object]], ...]
-"""What each tick does, by name and in order."""
+"""The turns of each tick, by name and in order."""
 
 TICK_S = 0.1
-# Beyond the grace time the frontends need so long to send their last bytes.
+# The time that frontends need beyond the grace time in order to send their last bytes.
 STOP_MARGIN_S = 6.0
 
 
@@ -413,7 +417,7 @@ class ControllerProcess:
         self.roster = Roster(before=incarnations.load() if incarnations is not None else {})
         self.mail = MemberMail(mailbox, self.roster)
         self.statuses: dict[str, StatusPushed] = {}
-        """Each instance's last status, perhaps of a dead incarnation."""
+        """By instance: its last status, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
         self.journal = Journal(epoch, config.max_events, store=events)
         self.queries = MemberQueries(self.mail.send_to, epoch)
@@ -445,7 +449,7 @@ class ControllerProcess:
         self.replays = ReplayLog()
         self.journal.on_event = self._on_event
         self._closed: Mapping[str, Reasons] = {}
-        """By the spec, as the scheduler was told."""
+        """The reasons of the spec against instances, as the scheduler was told them."""
         self.keeper.on_change = self._close_instances
         self.directories = Directories(
             self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
@@ -483,7 +487,7 @@ class ControllerProcess:
         self.scaling.launch_all()
 
     def launch(self, instance_ids: Sequence[str]) -> None:
-        """Launches instances, and expects them from now on."""
+        """Launches instances, and expects their Hellos from now on."""
         for instance_id in instance_ids:
             self._launcher.launch_instance(instance_id)
             self.roster.expect("instance", instance_id)
@@ -493,8 +497,8 @@ class ControllerProcess:
         self._launcher.restart(instance_id)
 
     def terminate(self, instance_id: str) -> None:
-        """Ends the instance's process for good, and forgets the instance. That is no death: nothing
-        is restarted or counted as a failure."""
+        """Ends the instance's process for good, and forgets the instance. That does not count as a
+        death: nothing is restarted or counted as a failure."""
         self._launcher.terminate(instance_id)
         member = self.roster.forget(instance_id)
         if member is not None:
@@ -509,8 +513,8 @@ class ControllerProcess:
             rounds.cancel()
 
     async def _tick_for_ever(self) -> None:
-        """Each turn is guarded: one that fails ends no other, and not this process, which a full
-        disk would else end with everything that it holds."""
+        """Takes the turns of each tick. If a turn fails, the others are taken all the same and the
+        process goes on; otherwise a full disk would end it with all requests that wait here."""
         always: Turns = (
             ("the scheduler's tick", lambda: self.handle(Ticked())),
             ("the look at who is ready", self._note_readiness),
@@ -543,14 +547,15 @@ class ControllerProcess:
                 turns.take(name, turn)
 
     def would_stop(self, drain: bool) -> bool:
-        """Whether `stop` would change anything: the first call does, and one that cuts a drain
-        short."""
+        """Whether `stop` would change anything: the first call does, and so does a call that cuts a
+        drain short."""
         return self._stopping is None or not (drain or self._cut or self.stopped)
 
     def stop(self, drain: bool, grace_s: float) -> None:
-        """Begins to stop: no new requests, live ones may end within `grace_s` if `drain`.
+        """Begins to stop: the cluster takes no new requests. With `drain`, live requests may end
+        within `grace_s`.
 
-        Only the first call counts, but a later `drain=False` cuts it short."""
+        Only the first call counts, but a later call with `drain=False` cuts the drain short."""
         if not self.would_stop(drain):
             return
         self._cut = not drain
@@ -560,7 +565,8 @@ class ControllerProcess:
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def configure(self, config: LiveConfig) -> None:
-        """Applies `config` from now on; requests and moves beyond smaller limits go on."""
+        """Applies `config` from now on. Requests and moves beyond a limit that is smaller now go
+        on."""
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
         self.operator_moves.machine.levels = config.scheduler.levels
@@ -587,7 +593,7 @@ class ControllerProcess:
 
     @property
     def launcher_loss(self) -> LauncherLoss | None:
-        """Meanwhile no process is started or ended."""
+        """What keeps the launcher from starting and ending processes; None: nothing does."""
         return self._launcher.loss()
 
     @property
@@ -595,7 +601,7 @@ class ControllerProcess:
         return sum(frontend.num_live_reqs for frontend in self.roster.frontends())
 
     def num_moves(self, instance_id: str) -> int:
-        """Moves to and from an instance that are under way by its last status."""
+        """The moves to and from an instance that are under way by its last status."""
         member, status = self.roster.members.get(instance_id), self.statuses.get(instance_id)
         if member is None or status is None or member.incarnation != status.snapshot.incarnation:
             return 0
@@ -662,7 +668,8 @@ class ControllerProcess:
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
 
     def _close_instances(self) -> None:
-        """Tells the scheduler what the spec has against instances, where that is new."""
+        """Tells the scheduler the reasons of the spec against instances, where they have
+        changed."""
         before, self._closed = self._closed, self.keeper.spec.closed
         for instance_id in sorted({*before, *self._closed}):
             reasons = self._closed.get(instance_id, OPEN)
@@ -670,8 +677,8 @@ class ControllerProcess:
                 self.handle(ClosedBy(instance_id, reasons))
 
     def _note_readiness(self) -> None:
-        """Notes the moment when every member serves and every instance has reported: from then on
-        absence is a fault."""
+        """Notes when every member serves and every instance has reported. From then on a missing
+        member is a fault."""
         if not self.was_ready:
             self.was_ready = all(
                 m.serving and (m.kind == "frontend" or m.member_id in self.statuses)
@@ -687,7 +694,7 @@ class ControllerProcess:
 
     def _carry_out(self, instruction: Instruction) -> None:
         frontend = self.roster.members[instruction.frontend_id]
-        match instruction:  # the answer first: a request waits for it, and nobody for the log
+        match instruction:  # the answer first, because a request waits for it
             case Dispatch():
                 self.mail.send(frontend, Dispatched(instruction))
                 self.journal.dispatched(instruction)
@@ -701,13 +708,13 @@ class ControllerProcess:
 
 
 CUT_BEFORE_S = 8.0
-"""So long before all processes end, live requests do. An error takes milliseconds; the moment at
-which each process ends is known to a few seconds."""
+"""Live requests are ended so long before all processes end. An error takes milliseconds; the moment
+at which each process ends is known to within a few seconds."""
 
 
 class LauncherWatch:
-    """What a controller does that can start and end no process any more: it says so, and ends the
-    streams with an error each before its own process is ended."""
+    """What the controller does when it cannot start and end processes any more: it says so, and
+    ends each stream with an error before its own process is ended."""
 
     def __init__(self, launcher: Launcher, journal: Journal, cut: Callable[[], None]) -> None:
         self._launcher = launcher

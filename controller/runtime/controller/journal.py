@@ -25,7 +25,7 @@ _CAUSES = {"started": "start", "died": "lost", "failed": "start"}
 
 
 class Journal:
-    """`store`: with None, events are kept as long as this process lives."""
+    """Without a `store`, events only last as long as this process lives."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Journal:
         self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
         self._store = store
         self.counts: Counter[EventKind] = Counter()
-        """Events of each kind since this controller started."""
+        """By kind: how many events there were since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
         """By member: its incarnation, and how many events it has reported so far."""
         self.on_event: Callable[[LoggedEvent], None] = lambda event: None
@@ -68,7 +68,7 @@ class Journal:
         actor: str | None = None,
         **about: Any,
     ) -> None:
-        """Logs an event of now. An instance or an actor that is empty is none."""
+        """Logs an event of this moment. An empty instance or actor counts as none."""
         there, by = instance_id or None, actor or None
         event = LoggedEvent(
             kind, self._wall_clock(), cause_id, reason, instance_id=there, actor=by, **about
@@ -76,8 +76,8 @@ class Journal:
         self.append(event)
 
     def told(self, report: EventsReported) -> None:
-        """Logs the events that a member reports, and before them how many reports were lost.
-        Events reported before this controller began do not count as lost."""
+        """Logs the events that a member reports, and before them how many of its events were lost.
+        Events that it reported before this controller began do not count as lost."""
         member_id, incarnation = report.member_id, report.incarnation
         num_before, events = report.num_before, report.events
         known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))

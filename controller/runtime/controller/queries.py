@@ -26,8 +26,8 @@ from controller.runtime.messages.requests import (
 
 Answer = RequestsAnswered | RankChangeAnswered | AbortAnswered | MoveAnswered | MoveRefusalsAnswered
 
-# A frontend answers within milliseconds, an instance between two steps; the event loop of either
-# may be held up by a large body.
+# A frontend answers within milliseconds, an instance between two steps. A large body may hold up
+# the event loop of either.
 PATIENCE_S = 2.0
 # An instance answers between two steps, which take some hundred milliseconds with a long prefill.
 REFUSALS_PATIENCE_S = 0.5
@@ -45,7 +45,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`silent`: frontends that did not answer in time, or died."""
+    """`silent`: the frontends that did not answer in time, or died."""
 
     requests: tuple[RequestRecord, ...]
     num_matching: int
@@ -53,8 +53,8 @@ class Found:
 
 
 class MemberQueries:
-    """`send` takes a member's id; `epoch` tells this controller's questions from those of the one
-    before."""
+    """`send` takes a member's id. `epoch` tells this controller's questions from those of its
+    predecessor."""
 
     def __init__(self, send: Callable[[str, Message], None], epoch: str) -> None:
         self._send = send
@@ -90,7 +90,8 @@ class MemberQueries:
         history: bool = False,
         max_requests: int = 1000,
     ) -> Found:
-        """Requests of these frontends that match: the best matches first, else in listing order."""
+        """The requests of these frontends that match, the best matches first, else in listing
+        order."""
         asked = partial(
             RequestsAsked,
             instance_id=instance_id,
@@ -114,7 +115,7 @@ class MemberQueries:
     async def refusals(
         self, request_ids: Mapping[str, Sequence[str]]
     ) -> dict[str, Mapping[str, str]]:
-        """For each instance that answered, the codes of requests that cannot move now."""
+        """By instance that answered: the codes of the requests that cannot move now."""
         asked = {
             instance_id: partial(MoveRefusalAsked, request_ids=tuple(ids))
             for instance_id, ids in request_ids.items()
@@ -125,7 +126,7 @@ class MemberQueries:
     async def _ask_each(
         self, asked: Mapping[str, Callable[[str], Message]], patience_s: float | None = None
     ) -> dict[str, Any]:
-        """Answers by member, without members that did not answer in time, or died."""
+        """By member: its answer. Members that did not answer in time, or died, are missing."""
 
         async def answer_of(member_id: str) -> Any:
             try:
@@ -137,7 +138,7 @@ class MemberQueries:
         return {m: answer for m, answer in zip(asked, answers, strict=True) if answer is not None}
 
     def answered(self, answer: Answer) -> None:
-        """Takes an answer; one that nobody waits for is dropped."""
+        """Takes an answer. An answer for which nobody waits is dropped."""
         pending = self._pending.get(answer.query_id)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(answer)

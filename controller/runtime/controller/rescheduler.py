@@ -1,5 +1,6 @@
-"""The rounds of rescheduling in a live cluster: runs the machine that decides them (`core.emptying.
-rounds`), each interval and when the configuration has changed, and sends what it orders."""
+"""The rounds of rescheduling in a live cluster: runs the machine that decides
+(`core.emptying.rounds`) in each interval and when the configuration has changed, and sends its
+orders."""
 
 import asyncio
 import logging
@@ -41,9 +42,9 @@ Order = ReliefOrdered | HeadMoveOrdered | RoomOrdered
 
 
 class Rescheduler:
-    """Runs the machine, and is the `ClusterView` that its rounds look at: the members and their
-    last statuses. `has_moves_left`: whether one more move of that instance may begin, as far as is
-    known. `send` gets an instance's id."""
+    """Runs the machine, and is the `ClusterView` at which its rounds look: the members and their
+    last statuses. `has_moves_left`: whether one more move of an instance may begin, by its last
+    status. `send` gets an instance's id."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Rescheduler:
         self._send = send
         self._now_s = now_s
         self._changed = asyncio.Event()
-        """The next round is due: by the clock, or as the configuration changed."""
+        """Set when the next round is due: by the clock, or because the configuration changed."""
 
     @property
     def config(self) -> ReschedulingConfig:
@@ -76,7 +77,7 @@ class Rescheduler:
 
     @config.setter
     def config(self, config: ReschedulingConfig) -> None:
-        """Holds from the next round on, which begins now."""
+        """The configuration holds from the next round on, which begins now."""
         self._handle(RulesChanged(replace(self.machine.rules, config=config)))
         self._changed.set()
 
@@ -90,7 +91,7 @@ class Rescheduler:
 
     @property
     def evacuated(self) -> Collection[str]:
-        """Instances that are to be ended at a moment, whatever they have then."""
+        """The instances that will be ended at a known moment, whatever requests they have then."""
         return self.machine.rules.evacuated
 
     @evacuated.setter
@@ -124,8 +125,8 @@ class Rescheduler:
     def roles(
         self, config: ReschedulingConfig, levels: Sequence[Level]
     ) -> tuple[Sequence[InstanceLoad], Mapping[str, Role]]:
-        """How the instances would be seen, and what each would be, by another configuration, with
-        the statuses that a round would look at now."""
+        """The loads and the roles of the instances by another configuration, from the statuses that
+        a round would look at now."""
         rules = RoundRules(config, tuple(levels), self.evacuated)
         return self.machine.roles(rules, self._now_s())
 

@@ -42,8 +42,7 @@ from controller.runtime.messages.move_messages import MoveLimitsSet
 
 @dataclass(frozen=True, slots=True)
 class LiveAutoscale:
-    """`start_timeout_s`: an instance that does not serve for so long counts as one that cannot
-    start."""
+    """`start_timeout_s`: an instance that does not serve after so long counts as failed."""
 
     config: AutoscaleConfig = field(
         default_factory=lambda: AutoscaleConfig(first_check_after_s=10.0)
@@ -61,13 +60,13 @@ class LiveConfig:
 
 
 class Member(Incarnations):
-    """A member, whose process is which incarnation, and what that says. `said`: its last Hello, in
-    which the figures of its process are. What stands here beside it is the controller's."""
+    """A member: which incarnation its process is, and what the process says. `said`: its last
+    Hello, with the figures of its process. The other attributes are the controller's own."""
 
     __slots__ = ("detail", "heard_s", "kind", "member_id", "num_live_reqs", "phase", "said")
 
     def __init__(self, kind: MemberKind, member_id: str, before: LastIncarnation) -> None:
-        """One that has said nothing yet."""
+        """A member that has not said anything yet."""
         super().__init__(before)
         self.kind = kind
         self.member_id = member_id
@@ -104,7 +103,8 @@ class Member(Incarnations):
 
 @dataclass(frozen=True, slots=True)
 class RosterChange:
-    """What a Hello changed. `died`: the incarnation that it replaced, if that was still alive."""
+    """What a Hello changed. `died`: the incarnation that the process replaced, if that was still
+    alive."""
 
     member: Member
     welcome: Welcome | None = None
@@ -116,19 +116,18 @@ class RosterChange:
 
 @dataclass(slots=True)
 class Roster:
-    """`before`: what earlier controllers of this cluster gave, by member."""
+    """`before`: by member, the last incarnation that an earlier controller of this cluster gave."""
 
     members: dict[str, Member] = field(default_factory=dict)
     before: Mapping[str, LastIncarnation] = field(default_factory=dict)
 
     def expect(self, kind: MemberKind, member_id: str) -> None:
-        """A process of this id is being launched."""
+        """Expects the Hellos of a process of this id, which is being launched."""
         before = self.before.get(member_id, NO_INCARNATION)
         self.members.setdefault(member_id, Member(kind, member_id, before))
 
     def forget(self, member_id: str) -> Member | None:
-        """The member was ended for good: it is not expected any more, and its Hellos are a
-        stranger's."""
+        """Forgets a member that was ended for good. If it says Hello, it counts as a stranger."""
         return self.members.pop(member_id, None)
 
     def instances(self) -> list[Member]:
@@ -138,7 +137,7 @@ class Roster:
         return [m for m in self.members.values() if m.kind == "frontend"]
 
     def hello(self, hello: Hello, now_s: float) -> RosterChange | None:
-        """None for a process that was not launched here."""
+        """Takes a Hello. Returns None for a process that this cluster did not launch."""
         member = self.members.get(hello.member_id)
         if member is None or member.kind != hello.kind:
             return None
@@ -161,7 +160,7 @@ class Roster:
         return RosterChange(member, welcome, died, began, failed)
 
     def reported(self, member: Member) -> None:
-        """Its engine makes progress."""
+        """The member's engine makes progress."""
         if member.fenced:
             member.handle(incarnations.Reported())
             member.detail = ""
@@ -177,7 +176,7 @@ class Roster:
         return None
 
     def fence(self, member_id: str, why: str) -> Member:
-        """Takes a live member for dead. If its process says Hello again, that is a new incarnation,
+        """Takes a live member for dead. If its process says Hello again, it is a new incarnation,
         which drops what it ran."""
         member = self.members[member_id]
         member.handle(incarnations.TakenForDead())
@@ -186,8 +185,9 @@ class Roster:
         return member
 
     def lost_with(self, member: Member) -> list[Member]:
-        """All instances of the node of one that is gone, if they are gone too and the cluster has
-        other nodes; else none. Of a node with a single instance nobody knows."""
+        """All instances of the node of a member that is gone, if all of them are gone and the
+        cluster has other nodes; else none. If a node has a single instance, its death says nothing
+        about the node."""
         there = [each for each in self.instances() if each.node == member.node]
         elsewhere = any(each.node not in ("", member.node) for each in self.instances())
         gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
@@ -195,7 +195,7 @@ class Roster:
 
 
 class MemberMail:
-    """Messages from the controller. Sends to members that are alive; a message to another one is
+    """Sends the controller's messages to members that are alive. A message to another member is
     dropped."""
 
     def __init__(self, mailbox: Mailbox, roster: Roster) -> None:
@@ -207,7 +207,7 @@ class MemberMail:
             self._mailbox.send(member.address, encode(message), droppable=droppable)
 
     def send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
-        """Does nothing if there is no such member any more."""
+        """Does nothing if the member does not exist any more."""
         member = self._roster.members.get(member_id)
         if member is not None:
             self.send(member, message, droppable=droppable)
@@ -228,7 +228,7 @@ class MemberMail:
 def config_messages(
     member: Member, config: LiveConfig, before: LiveConfig | None = None
 ) -> list[Message]:
-    """What differs from `before`, or all if that is None."""
+    """The messages whose contents differ from those of `before`; all messages if that is None."""
     known = {} if before is None else {type(m): m for m in _all(member, before)}
     return [m for m in _all(member, config) if known.get(type(m)) != m]
 
@@ -252,15 +252,15 @@ def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
 
 # -- which instances serve -------------------------------------------------------------------------
 
-# Frontends take a controller for dead that is silent for 1 s.
+# A frontend takes the controller for dead after 1 s of silence.
 DIRECTORY_EVERY_S = 0.4
-# A frontend that was silent for so long gets no directories, which would pile up for it.
+# A frontend that was silent for so long gets no directories, as they would pile up.
 SILENCE_S = 5.0
 
 
 class Directories:
-    """Tells frontends which instances serve, at once when that changes, and now and then their
-    loads."""
+    """Tells the frontends which instances serve, at once when that changes; and now and then the
+    instances' loads."""
 
     def __init__(
         self,

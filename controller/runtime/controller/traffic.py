@@ -1,8 +1,9 @@
-"""The controller's part in a recording of the traffic: what frontends tell waits for its reader.
+"""The controller's part in a recording of the traffic: what the frontends tell waits here for the
+reader of the recording.
 
-There is one recording at a time. The reader brings its key, so that after a lost connection, or
-with the next controller, it goes on with the same one. What waits is bounded; a reader that lags
-loses requests, and their number is told.
+There is one recording at a time. The reader brings its key, so that it goes on with the same
+recording after a lost connection, or with the next controller. The requests that wait are bounded:
+a reader that lags loses some, and is told how many.
 """
 
 import asyncio
@@ -12,19 +13,20 @@ from dataclasses import dataclass
 
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 
-# Frontends stop by themselves when they hear nothing for several times as long.
+# A frontend stops by itself when it hears nothing for several times as long.
 ASK_EVERY_S = 1.0
 MAX_WAITING_BYTES = 32 << 20
-# A line of so much takes 3 ms of the event loop.
+# A line of this size takes 3 ms of the event loop.
 MAX_BATCH_BYTES = 128 << 10
-# Beside its hashes, a request takes about so much.
+# What a request takes beside its hashes.
 REQUEST_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`num_lost`: requests of the recording that ended since the batch before and are in no batch.
-    `num_live`: requests of it that have not ended, by what frontends told last."""
+    """`num_lost`: requests of the recording that ended since the previous batch and are in no
+    batch. `num_live`: requests of the recording that have not ended, by what the frontends told
+    last."""
 
     requests: tuple[RequestTraffic, ...]
     num_lost: int
@@ -39,7 +41,8 @@ class _Frontend:
 
 
 class TrafficRecording:
-    """What waits for the reader of one stream; `replaced` when the same recording has another."""
+    """What waits for the reader of one stream. `replaced`: the same recording has another reader
+    now."""
 
     def __init__(self, asked: TrafficAsked) -> None:
         self.asked = asked
@@ -49,13 +52,14 @@ class TrafficRecording:
         self._num_bytes = 0
         self._num_lost = 0
         self.news = asyncio.Event()
-        """Set while something waits."""
+        """Set while requests wait for the reader."""
 
     def told(self, told: TrafficTold) -> None:
-        """What a frontend told before the stream began does not count as lost."""
+        """Takes what a frontend tells. What it told before the stream began does not count as
+        lost."""
         known = self._frontends.get(told.frontend_id)
         if known is None or known.incarnation != told.incarnation:
-            # A frontend that was fenced goes on with the requests that it notes from then on.
+            # After it was fenced, a frontend tells only of requests that it notes from then on.
             known = _Frontend(told.incarnation, told.num_before)
             self._frontends[told.frontend_id] = known
         self._num_lost += max(0, told.num_before - known.num_told)
@@ -80,7 +84,7 @@ class TrafficRecording:
         self.news.set()
 
     def take(self) -> Batch:
-        """What waits, or a part of it."""
+        """Takes the requests that wait, or the first of them."""
         requests: list[RequestTraffic] = []
         num_bytes = 0
         while self._waiting and num_bytes < MAX_BATCH_BYTES:
@@ -107,7 +111,8 @@ class Traffic:
         return self._recording is None or self._recording.asked == asked
 
     def begin(self, asked: TrafficAsked) -> TrafficRecording:
-        """Its reader takes the place of a reader of the same recording. `takes` must hold."""
+        """Begins a recording, or replaces the reader of the same recording. `takes` must be
+        true."""
         assert self.takes(asked)
         if self._recording is not None:
             self._recording.replace()
@@ -116,7 +121,7 @@ class Traffic:
         return self._recording
 
     def end(self, recording: TrafficRecording) -> None:
-        """Its reader has left. Does nothing if another reader took its place."""
+        """The reader has left. Does nothing if another reader took its place."""
         if recording is self._recording:
             self._recording = None
             self._ask(TrafficAsked(b""))
@@ -127,7 +132,8 @@ class Traffic:
             self._ask(self._recording.asked)
 
     def told(self, told: TrafficTold) -> None:
-        """Drops what belongs to no recording, or to one that is over."""
+        """Takes what a frontend tells, and drops it if it belongs to no recording, or to one that
+        is over."""
         if self._recording is not None and told.key == self._recording.asked.key:
             self._recording.told(told)
 

@@ -93,7 +93,8 @@ class DrainRunner:
         self._wall_clock = wall_clock
         self.machine = Drains()
         self._questions: set[asyncio.Task[None]] = set()
-        """Under way; kept, as the loop itself holds its tasks weakly."""
+        """The questions under way. The set keeps them alive, as the loop itself holds tasks
+        weakly."""
 
     # -- what operators do ---------------------------------------------------------------
 
@@ -104,20 +105,21 @@ class DrainRunner:
         return {each.instance_id for each in schedulable}
 
     def begin(self, claims: Mapping[str, Claim]) -> None:
-        """Makes a claim to each of these instances. A drain that goes on keeps its id and its
+        """Makes a claim to each of these instances. A drain that is under way keeps its id and its
         counts."""
         self.carry_out(self._cluster.keeper.spec.with_claims(claims))
 
     def end(self, instance_id: str, why: str, actor: str = "") -> None:
-        """Ends a drain: requests stay where they are, and the instance takes new ones. Does nothing
-        if the instance is not being drained."""
+        """Ends a drain: the requests stay where they are, and the instance takes new ones. Does
+        nothing if the instance is not being drained."""
         spec = self._cluster.keeper.spec
         if instance_id in spec.drains:
             self.carry_out(spec.without_drain(instance_id), why, actor)
 
     def carry_out(self, spec: ClusterSpec, why: str = "", actor: str = "") -> None:
         """Makes `spec` the present one, and begins, changes and ends drains accordingly. `why` and
-        `actor` are for drains that end. Raises what the keeper raises, and changes nothing then."""
+        `actor` are for drains that end. If the keeper raises an error, it is raised here and
+        nothing changes."""
         concerned = {*spec.drains, *self._cluster.keeper.spec.drains}
         self._cluster.keeper.change(spec)
         seen = {each: self._seen(each) for each in concerned}
@@ -135,7 +137,7 @@ class DrainRunner:
     # -- what the controller says --------------------------------------------------------
 
     def resume(self) -> None:
-        """Goes on with the spec's drains, before any instance is heard."""
+        """Goes on with the drains of the spec, before any instance is heard."""
         self._handle(Resumed(self._cluster.keeper.spec.drains))
 
     def began_serving(self, member: Member) -> None:
@@ -154,7 +156,7 @@ class DrainRunner:
             log.error("%s must go, and is not evacuated: %s", member.member_id, error)
 
     def tick(self) -> None:
-        """Looks at each drain. A failure of one does not touch the others."""
+        """Looks at each drain. If one fails, the others are looked at all the same."""
         frontends = self._cluster.roster.frontends()
         all_heard, wall_s = all(f.heard_s is not None for f in frontends), self._wall_clock()
         for instance_id in tuple(self.machine.claims):
@@ -266,43 +268,43 @@ class DrainRunner:
 
 MAX_REQUESTS = 10_000
 _THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
-# Rounds of a forecast in one turn of the controller's loop.
+# How many rounds of a forecast are taken in one turn of the controller's loop.
 _ROUNDS_AT_ONCE = 20
-# Callers share one look at a running drain for so long.
+# For so long callers share one forecast of a running drain.
 LATELY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`departures` in the order in which they are tried. `silent`: frontends that did not answer,
-    whose requests are missing."""
+    """`departures`: in the order in which they are tried. `silent`: frontends that did not answer,
+    so that their requests are missing."""
 
     departures: tuple[Departure, ...] = ()
     silent: tuple[str, ...] = ()
 
 
 class DrainForecasts:
-    """Which requests an instance has, and where they would go. The frontends know the requests, and
-    the instance knows why one cannot move."""
+    """Which requests an instance has, and where they would go. The frontends know the requests; the
+    instance knows which ones cannot move and why."""
 
     def __init__(self, cluster: OperatedCluster) -> None:
         self._cluster = cluster
         self._looks: dict[str, tuple[float, asyncio.Task[Forecast]]] = {}
-        """The looks of `lately`, and when each began."""
+        """The forecasts of `lately`, and when each began."""
 
     async def lately(self, instance_id: str) -> Forecast:
-        """What `of` would have found at most a second ago."""
+        """A forecast that is at most a second old."""
         now_s = self._cluster.now_s()
         self._looks = {key: look for key, look in self._looks.items() if now_s < look[0] + LATELY_S}
         if instance_id not in self._looks:
             looking = asyncio.get_running_loop().create_task(self.of(instance_id))
             self._looks[instance_id] = now_s, looking
-        # A caller that is cancelled must not cancel the look for the others.
+        # If one caller is cancelled, the others still wait for the forecast.
         return await asyncio.shield(self._looks[instance_id][1])
 
     async def of(self, instance_id: str, going: Collection[str] = ()) -> Forecast:
-        """Places the instance's requests by the last statuses. `going`: other instances that are no
-        destination either."""
+        """Makes a forecast from the last statuses. `going`: other instances that are no
+        destinations either."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
         found = await cluster.queries.requests(
@@ -322,7 +324,7 @@ class DrainForecasts:
                 refusals.get(record.request_id),
             )
             for record in found.requests
-            # A request that the instance does not know is over, or still on its way there.
+            # If the instance does not know a request, it is over or still on its way there.
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
         client_ids = {record.request_id: record.client_request_id for record in found.requests}
@@ -343,7 +345,8 @@ class DrainForecasts:
         return Forecast(forecast.departures(client_ids), found.silent)
 
     def _source(self, instance_id: str) -> InstanceSnapshot:
-        """An instance that has not reported has no request that could be placed."""
+        """The instance's last snapshot. An instance that has not reported has no request that could
+        move."""
         status = self._cluster.statuses.get(instance_id)
         if status is not None:
             return status.snapshot
@@ -373,8 +376,8 @@ class DrainForecasts:
 
 
 def _candidate(record: RequestRecord, rank: int, block_size: int, refusal: str | None) -> Candidate:
-    """The request as its frontend knows it. `evicted` is left out, as nothing would be placed
-    beside an evicted request, which its destination admits within steps."""
+    """The request as its frontend knows it. `evicted` is left out: an instance with an evicted
+    request is no destination, but the real destination admits the request within a few steps."""
     num_tokens = record.num_prompt_tokens + record.num_output_tokens
     queued = record.state is not RequestState.RUNNING
     num_blocks = 0 if queued else blocks_for(num_tokens, block_size)
@@ -417,7 +420,7 @@ class RollingRestarts:
 
     @property
     def order(self) -> RollingOrder | None:
-        """The last rolling restart, also when it is over."""
+        """The last rolling restart, even if it is over."""
         return self._cluster.keeper.spec.rolling
 
     @property
@@ -426,7 +429,7 @@ class RollingRestarts:
 
     @property
     def waits(self) -> str:
-        """Why the next instance must wait, if that is not for its turn."""
+        """Why the next instance must wait, if it does not just wait for its turn."""
         return self._machine.waits
 
     def turn(self) -> tuple[str, ...]:
@@ -442,19 +445,19 @@ class RollingRestarts:
             raise OperationRefusedError(found.value, *_REFUSED[found])
 
     def begin(self, order: RollingOrder) -> None:
-        """Begins with `order`, which gets its instances now. Raises what the keeper raises, as
-        `stop` and `dismiss`, and changes nothing then."""
+        """Begins with `order`, which gets its instances now. Like `stop` and `dismiss`, this raises
+        what the keeper raises, and then nothing changes."""
         args = order.engine.args
         self._say(Began(order, self._seen(), arguments(args) if args else ""))
 
     def stop(self, why: str, actor: str) -> None:
-        """Restarts that can be taken back are; those whose process has ended go on by themselves.
-        Does nothing if no rolling restart goes on."""
+        """Takes back the restarts that can still be taken back; those whose process has ended go on
+        by themselves. Does nothing if no rolling restart is under way."""
         if self.order is not None:
             self._say(Stopped(self.order, self._seen(), self.wall_clock(), why, actor))
 
     def dismiss(self) -> None:
-        """It is over, and an operator has seen how."""
+        """An operator has seen how the rolling restart ended."""
         order, keeper = self.order, self._cluster.keeper
         if order is not None and not (order.goes or order.dismissed):
             keeper.change(keeper.spec.dismissed(order))
@@ -462,7 +465,7 @@ class RollingRestarts:
     # -- how it goes on ------------------------------------------------------------------
 
     def tick(self) -> None:
-        """A failure is tried again."""
+        """A step that fails is tried again."""
         try:
             self._say(
                 rolling.Ticked(self.order, self._seen() if self.goes else (), self.wall_clock())

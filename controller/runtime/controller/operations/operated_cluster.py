@@ -1,5 +1,5 @@
 """What the operations of this folder share: the part of the controller that they use, the cluster's
-spec, and what operators read of an order that is refused.
+spec, and the words with which an order is refused.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,9 +33,9 @@ def refuse_instances(
     cordoned: Iterable[str],
     despite: str = "drain {} --force",
 ) -> None:
-    """Raises OperationRefusedError if there is a refusal of an order about these instances.
-    `cordoned`: instances that would serve without their cordon. `despite`: the command that does it
-    though it is about the last instance."""
+    """Raises OperationRefusedError if an order about these instances is refused. `cordoned`:
+    instances that would serve without their cordon. `despite`: the command that carries the order
+    out even if no instance would serve then."""
     names, ids = ", ".join(instance_ids), " ".join(instance_ids)
     match refusal:
         case None:
@@ -84,26 +84,26 @@ class RevisionConflictError(Exception):
 
 
 class SpecKeeper:
-    """The present spec, which is on disk before it counts. `store`: with None, the spec is kept as
+    """The present spec, which is on disk before it counts. Without a `store` the spec only lasts as
     long as this process lives."""
 
     def __init__(self, spec: ClusterSpec, store: SpecStore | None = None) -> None:
         self.spec = spec
-        """The present one; `change` alone replaces it."""
+        """The present spec; only `change` replaces it."""
         self._store = store
         self.on_change: Callable[[], None] = lambda: None
-        """Called once another spec is the present one."""
+        """Called when another spec has become the present one."""
 
     def check_revision(self, if_revision: int | None) -> None:
-        """Raises RevisionConflictError unless `if_revision` is None or the present one."""
+        """Raises RevisionConflictError unless `if_revision` is None or the present revision."""
         if if_revision is not None and if_revision != self.spec.revision:
             raise RevisionConflictError(if_revision, self.spec.revision)
 
     def change(self, spec: ClusterSpec) -> None:
-        """Saves the spec, then makes it the present one. It must be one revision after the present
+        """Saves the spec, then makes it the present one. Its revision must be one after the present
         one, so that of two changes of the same spec only one is made.
 
-        Raises RevisionConflictError, and what the store raises: nothing changed then.
+        Raises RevisionConflictError, and what the store raises; then nothing has changed.
         """
         if spec.revision != self.spec.revision + 1:
             raise RevisionConflictError(spec.revision - 1, self.spec.revision)

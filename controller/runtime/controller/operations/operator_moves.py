@@ -64,12 +64,13 @@ class OperatorMoves:
     # -- what is heard -------------------------------------------------------------------
 
     def look(self) -> None:
-        """Called now and then, and after each change of the limit."""
+        """Lets the machine look for room; called now and then, and after each change of the
+        limit."""
         self._take(Looked())
 
     def answered(self, answer: MoveAnswered, reason: str) -> None:
-        """Takes the answer of a source; one that nobody waits for any more counts too. `reason`:
-        of the move, one of `leaving.MOVE_REASONS`."""
+        """Takes the answer of a source, which counts even if nobody waits for it any more.
+        `reason`: the reason of the move, one of `cluster_spec.MOVE_REASONS`."""
         if answer.record is not None:
             self._take(MoveEnded(answer.record, reason))
         self._queries.answered(answer)
@@ -85,14 +86,15 @@ class OperatorMoves:
     # -- moves ---------------------------------------------------------------------------
 
     def choose(self, source_id: str, num_blocks: int, tried: Collection[str] = ()) -> str | None:
-        """Where such a request would go now; None if no instance may take it."""
+        """The instance to which such a request would go now; None if no instance may take it."""
         return self.machine.choose(source_id, num_blocks, self._now_s(), tried)
 
     async def move(
         self, wanted: MoveByHand, destination_id: str | None, migration_id: str, patience_s: float
     ) -> Sequence[Attempt]:
-        """Returns all attempts, the last one last; none if there is no destination. `migration_id`
-        is the first one's. With `destination_id` there is one attempt. Each waits for its turn."""
+        """Moves the request and returns all attempts, the last one last; no attempts if there is no
+        destination. `migration_id`: the id of the first attempt. With `destination_id` there is
+        only one attempt. Each attempt waits for its turn."""
         done: asyncio.Future[Sequence[Attempt]] = asyncio.get_running_loop().create_future()
         self._done[migration_id] = done
         deadline_s = self._now_s() + patience_s
@@ -148,7 +150,7 @@ class OperatorMoves:
         move, migration_id = asked.move, asked.move.migration_id
         event: Event
         try:
-            # Since the machine looked a task had to start.
+            # Between the machine's look and now a task had to start.
             if code := self.machine.barred(move, self._now_s()):
                 event = SourceAnswered(migration_id, code)
             else:
@@ -160,7 +162,7 @@ class OperatorMoves:
             event = SourceSilent(migration_id)
         except MemberDiedError:
             event = SourceDied(migration_id)
-        except Exception:  # the order must end, or it would keep its place at both instances
+        except Exception:  # the order must end, or it would keep its places
             log.exception("move %s could not be asked for", migration_id)
             event = SourceAnswered(migration_id, NOT_ASKED)
         del self._asking[asked.order_id]

@@ -1,10 +1,11 @@
 """How many instances there are: scaling, and auto-scaling, which scales as an operator would.
 
-More instances, or fewer. Growing first keeps instances that were to be removed, then launches new
-ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
+A scale-out first keeps instances that were to be removed, then launches new ones. A scale-in drains
+instances and removes each when it is empty. Neither ends a request.
 
-A second order while one goes on starts from the planned instances: those that start count, those to
-be removed do not. The spec is saved first and then carried out; launches that fail are repeated.
+If a second order comes while one is carried out, it starts from the planned instances: those that
+start count, those to be removed do not. The spec is saved first and then carried out; launches that
+fail are repeated.
 """
 
 import logging
@@ -72,9 +73,9 @@ class Scaling:
         return len(planned_instances(self._cluster.keeper.spec))
 
     def plan(self, target: int, *, force: bool, agreed: Collection[str] | None = None) -> ScalePlan:
-        """Plans a scaling. `force` allows one after which no instance serves for a while, or for
-        which there seems to be no room. `agreed`: the only instances that may be removed. Raises
-        OperationRefusedError."""
+        """Plans a scaling. `force` allows a scaling after which no instance serves for a while, or
+        for which there seems to be no room. `agreed`: the only instances that may be removed.
+        Raises OperationRefusedError."""
         plan = plan_scale(
             self._cluster.keeper.spec, target, self._num_running(), agreed, self._missing()
         )
@@ -86,7 +87,8 @@ class Scaling:
         return plan
 
     def check_still(self, plan: ScalePlan, *, force: bool) -> None:
-        """Raises OperationRefusedError if an older plan cannot be carried out as it is any more."""
+        """Raises OperationRefusedError if an older plan cannot be carried out unchanged any
+        more."""
         spec, schedulable = self._cluster.keeper.spec, self._drains.schedulable_ids()
         refusal = scale_refusal(spec, plan, schedulable, force=force)
         if refusal is OrderRefusal.LAST_INSTANCE:
@@ -97,8 +99,8 @@ class Scaling:
     def carry_out(
         self, plan: ScalePlan, claim: Remove, hold: ScaleHold | None = None
     ) -> tuple[str, ...]:
-        """Carries out a plan; returns the ids of the new instances. `claim`: to each instance that
-        goes. `hold`: auto-scaling is held from now on."""
+        """Carries out a plan; returns the ids of the new instances. `claim`: the claim to each
+        instance that is to go. With `hold`, auto-scaling is held from now on."""
         added, removed = self.added(plan), dict.fromkeys(plan.drained, claim)
         spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, removed)
         if hold is not None:
@@ -108,8 +110,9 @@ class Scaling:
         return added
 
     def launch_all(self) -> None:
-        """Finds or launches all instances of the spec. One for which that fails, as Ray may still
-        clean up after a launch that died with its controller, must not end this controller too."""
+        """Finds or launches all instances of the spec. A launch that fails, for example because Ray
+        still cleans up after a launch that died with its controller, must not end this controller
+        too."""
         self._launch(self._cluster.keeper.spec.instance_ids)
 
     def launch_missing(self) -> None:
@@ -126,7 +129,7 @@ class Scaling:
                 log.exception("%s could not be started", instance_id)
 
     def _missing(self) -> set[str]:
-        """Instances of the spec without a process: it was ended, or not launched yet."""
+        """The instances of the spec without a process, which was ended or not launched yet."""
         return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
 
     def added(self, plan: ScalePlan) -> tuple[str, ...]:
@@ -134,7 +137,7 @@ class Scaling:
         return after.instance_ids[len(after.instance_ids) - plan.num_added :]
 
     def _num_running(self) -> dict[str, int]:
-        """Running requests of each instance that serves."""
+        """By instance that serves: how many requests run there."""
         return {
             record.instance_id: record.snapshot.num_running
             for record in self._cluster.scheduler.instances.values()
@@ -143,8 +146,8 @@ class Scaling:
 
 
 class Autoscaling:
-    """Tells the machine how instances stand, looks at the load when it asks for it, and scales.
-    `core.fleet.autoscaler` decides."""
+    """Tells the machine (`core.fleet.autoscaler`) how the instances are, looks at the load when the
+    machine asks for it, and scales as the machine orders."""
 
     def __init__(
         self,
@@ -162,12 +165,12 @@ class Autoscaling:
 
     @property
     def held(self) -> ScaleHold | None:
-        """The operator's scale that wins, if auto-scaling is on or in a dry run."""
+        """The operator's scale that wins over auto-scaling, if that is on or in a dry run."""
         return self.machine.held(self._cluster.keeper.spec.autoscale_hold)
 
     @property
     def cold_start_s(self) -> float | None:
-        """From the launch of an instance until it serves, as it took lately."""
+        """How long instances took lately from their launch until they served."""
         return self.machine.starts.cold_start_s
 
     def view(self) -> AutoscaleView:
@@ -180,15 +183,16 @@ class Autoscaling:
         self._tell(_settings(live))
 
     def hold(self, actor: str, num_instances: int) -> ScaleHold | None:
-        """What an operator's scale puts into the spec; None where nothing is to be held."""
+        """The hold that an operator's scale puts into the spec; None if nothing is to be held."""
         return self.machine.hold_for(actor, num_instances, self._wall_clock())
 
     def would_hold(self, num_instances: int) -> bool:
-        """Whether an operator's scale to so many changes what is held."""
+        """Whether an operator's scale to so many instances changes the hold."""
         return self.machine.would_hold(num_instances, self._cluster.keeper.spec.autoscale_hold)
 
     def hold_planned(self, cause_id: str, actor: str) -> None:
-        """An operator keeps an instance that was to go: as many as are planned now are to stay."""
+        """An operator keeps an instance that was to go: auto-scaling is held at the number that is
+        planned now."""
         if hold := self.hold(actor, self._scaling.num_planned):
             keeper = self._cluster.keeper
             keeper.change(keeper.spec.held_by(hold))
@@ -221,7 +225,8 @@ class Autoscaling:
         self._tell(Ticked(planned, serving, gave_up, num_schedulable))
 
     def look(self) -> LoadSeen:
-        """The last statuses, what the controller holds, and what comes and goes."""
+        """What a check of auto-scaling looks at: the last statuses, the requests that wait at the
+        controller, and which instances come and go."""
         cluster, wall_s = self._cluster, self._wall_clock()
         spec, scheduler = cluster.keeper.spec, cluster.scheduler
         schedulable = scheduler.schedulable_snapshots()
@@ -246,7 +251,8 @@ class Autoscaling:
     def _leaving(self, instance_id: str, claims: Claims) -> LeavingInstance:
         member = self._cluster.roster.members.get(instance_id)
         failed = member is not None and member.alive and member.phase == "failed"
-        # With another claim beside it the instance would not serve if this one were taken back.
+        # With another claim beside this one, the instance would not serve even if this one were
+        # taken back.
         actor = claims.strongest.actor if claims.without(Remove) is None else ""
         return LeavingInstance(instance_id, actor, cannot_start=failed)
 
@@ -257,7 +263,7 @@ class Autoscaling:
         ttfts_s = [each.said.ttft_p99_s for each in frontends if each.said.ttft_p99_s is not None]
         tpots_s = [each.said.tpot_p99_s for each in frontends if each.said.tpot_p99_s is not None]
         heads = [each.queue_head for each in schedulable if each.queue_head is not None]
-        # One that was evicted has its first token.
+        # An evicted request has its first token already.
         arrivals_s = [each.arrival_time_s for each in heads if not each.evicted]
         arrivals_s += [each.arrival_time_s for each in waiting]
         return RecentLatencies(
@@ -294,7 +300,7 @@ class Autoscaling:
             return ScaleRefused(f"{error!r:.200}")
 
     def _scale(self, wanted: Launch | Drain | Keep) -> ScaleDone | NoRoom | ScaleRefused:
-        """Raises OperationRefusedError and LlumctlError: nothing more changed then."""
+        """Raises OperationRefusedError and LlumctlError; then nothing more has changed."""
         scaling = self._scaling
         present = scaling.num_planned
         match wanted:
