@@ -1,5 +1,5 @@
-"""Where a frontend's new requests go: carries out what `core/admission/asking.py` decides, by the
-instances that the frontend knows (`KnownInstances`) and what API keys use of it (`FrontendKeys`).
+"""Where a frontend's new requests go: carries out what `core/admission/asking.py` decides. The
+frontend knows the instances (`KnownInstances`) and counts what API keys use (`FrontendKeys`).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from controller.runtime.repeating import repeat
 
 
 class KnownInstances:
-    """The controller's last directory, less the instances that died."""
+    """The instances of the controller's last directory, without those that died."""
 
     def __init__(self) -> None:
         self._entries: dict[str, InstanceEntry] = {}
@@ -86,8 +86,8 @@ TELL_EVERY_S = 0.1
 
 
 class FrontendKeys:
-    """A frontend's part in the limits of API keys: it counts its own use, tells the controller,
-    which decides, and goes by its share of the limits while the controller is away. `tell` sends to
+    """A frontend's part in the limits of API keys. It counts its own use and tells the controller,
+    which decides; while the controller is away, it applies its share of the limits. `tell` sends to
     the controller."""
 
     def __init__(
@@ -112,7 +112,8 @@ class FrontendKeys:
         self.use.ended(record.request_id, ran=record.instance_id is not None)
 
     def refusal_alone(self, request: DispatchRequested, num_frontends: int) -> Refusal | None:
-        """Without a controller: why this frontend, one of so many, refuses the request."""
+        """Why this frontend, one of `num_frontends`, refuses the request while there is no
+        controller."""
         if not request.api_key:
             return None
         limits = self.limits.of(request.api_key, self._own)
@@ -149,11 +150,11 @@ class Dispatcher:
         self._known = known
         self._keys = keys
         self.asked = Asking(known, own, keys.refusal_alone)
-        """The requests without a decision yet."""
+        """The requests for which there is no decision yet."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        """By request id, in `find`."""
+        """By request id: what its call of `find` waits for."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """The last one of each of these requests."""
+        """The last timer of each of these requests."""
         self._bypass: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class Dispatcher:
                 timer.cancel()
 
     async def find(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry] | None:
-        """The decision and its instance; None if the request was aborted meanwhile. Raises
+        """Returns the decision and its instance; None if the request was aborted meanwhile. Raises
         NotDispatchedError."""
         request_id, loop = request.request_id, asyncio.get_running_loop()
         waiting = self._waiting[request_id] = loop.create_future()
@@ -198,7 +199,7 @@ class Dispatcher:
     # -- events --------------------------------------------------------------------------
 
     def heard_controller(self, directory: Directory) -> None:
-        """Call it once the controller's directory is known."""
+        """To be called once the controller's directory is known."""
         self.take(
             ControllerHeard(
                 directory.controller,

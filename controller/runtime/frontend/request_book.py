@@ -1,6 +1,6 @@
-"""What a frontend knows of its requests: the live ones, and the last that ended.
+"""What a frontend knows of its requests: the live ones, and the last ones that ended.
 
-The frontend keeps a request's history, as it stays with the request wherever that runs.
+A request's history is kept here, as the frontend stays the same wherever the request runs.
 """
 
 import time
@@ -26,13 +26,13 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.messages.requests import RequestsAsked
 
 MAX_HISTORY = 64
-"""Events kept per request: the first ones say where it came from, the last where it is, so events
-in the middle are dropped."""
+"""How many events are kept for a request. The first ones say where it came from and the last ones
+where it is, so events in the middle are dropped."""
 
 
 @dataclass(slots=True)
 class BookEntry:
-    """What is counted of one request, and what happened to it."""
+    """The counts of one request, and what happened to it."""
 
     request_id: str
     client_request_id: str
@@ -106,7 +106,7 @@ ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}
 FINISHED = RequestState.FINISHED
 _OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
-"""By vLLM's finish reason; with all others the request finished as its client wanted."""
+"""By vLLM's finish reason. With any other reason the request finished as its client wanted."""
 _ENDS = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.ABORTED: EventKind.ABORTED,
@@ -129,7 +129,7 @@ class RequestObserver(Protocol):
 
 
 class RequestBook:
-    """`on_event` gets the events for the cluster's log; `observer` is told of every request."""
+    """`on_event` gets the events for the cluster's log. `observer` is told of every request."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class RequestBook:
         )
 
     def ttft_p99(self) -> Percentiles[str]:
-        """Of the last minute, and by level."""
+        """The P99 time to first token of the last minute, in all and by level."""
         return self._ttft.percentiles(0.99, self._clock())
 
     def arrived(
@@ -178,7 +178,7 @@ class RequestBook:
         )
 
     def dispatched(self, dispatch: Dispatch, replay: Replay | None = None) -> None:
-        """A request has its instance, the first one or that of a replay. A decision that this
+        """A request has got its instance, the first one or that of a replay. A decision that this
         frontend made alone is an event for the cluster's log too."""
         entry = self._live.get(dispatch.request_id)
         if entry is None:
@@ -245,9 +245,9 @@ class RequestBook:
             entry.instance_id, entry.incarnation = instance_id, incarnation
 
     def move_timed(self, record: MoveRecord, step_time_s: float, downtime_s: float | None) -> None:
-        """The destination's first token came, after a step of `step_time_s` and `downtime_s` after
-        the token before it; None: there was no token before. A request that waited for memory
-        meanwhile was not down for its move."""
+        """The destination's first token came, after a step of `step_time_s`, and `downtime_s` after
+        the token before it; None if there was no token before. If the request waited for memory
+        meanwhile, its move was not the reason of the downtime."""
         if record.waited:
             downtime_s = None
         entry = self._live.get(record.request_id)
@@ -280,7 +280,7 @@ class RequestBook:
             entry.not_replayable = mark
 
     def lost(self, request_id: str, loss: RequestLoss) -> None:
-        """No instance has the request any more; it is to go on elsewhere."""
+        """No instance has the request any more; it will go on elsewhere."""
         entry = self._live.get(request_id)
         if entry is None:
             return
@@ -297,8 +297,8 @@ class RequestBook:
             self._tell(entry, EventKind.REQUEST_FOUND, f"{entry.instance_id} has it after all", {})
 
     def replayed(self, request_id: str, replay: Replay, downtime_s: float | None) -> None:
-        """The first token since the loss came, `downtime_s` after the token before it; None: there
-        was no token before."""
+        """The first token since the loss came, `downtime_s` after the token before it; None if
+        there was no token before."""
         entry = self._live.get(request_id)
         if entry is None:
             return
@@ -320,7 +320,7 @@ class RequestBook:
         self._on_event(event)
 
     def not_replayed(self, request_id: str, refusal: ReplayRefusal) -> None:
-        """The request was lost, and ends."""
+        """The request was lost and ends."""
         if entry := self._live.get(request_id):
             entry.not_replayable = refusal
             if self._observer:
@@ -341,8 +341,8 @@ class RequestBook:
             self.ended(request_id, _OUTCOMES.get(finish_reason, FINISHED), finish_reason)
 
     def siblings(self, request_id: str) -> tuple[str, ...]:
-        """The live request, and the other live choices of the client's request; none of one that is
-        not live."""
+        """The live request and the other live choices of the client's request. Empty if the request
+        is not live."""
         entry = self._live.get(request_id)
         if entry is None or entry.parent_id is None:
             return () if entry is None else (request_id,)
@@ -359,8 +359,8 @@ class RequestBook:
         labels: Mapping[str, str] = NO_LABELS,
         is_news: bool = True,
     ) -> None:
-        """Notes a request's outcome; a second outcome is ignored. `is_news`: for the cluster's
-        log."""
+        """Notes a request's outcome; a second outcome is ignored. `is_news`: whether the event goes
+        to the cluster's log."""
         entry = self._live.pop(request_id, None)
         if entry is None:
             return
@@ -382,12 +382,12 @@ class RequestBook:
         self.on_ended(record)
 
     def refused(self, request_id: str, reason: str) -> None:
-        """Notes that no instance takes the request. That is no event for the cluster's log, where
-        the controller sums refusals up."""
+        """Notes that no instance takes the request. The event does not go to the cluster's log,
+        where the controller sums up refusals."""
         self.ended(request_id, RequestState.FAILED, reason, is_news=False)
 
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
-        """Matching requests in the order of the listing, and how many match in all."""
+        """The matching requests in listing order, and how many match in all."""
         found = [
             entry.record(self._frontend_id, history=asked.history)
             for entry in (*self._live.values(), *self._ended.values())
@@ -404,7 +404,7 @@ class RequestBook:
         numbers: Mapping[str, Number],
         cause_id: str | None = None,
     ) -> None:
-        """An event for the request's history and for the cluster's log."""
+        """Adds an event to the request's history and to the cluster's log."""
         event = self._event(entry, kind, reason, numbers, cause_id)
         entry.remember(event)
         self._on_event(event)
@@ -442,6 +442,6 @@ def _matches(entry: BookEntry, asked: RequestsAsked) -> bool:
         and (asked.instance_id is None or entry.instance_id == asked.instance_id)
         and (not asked.states or entry.state in asked.states)
         and (asked.matching is None or match_names(asked.matching, *names) is not Match.NONE)
-        # Of an instance, requests that have ended are listed only if `states` names them.
+        # If an instance is asked about, ended requests are listed only if `states` names them.
         and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
     )

@@ -69,8 +69,9 @@ log = logging.getLogger(__name__)
 
 
 class RouteRunner:
-    """`on_failed` hears of a live request (id, why) that ends here and may be sent again,
-    `on_refused` of one that no instance would take, `on_sent` of one that an instance gets anew."""
+    """`on_failed` is called with a live request (id, why) that ends here and may be sent again,
+    `on_refused` with a request that no instance would take, `on_sent` with a request that is sent
+    to another instance."""
 
     def __init__(
         self,
@@ -93,7 +94,8 @@ class RouteRunner:
         self._on_sent = on_sent
         self._has_to_look = asyncio.Event()
         self._pending: dict[str, asyncio.Task[None] | asyncio.TimerHandle] = {}
-        """By id of a lost request, while an instance is asked for or is to be."""
+        """By id of a lost request: what is under way or planned in order to find another instance
+        for it."""
 
     def close(self) -> None:
         for request_id in list(self._pending):
@@ -200,8 +202,8 @@ class RouteRunner:
                 self._book.move_timed(record, step_time_s, downtime_s)
             case routes.RecordReplay(request_id, replay, downtime_s):
                 self._book.replayed(request_id, replay, downtime_s)
-            # What an earlier instruction ended has ended its siblings, too: of those nothing
-            # is asked any more.
+            # If an earlier instruction ended a request, its siblings have ended too; no instance is
+            # asked for them any more.
             case replays.Ask(request) if self._is(request.request_id, replays.CopyState.ASKING):
                 self._pending[request.request_id] = loop.create_task(self._ask(request))
             case replays.WakeAt(request_id, time_s) if self._is(
@@ -247,12 +249,12 @@ class RouteRunner:
             self._answer(request_id, replays.NotSent(request_id))
 
     def _answer(self, request_id: str, event: routes.Event) -> None:
-        """Ends what is pending: the event is its outcome."""
+        """Ends what is under way for the request, as the event is its outcome."""
         self._pending.pop(request_id, None)
         self.take(event)
 
     def _rank(self, request: DispatchRequested) -> int:
-        """The rank as it is now: an operator may have changed it."""
+        """The request with its present rank, which an operator may have changed."""
         record = self._book.find(request.request_id)
         return request.rank if record is None else record.rank
 
@@ -295,8 +297,8 @@ class RouteRunner:
 
 
 class RankRunner:
-    """Tells owners of changed ranks. For a request that no instance has yet, an instance is asked
-    for anew with the new rank. `send` takes an address and a message."""
+    """Tells the owners of requests about changed ranks. If no instance has the request yet, the
+    controller is asked anew with the new rank. `send` takes an address and a message."""
 
     def __init__(
         self,
@@ -359,11 +361,12 @@ class RouterEvents:
     """What the router tells the OpenAI app."""
 
     on_failed: Callable[[str, str], None]
-    """A live request (id, why) that no instance runs any more; it may be sent again."""
+    """Called with a live request (id, why) that no instance runs any more; it may be sent again."""
     on_refused: Callable[[str, str], None]
-    """A request (id, why) that no instance would take."""
+    """Called with a request (id, why) that no instance would take."""
     on_aborted: Callable[[str, str], None]
-    """A request (id, why) that an operator ended. It is over everywhere but at its client."""
+    """Called with a request (id, why) that an operator ended. It is over everywhere but at its
+    client."""
     on_directory: Callable[[Sequence[InstanceEntry]], None]
     on_drain: Callable[[DrainFrontend], None]
     on_limits: Callable[[FrontendLimits], None]
@@ -410,7 +413,8 @@ class Router:
             self.ranks.sent,
         )
         self._emitted = machine.emitted
-        """For each item of each step; to look it up each time took a part of its time."""
+        """Called for each item of each step; it is looked up once, as that takes a part of its
+        time."""
         self.traffic = TrafficRecorder(
             self.frontend_id,
             lambda: member.incarnation,
@@ -447,7 +451,7 @@ class Router:
         return [*live, *(r for r in self.dispatcher.asked if r not in live)]
 
     def why_not_ready(self) -> str:
-        """Why a request that came now would get no instance; empty if it would get one."""
+        """Why a request that comes now would get no instance; empty if it would get one."""
         return self.dispatcher.why_not_ready()
 
     def start(self) -> None:
@@ -477,8 +481,8 @@ class Router:
         not_replayable: ReplayRefusal | None = None,
     ) -> None:
         """Finds an instance and sends the request there, unless it is aborted meanwhile.
-        `parent_id` is set if `n` > 1 made several of one request; `not_replayable` says why it
-        cannot go on elsewhere once it has outputs. Raises NotDispatchedError."""
+        `parent_id` is set if one request with `n` > 1 became several. `not_replayable`: why the
+        request cannot go on elsewhere once it has outputs. Raises NotDispatchedError."""
         request_id = request.request_id
         self._book.arrived(request, client_request_id, parent_id)
         self.traffic.arrived(request, prompt_token_ids)
@@ -502,15 +506,15 @@ class Router:
         cause_id: str | None = None,
         actor: str | None = None,
     ) -> None:
-        """Forgets these requests and has their instances free their blocks; `outcome` is how they
-        ended for their clients. `actor` wanted it."""
+        """Forgets these requests and has their instances free their blocks. `outcome`: how they
+        ended for their clients. `actor`: who wanted that."""
         self.routes.take(routes.Aborted(request_ids))
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason, cause_id, actor)
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[tuple[Any, int]]:
-        """What is to be delivered now, in order, each without its first so many tokens. Each of
-        `outputs` has a `request_id` and `new_token_ids`."""
+        """The outputs to deliver now, in order, each with the number of its first tokens to leave
+        out. Each of `outputs` has a `request_id` and `new_token_ids`."""
         by_id = {output.request_id: output for output in outputs}
         sender, now_s = emitted.sender, asyncio.get_running_loop().time()
         due: list[tuple[Any, int]] = []
@@ -574,7 +578,7 @@ class Router:
 
     def _aborted(self, asked: AbortAsked) -> AbortAnswered:
         """Ends the request as an operator asked, unless it is a dry run. Its siblings end with it,
-        as one HTTP answer has the choices of all of them."""
+        as one HTTP answer holds the choices of all of them."""
         found = self._book.find(asked.request_id)
         if found is None or found.state in ENDED:
             return AbortAnswered(asked.query_id, "unknown" if found is None else "ended")

@@ -27,10 +27,10 @@ HASH_BYTES = 8
 
 
 def prefix_hashes(key: bytes, token_ids: Sequence[int], num_hash_tokens: int) -> Iterator[bytes]:
-    """A hash for each full block of `num_hash_tokens` tokens, of all tokens from the prompt's
-    beginning to the block's end. Under another key, of up to 64 bytes, all hashes are others.
+    """A hash for each full block of `num_hash_tokens` tokens. It covers all tokens from the
+    prompt's beginning to the block's end. Another key, of up to 64 bytes, gives other hashes.
 
-    It takes 0.9 us for a block of 16 tokens, wherever that stands: a hash goes on from the one
+    A block of 16 tokens takes 0.9 us at any place in the prompt, as each hash continues the one
     before it.
     """
     block = struct.Struct(f"<{num_hash_tokens}q")
@@ -41,7 +41,7 @@ def prefix_hashes(key: bytes, token_ids: Sequence[int], num_hash_tokens: int) ->
 
 
 def session_hash(key: bytes, session: str) -> str:
-    """Names the session under the key; empty for an empty one, which is no session."""
+    """A name for the session under the key; empty if there is no session."""
     if not session:
         return ""
     told = blake2b(session.encode(), key=key, digest_size=HASH_BYTES, person=b"session")
@@ -56,11 +56,11 @@ MAX_HASHES = 64
 
 class PromptPrefixes:
     """What a frontend tells the controller of a prompt's beginning, so that requests that begin
-    alike can go where that is in the prefix cache.
+    alike can go to an instance that has this beginning in its prefix cache.
 
-    A few hashes, which name the prompt up to the end of each of its leading blocks; no text and no
-    tokens. They stay in the memory of the controller and the frontends: recordings have hashes of
-    their own, under a key. It hashes nothing while the controller does not ask.
+    These are a few hashes, which name the prompt up to the end of each of its leading blocks; no
+    text and no tokens. They stay in the memory of the controller and the frontends; recordings have
+    hashes of their own, under a key. While the controller does not ask, nothing is hashed.
     """
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class PromptPrefixes:
         self._on = on
 
     def of(self, token_ids: Sequence[int], *apart: str | None) -> tuple[int, ...]:
-        """Prompts with other values in `apart` (a cache salt, an adapter) share no cached blocks,
-        and no hashes. Empty while it is switched off."""
+        """Prompts with different values in `apart` (a cache salt, an adapter) share no cached
+        blocks, and so no hashes. Empty while hashing is switched off."""
         if not self._on:
             return ()
         key = b"" if not any(apart) else blake2b(repr(apart).encode(), digest_size=64).digest()
@@ -82,16 +82,17 @@ class PromptPrefixes:
 log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 0.2
-# The controller repeats what it asks for every second; a recording that nobody asks for any more is
-# over, so that a dead controller leaves no frontend recording.
+# The controller asks anew every second. A recording for which nobody asks any more is over, so that
+# no frontend goes on recording for a dead controller.
 ASKED_FOR_S = 5.0
 # About 0.3 ms of the event loop.
 HASHES_PER_TURN = 256
-# Of requests that have ended and are not told yet. Their prompts take some 40 bytes per token.
+# Bounds of the requests that have ended and are not told yet. Their prompts take some 40 bytes per
+# token.
 MAX_WAITING = 2_000
 MAX_WAITING_TOKENS = 2_000_000
 MAX_HASH_BYTES_TOLD = 256 << 10
-"""In one message, but for the last request in it."""
+"""The most bytes of hashes in one message; the last request in it may exceed this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class TrafficRecorder:
         self._begin(b"")
 
     def _begin(self, key: bytes) -> None:
-        """Forgets the recording before. An empty key: there is none now."""
+        """Forgets the previous recording. An empty key means that there is none now."""
         self._key = key
         if key:
             self._is_recording.set()
@@ -134,7 +135,7 @@ class TrafficRecorder:
         self._ended: deque[_Ended] = deque()
         self._num_waiting_tokens = 0
         self._num_before = 0
-        """Requests that have ended and wait no more: they were told, or lost."""
+        """How many requests have ended and do not wait any more: they were told, or lost."""
 
     def asked(self, asked: TrafficAsked) -> None:
         if asked.key != self._key:
@@ -170,7 +171,7 @@ class TrafficRecorder:
             await self._tell_ended(self._key)
 
     async def _tell_ended(self, key: bytes) -> None:
-        """Tells of all that have ended, and in any case how many have not."""
+        """Tells of all requests that have ended, and how many have not ended yet."""
         while True:
             requests: list[RequestTraffic] = []
             num_bytes = 0
@@ -218,7 +219,7 @@ class TrafficRecorder:
 
 
 async def _joined(hashes: Iterator[bytes]) -> bytes:
-    """Gives way to everything else after each few, and at least once."""
+    """Joins the hashes. After each few, and at least once, it lets other tasks run."""
     pieces: list[bytes] = []
     while True:
         few = list(itertools.islice(hashes, HASHES_PER_TURN))

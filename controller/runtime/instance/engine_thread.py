@@ -1,4 +1,4 @@
-"""The thread of one engine: it runs steps, and between two of them commands of other threads.
+"""The thread of one engine: it runs steps, and between two steps commands of other threads.
 
 Only this thread touches the engine. Commands queue and run between two steps, in their order. The
 results of steps and commands go to the event loop in the order in which they came.
@@ -23,17 +23,17 @@ from controller.runtime.messages.requests import AddRequest
 
 log = logging.getLogger(__name__)
 
-# An idle engine thread wakes this often, so that a hang shows as missing progress.
+# How often an idle engine thread wakes, so that a hang shows as missing progress.
 HEARTBEAT_S = 1.0
-# After a turn as long as this the instance may have been fenced meanwhile (core/fleet/liveness):
-# the process was stopped, or a step hung.
+# After a turn of this length, because the process was stopped or a step hung, the instance may have
+# been fenced (core/fleet/liveness).
 LONG_TURN_S = 2.0
-# After a step that admits or ends a request the engine pauses for so long, and the event
-# loop gets the interpreter: else the first or last token waits for the next step's scheduling
-# (1.5 ms in the median at 8 streams, 0.4 ms with the pause). The first token of a prompt that takes
-# several steps still waits: the engine tells admissions, not first tokens.
+# After a step that admits or ends a request the engine pauses for so long, and the event loop gets
+# the interpreter. Otherwise the first or last token waits for the next step's scheduling (1.5 ms in
+# the median at 8 streams, 0.4 ms with the pause). The first token of a prompt that takes several
+# steps still waits, because the engine reports admissions and not first tokens.
 YIELD_S = 50e-6
-# If the controller does not say so by then, as it is away, the engine goes on.
+# If the controller does not answer within this time, because it is away, the engine goes on.
 ANSWER_S = 1.0
 CPU_WINDOW_S = 1.0
 
@@ -42,14 +42,15 @@ T = TypeVar("T")
 
 
 class StepTimes:
-    """What the steps of an engine took: counts them as they end; times in seconds, of one clock."""
+    """How many steps an engine has taken and how long they took. Times are in seconds, of one
+    clock."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.step_time_s = 0.0
         """Of the last step."""
         self.busy_s = 0.0
-        """Of all steps, with what lay between steps that followed each other."""
+        """The time of all steps, with the time between steps that followed each other."""
         self._ended_s: float | None = None
         """When the last step ended; None if there was no work since."""
 
@@ -77,8 +78,8 @@ class ProcessCpu:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean over the last full window, of CPU_WINDOW_S, or longer if it is asked less often;
-        None before the first window is over."""
+        """The mean over the last full window of CPU_WINDOW_S, or longer if this is called less
+        often. None before the first window is over."""
         passed_s = self._now_s() - self._from_s
         if passed_s >= CPU_WINDOW_S:
             cpu_s = self._cpu_s()
@@ -91,7 +92,7 @@ class StepListener(Protocol):
     """Called on the event loop's thread."""
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
-        """`num_steps`: the step's number. Called before the step's outputs, as a request is
+        """`num_steps`: the number of the step. Called before the step's outputs, as a request is
         admitted before its first token."""
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None: ...
@@ -108,13 +109,13 @@ class EngineListener:
 
     on_loading: Callable[[str], None]
     on_built: Callable[[Engine], StepListener | None]
-    """Returns the listener of the engine's steps; None: the engine makes no steps."""
+    """Returns the listener of the engine's steps; None if the engine is not to take steps."""
     on_failed: Callable[[str], None]
-    """The engine could not start, and is not tried again, as the same start would fail again."""
+    """The engine could not start. It is not started again, as the same start would fail again."""
     on_died: Callable[[BaseException], None]
     on_long_turn: Callable[[], None]
-    """The engine was away for long, and makes no step until `EngineThread.cleared`, or `ANSWER_S`
-    later: what is to be dropped must be dropped by then."""
+    """The engine was away for long. It takes no step until `EngineThread.cleared` is called, or for
+    `ANSWER_S`; requests that are to be dropped must be dropped by then."""
 
 
 class EngineThread:
@@ -129,17 +130,17 @@ class EngineThread:
         self._build_engine = build_engine
         self.status_interval_s = status_interval_s
         self.status_phases: Sequence[StepPhase] = ("before-return",)
-        """When statuses may be pushed; none: only those that somebody asks for go out. May be set,
-        as `status_interval_s`, at any time, by any thread."""
+        """The phases of a step at which statuses may be pushed; without any, statuses are only sent
+        when somebody asks. Like `status_interval_s`, this may be set at any time by any thread."""
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.command = self._commands.put
         """Lets a command run between two steps; may be called from any thread."""
         self._last_dispatch_seq = 0
         self._status_wanted = False
-        """There is more room than the last status told, or somebody asks: requests may wait at the
-        controller for it. Such a status comes before it is due, but at most one for each request
-        that ends or leaves. Used on the engine's thread."""
+        """There is more room than in the last status, for which requests may wait at the
+        controller; or somebody asked. Such a status is sent before it is due, but at most one for
+        each request that ends or leaves. Used on the engine's thread."""
         self._pushed_s = 0.0
         self._cpu = ProcessCpu()
         self._is_clear = threading.Event()
@@ -148,7 +149,7 @@ class EngineThread:
     # -- for any thread ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Call it on the event loop's thread."""
+        """To be called on the event loop's thread."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
@@ -175,8 +176,8 @@ class EngineThread:
         self.command(lambda engine: self._account(dispatch_seq))
 
     def push_status(self) -> None:
-        """Lets a status follow the commands so far, before the next step: a step with a long prompt
-        takes half a second. Nothing where statuses are only asked for."""
+        """Lets a status follow the commands so far, before the next step, as a step with a long
+        prompt takes half a second. Does nothing where statuses are only sent when asked for."""
         self.command(lambda _: self._want_status(bool(self.status_phases)))
 
     def answer_pull(self) -> None:
@@ -207,7 +208,7 @@ class EngineThread:
             self._call(listener.on_died, error)
 
     def _tell_built(self, engine: Engine, built: "Future[StepListener | None]") -> None:
-        """Runs on the event loop's thread. Its error ends the engine's thread, which waits."""
+        """Runs on the event loop's thread. If it fails, the engine's thread, which waits, ends."""
         try:
             built.set_result(self._listener.on_built(engine))
         except BaseException as error:
@@ -270,7 +271,7 @@ class EngineThread:
         self._call(listener.report, self._status(engine, took))
 
     def _run_commands(self, engine: Engine) -> None:
-        """Runs queued commands; without work it waits for a command or the heartbeat."""
+        """Runs the queued commands. Without work it waits for a command or the heartbeat."""
         try:
             command = self._commands.get(block=not engine.has_work(), timeout=HEARTBEAT_S)
             while True:

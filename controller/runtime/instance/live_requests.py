@@ -25,14 +25,14 @@ from controller.runtime.messages.move_messages import MoveTimed
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing
 
 MAX_HOPS = 32
-"""Moves kept of one request, and so the largest limit of moves in a minute."""
+"""How many moves of a request are remembered, and so the largest limit of moves in a minute."""
 
 
 @dataclass(slots=True)
 class PastInstances:
-    """The instances that a request has left by moves. Times are the llumlet's, in seconds.
+    """The instances that a request has left by moves. Times are in seconds, by the llumlet's clock.
 
-    The list travels with the request, and its times as ages, because clocks differ between
+    The list travels with the request. Its times travel as ages, because clocks differ between
     machines; so the duration of each move, some tens of milliseconds, is not counted.
     """
 
@@ -50,8 +50,8 @@ class PastInstances:
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedOutput:
-    """A step's tokens for the request: the engine's own object, or frames that an earlier source
-    encoded."""
+    """A step's tokens for the request that its frontend has not confirmed: the engine's own object,
+    or frames that an earlier source encoded."""
 
     first_index: int
     num_tokens: int
@@ -72,12 +72,12 @@ class LiveRequest:
     unconfirmed: deque[UnconfirmedOutput] = field(default_factory=deque)
     rank: int = 0
     evicted_at_s: float | None = None
-    """When it lost its blocks last; seconds since the epoch."""
+    """When the request lost its blocks last; seconds since the epoch."""
     rank_change: int = 0
-    """The number, by its frontend's count, of the last change of its rank that counts here; 0:
+    """The number of the last change of its rank that counts here, as its frontend counts them; 0:
     none."""
     arrived_by: MoveRecord | None = None
-    """The move that brought it, until its first token here."""
+    """The move that brought the request, until its first token here."""
     past_instances: PastInstances = field(default_factory=PastInstances)
 
     @property
@@ -85,12 +85,12 @@ class LiveRequest:
         return Epoch(self.attempt, self.hop)
 
     def keep(self, num_tokens: int, body: Any) -> None:
-        """Call it before `next_index` counts the tokens."""
+        """Remembers unconfirmed output. To be called before `next_index` counts the tokens."""
         if num_tokens:
             self.unconfirmed.append(UnconfirmedOutput(self.next_index, num_tokens, body))
 
     def received(self, next_index: int) -> None:
-        """The frontend has all tokens below `next_index`."""
+        """The frontend has received all tokens below `next_index`."""
         outputs = self.unconfirmed
         while outputs and outputs[0].first_index + outputs[0].num_tokens <= next_index:
             outputs.popleft()
@@ -100,7 +100,7 @@ T = TypeVar("T")
 
 
 class MoveHost(Protocol):
-    """The part of the llumlet that moves use. All of it is used on the event loop's thread."""
+    """The part of the llumlet that moves use, on the event loop's thread."""
 
     requests: dict[str, LiveRequest]
     transfer: KvTransfer
@@ -119,8 +119,8 @@ class MoveHost(Protocol):
         `then` gets the result before any output of that step."""
 
     def push_status(self) -> None:
-        """Tells the controller of the room that the calls so far have made, before the next
-        step."""
+        """Tells the controller, before the next step, of the room that the calls so far have
+        made."""
 
     def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None: ...
 
@@ -137,20 +137,21 @@ class MoveHost(Protocol):
         """Encodes one request's part of a step's outputs for its frontend."""
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Sets the rank of a request that is here, also during a move."""
+        """Sets the rank of a request that is here, even during a move."""
 
     def end(self, request_id: str, epoch: Epoch) -> None:
         """The client left: frees the request, or has it freed at the instance to which it moved in
-        or after `epoch`. A later attempt of it that is here goes on."""
+        `epoch` or later. If a later attempt of the request is here, it goes on."""
 
 
 # -- outputs, to frontends -------------------------------------------------------------------------
 
 
-# So many finished requests that arrived by a move are kept, because outputs that their source sent
-# may have been lost with it.
+# How many finished requests that arrived by a move are remembered, because outputs that their
+# source sent may have been lost with it.
 MAX_FINISHED_KEPT = 64
-# A percentile is computed at most this often; statuses are pushed every few milliseconds.
+# The least time between two computations of a percentile; statuses are pushed every few
+# milliseconds.
 PERCENTILE_EVERY_S = 1.0
 
 
@@ -176,8 +177,8 @@ class Emission:
         self._gone: set[str] = set()
         """Frontends whose processes are gone."""
         self._knows_load: dict[str, None] = {}
-        """Frontends that were sent the scheduler's statistics of a busy engine, the last one last.
-        vLLM's metrics go on showing them until others come."""
+        """The frontends that were sent the scheduler's statistics of a busy engine, the last one
+        last. vLLM's metrics go on showing these statistics until others come."""
         self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
         self._ttft = LatencyWindows[int]()
         self._ttft_p99: Percentiles[int] = Percentiles()
@@ -222,8 +223,8 @@ class Emission:
                 self._send(frontend, items, self._engine.encode(step.body))
 
     def _tell_load(self, body: Any) -> None:
-        """Sends statistics without tokens to one frontend: each counts what the prefix cache had of
-        prompts since the ones before, as in a step in the middle of a long prompt."""
+        """Sends statistics without tokens, as of a step in the middle of a long prompt, to one
+        frontend. Each counts what the prefix cache had of prompts since the statistics before."""
         reader = next(reversed(self._knows_load), None)
         if reader is None:
             reader = next((each for each in self._frontends if each not in self._gone), None)
@@ -236,13 +237,14 @@ class Emission:
         self._knows_load[frontend] = None
 
     def tell_rest(self) -> None:
-        """The engine has nothing to do: frontends that think otherwise are told."""
+        """The engine has nothing to do. Tells the frontends that think otherwise."""
         readers, self._knows_load = self._knows_load, {}
         for frontend in readers:
             self._send(frontend, (), self._engine.encode_rest())
 
     def frontend_lost(self, address: str) -> None:
-        """Where frontends answer for each other, another one corrects what this one showed last."""
+        """A frontend is gone. Where frontends answer for each other, another one corrects what it
+        showed last."""
         self._gone.add(address)
         if address in self._knows_load:
             del self._knows_load[address]
@@ -251,8 +253,8 @@ class Emission:
                 self._knows_load.setdefault(heir)
 
     def send_again(self, missing: OutputsMissing) -> None:
-        """Sends missing outputs again, in the epoch that the request has here, even if an earlier
-        owner produced them."""
+        """Sends missing outputs again, in the request's present epoch, even if an earlier owner
+        produced them."""
         live = self._requests.get(missing.request_id) or self._finished.get(missing.request_id)
         if live is None:
             return
@@ -272,7 +274,7 @@ class Emission:
         return output.body if output.encoded else self._engine.encode_one(output.body, request_id)
 
     def ttft_p99(self) -> Percentiles[int]:
-        """By rank."""
+        """The P99 time to first token, in all and by rank."""
         now_s = time.monotonic()
         if now_s >= self._percentile_at_s:
             self._percentile_at_s = now_s + PERCENTILE_EVERY_S
