@@ -1,21 +1,22 @@
 """The global scheduler: events in, instructions out.
 
-It sees instances, not requests: a status per instance, what it sent there since (`InstancePool`,
-which chooses), and the requests that wait because no instance may take them. Any one monotonic
-clock gives `now_s`.
+It sees instances and not the requests that run there. It knows the last status of each instance and
+what was sent there since (`InstancePool`, which chooses), and the requests that wait here because
+no instance may take them. `now_s` is of any monotonic clock.
 
     dispatch    at once, to the policy's choice among the schedulable instances
-    hold        only while there is none; of one too many the lowest rank's newest is refused,
-                Reject("overloaded"), though it may have been held for long (`overload`)
-    release     as soon as there is one: all of them, higher rank first, then by arrival, by id
-    expire      on Ticked, Reject("unavailable") for those held longer than the timeout
+    hold        only while no instance is schedulable. If too many requests wait, the newest of the
+                lowest rank is refused with Reject("overloaded"), even if it has waited for long
+    release     as soon as an instance is schedulable: all of them, the higher rank first, then by
+                arrival, then by id
+    expire      on Ticked, Reject("unavailable") for those that have waited longer than the timeout
 
-With late binding (`holding`, of llumnix+) a request is also held while it fits nowhere, and
-released when it fits (`Placement`). The timeout then counts from when no instance was
-schedulable any more. What is larger than any instance goes at once: its engine says so.
+With late binding (`holding`, of llumnix+) a request also waits while it fits nowhere, and goes when
+it fits (`Placement`). The timeout then counts from when no instance was schedulable any more. A
+request that is larger than any instance goes at once, and the engine refuses it.
 
-Nothing survives a crash of the process, by design. After a restart InstanceStarted for what runs
-and the first statuses restore loads and sequence numbers; frontends ask again.
+By design nothing survives a crash of the process. After a restart, InstanceStarted for each running
+instance and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +49,7 @@ from controller.core.scheduler_events import (
 )
 
 UNAVAILABLE_RETRY_S = 1
-"""Who comes back early is held again, and so loses nothing."""
+"""A client that comes back early waits here again, and so loses nothing."""
 
 
 class GlobalScheduler:
@@ -58,31 +59,32 @@ class GlobalScheduler:
         own_limits: OwnLimits = NO_KEYS,
         policies: Mapping[str, Policy] = POLICIES,
     ) -> None:
-        """`own_limits`: of API keys, where they differ from `config.key_limits`. `policies`: by
-        name, those that there are."""
+        """`own_limits`: the limits of single API keys where they differ from `config.key_limits`.
+        `policies`: all policies, by name."""
         self._config = config
         self.keys = KeyTable(config.key_limits, own_limits)
         self._pool = InstancePool(config, policies)
         self.instances = self._pool.instances
-        """By instance id, for others to look at."""
+        """By instance id; others may only read it."""
         self.ordered = self._pool.ordered
-        """What the spec has against instances, by id; others are not named."""
+        """By instance id: the reasons of the spec against it. An instance without any is not
+        named."""
         self._waiting = WaitingRequests()
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
         """With late binding. Without a schedulable instance it may lack the last of `_waiting`."""
         self._num_help_rounds = 0
-        """Those that ordered something. Others take nobody's turn, so a simulated run leaves out
-        rounds in which nobody needs help, and its outcome is the same."""
+        """How many rounds ordered something. Other rounds do not change whose turn is next, so a
+        simulated run can leave out rounds in which nobody needs help, with the same outcome."""
         self._last_schedulable_s = float("-inf")
-        """When an instance was schedulable, by the last tick with late binding."""
+        """With late binding: the last tick at which an instance was schedulable."""
         self._first_expires_s = float("-inf")
-        """No held request has waited for too long before this. To look at each of 100,000 took
-        18 ms of every tick."""
+        """No waiting request can be overdue before this time. To look at each of 100,000 requests
+        took 18 ms of every tick."""
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
-        """Goes by another configuration from now on; returns what to do now, as `handle`. Held
-        requests stay held, even beyond a limit that is smaller now."""
+        """Uses another configuration from now on; returns what to do now, as `handle` does.
+        Requests that wait go on waiting, even beyond a limit that is smaller now."""
         self._pool.configure(config)
         self._config = config
         self._first_expires_s = float("-inf")
@@ -107,24 +109,25 @@ class GlobalScheduler:
 
     @property
     def waiting_demand_blocks(self) -> int:
-        """What all held requests need in order to start. Without counting where late binding knows
-        all of them, which it does while an instance is schedulable."""
+        """The blocks that all waiting requests need in order to start. While an instance is
+        schedulable, late binding knows all of them and nothing is counted here."""
         if self._placement is not None and len(self._placement.queue) == len(self._waiting):
             return self._placement.queue.demand_blocks
         return sum(self._demand(waiting.request) for _, waiting in self._waiting.items())
 
     @property
     def reserved(self) -> Mapping[str, Key]:
-        """The requests for which instances are reserved, by instance."""
+        """By instance: the request for which it is reserved."""
         return {} if self._placement is None else self._placement.reserved
 
     @property
     def placement(self) -> Placement | None:
-        """What late binding holds and keeps instances for, to look at; None without it."""
+        """The waiting requests of late binding and their reserved instances, to look at; None
+        without late binding."""
         return self._placement
 
     def waiting_view(self) -> WaitingView:
-        """What is held and why, to look at."""
+        """Which requests wait, and why; to look at."""
         rooms = self._pool.rooms if self._pool.any_schedulable() else {}
         if self._placement is not None and len(self._placement.queue) == len(self._waiting):
             return WaitingView(self._placement.queue, self._placement, rooms)
@@ -134,17 +137,18 @@ class GlobalScheduler:
         return WaitingView(entries, self._placement, rooms)
 
     def best_reserved(self) -> dict[str, WaitingPlace]:
-        """By instance, the request that it is reserved for; of several for one, the one
-        that lacks the least. While no instance takes requests, none is reserved."""
+        """By instance: the request for which it is reserved. If several are reserved for one
+        request, only the one that lacks the least is named. While no instance takes requests, none
+        is reserved."""
         return self.waiting_view().best_reserved() if self._pool.any_schedulable() else {}
 
     def help_blocked(
         self,
         may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     ) -> list[MoveHead | MakeRoom]:
-        """What a round does for blocked requests; nothing without late binding. `may_move`: from
-        one instance to another now. Mutates: after a round that orders something, the next one
-        begins with another request."""
+        """What a round does for blocked requests; nothing without late binding. `may_move`: whether
+        a move from one instance to another may begin now. Mutates: after a round that orders
+        something, the next one begins with another request."""
         if self._placement is None or not self._pool.any_schedulable():
             return []
         sources, destinations = list[InstanceSnapshot](), list[InstanceSnapshot]()
@@ -161,8 +165,8 @@ class GlobalScheduler:
         return orders
 
     def choice(self, request: DispatchRequested) -> str | None:
-        """The instance that this request would go to at once. None if it would not, and while any
-        request is held. Changes nothing."""
+        """The instance to which this request would go at once. None if it would not go at once, and
+        while any request waits. Changes nothing."""
         if self._waiting or not self._pool.any_schedulable():
             return None
         if self._placement is None:
@@ -179,8 +183,8 @@ class GlobalScheduler:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.
 
-        Held requests are released by what makes an instance schedulable: its status, or that
-        nothing is against it any more.
+        Requests that wait are released when an instance becomes schedulable: by its status, or
+        because no reason is against it any more.
         """
         match event:
             case StatusReported():
@@ -228,7 +232,7 @@ class GlobalScheduler:
         return [*released, *self._shed(now_s)] if is_one_more else released
 
     def _shed(self, now_s: float) -> list[Instruction]:
-        """Refuses one of those that are held, if they are too many."""
+        """Refuses one of the waiting requests if they are too many."""
         limits = self._config.holding or self._config
         last = self._waiting.last() if len(self._waiting) > limits.max_held_reqs else None
         if last is None:
@@ -243,8 +247,8 @@ class GlobalScheduler:
             self._placement.discard(key)
 
     def _release(self, now_s: float, *, same_or_less: bool = False) -> list[Instruction]:
-        """Dispatches all held requests if any instance may take them; with late binding, those
-        that fit. `same_or_less`: since the last time no instance can take more."""
+        """Dispatches all waiting requests if any instance may take them; with late binding, only
+        those that fit. `same_or_less`: no instance can take more than at the last call."""
         if not self._waiting or not self._pool.any_schedulable():
             return []
         if self._placement is not None:
@@ -290,7 +294,7 @@ class GlobalScheduler:
         return dispatched
 
     def _cost(self, request: DispatchRequested) -> float:
-        """What a held request is expected to take of its key's share, in tokens; 0: keys do not
+        """How many tokens of its key's share the request is expected to take; 0 if keys do not
         count."""
         holding = self._config.holding
         if holding is None or not holding.fair_keys or not request.api_key:

@@ -1,4 +1,4 @@
-"""What the global scheduler is told (past tense) and what it asks for (imperative)."""
+"""The events of the global scheduler (past tense) and its instructions (imperative)."""
 
 from dataclasses import field
 from enum import StrEnum
@@ -45,8 +45,8 @@ class InstanceRemoved:
 
 @value
 class InstanceStalled:
-    """This incarnation reports no progress (`fleet.liveness`). That ends with its next status, or
-    as soon as this is told to be `over`."""
+    """This incarnation reports no progress (`fleet.liveness`). The stall ends with its next status,
+    or with an event that is `over`."""
 
     instance_id: str
     incarnation: int
@@ -55,8 +55,9 @@ class InstanceStalled:
 
 @value
 class ClosedBy:
-    """What the spec has against the instance from now on, whichever incarnation; the instance need
-    not be known yet. One that drained gets requests again once its own status says so too."""
+    """The reasons of the spec against the instance from now on, whatever its incarnation; the
+    instance need not be known yet. After a drain it gets requests again once its own status says so
+    too."""
 
     instance_id: str
     reasons: Reasons = OPEN
@@ -64,12 +65,12 @@ class ClosedBy:
 
 @value
 class DispatchRequested:
-    """A frontend asks where to send a request. It asks again for a replay, of which the outputs so
-    far count as prompt, and if the rank changed while the request was held.
+    """A frontend asks where to send a request. It asks again for a replay, whose outputs so far
+    count as prompt, and when the rank changes while the request waits.
 
-    `session` names the client or conversation; empty: not known. Each of `prefix_hashes` names the
-    prompt from its beginning to the end of one more block of `prefix_hash_tokens` tokens, the last
-    of which the prompt's end may cut. Empty: not known.
+    `session` names the client or conversation; empty if it is not known. Each of `prefix_hashes`
+    names the prompt from its beginning to the end of one more block of `prefix_hash_tokens` tokens;
+    the prompt's end may cut the last block. Empty if they are not known.
     """
 
     request_id: str
@@ -81,17 +82,19 @@ class DispatchRequested:
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
     replayed: bool = False
-    """It ran on an instance that died: no limit of what may be held, or of its key, applies."""
+    """The request ran on an instance that died. So no limit of waiting requests, or of its key,
+    applies."""
     api_key: str = ""
-    """The hash of its client's API key; empty: the endpoint has none."""
+    """The hash of its client's API key; empty if the endpoint has no keys."""
     num_live_of_key: int = 0
-    """Requests of the key at its frontend when it came, with it; 0 without a key."""
+    """How many requests of the key its frontend had when it came, with this one; 0 without a
+    key."""
     num_tokens_of_key: int = 0
-    """Tokens that the key used there in the minute before."""
+    """How many tokens the key used at its frontend in the minute before."""
 
     @property
     def order(self) -> tuple[int, float, str, str]:
-        """In which requests wait, wherever that is: the smallest goes first."""
+        """The order in which requests wait everywhere: the smallest goes first."""
         return (-self.rank, self.arrival_time_s, self.request_id, self.frontend_id)
 
 
@@ -112,9 +115,10 @@ class FrontendDied:
 
 @value
 class KeyUsed:
-    """What an API key uses of one frontend: live requests and tokens of the last minute (prompts
-    and outputs); since the frontend began, how many requests that had an instance ended, and what
-    those put out; of the live ones, how many have put out something, and how much."""
+    """What an API key uses at one frontend. `num_live`, `num_tokens`: live requests, and tokens of
+    the last minute (prompts and outputs). `num_ended`, `num_ended_tokens`: requests that had an
+    instance and ended since the frontend began, and their output tokens. `num_running`,
+    `num_running_tokens`: live requests with output, and their output tokens."""
 
     key: str
     num_live: int
@@ -127,7 +131,7 @@ class KeyUsed:
 
 @value
 class KeysTold:
-    """A frontend says what these keys use of it. Keys that it does not name use what they did."""
+    """A frontend says what these keys use there. The use of other keys has not changed."""
 
     frontend_id: str
     keys: tuple[KeyUsed, ...]
@@ -135,7 +139,7 @@ class KeysTold:
 
 @value
 class Ticked:
-    """Time passed. The scheduler needs this every second or so while it holds requests."""
+    """Time has passed. The scheduler needs this about every second while requests wait."""
 
 
 Event = (
@@ -155,8 +159,8 @@ Event = (
 
 @value
 class Dispatch:
-    """Send the request with `seq` to this incarnation; any other one refuses it. The scheduler
-    counts `seq` from 1 and says how it chose; a frontend that chose alone gives 0."""
+    """Send the request with `seq` to this incarnation; any other incarnation refuses it. The
+    scheduler counts `seq` from 1 and says how it chose. If the frontend chose alone, `seq` is 0."""
 
     request_id: str
     frontend_id: str
@@ -164,32 +168,33 @@ class Dispatch:
     incarnation: int
     seq: int
     candidates: tuple[tuple[str, float], ...] = field(default=(), compare=False, repr=False)
-    """(instance id, score): the chosen instance, then the best of the others, best first."""
+    """(instance id, score): first the chosen instance, then the best of the others, the best
+    first."""
     policy: str = field(default="", compare=False)
     num_considered: int = field(default=0, compare=False)
 
 
 class RejectCode(StrEnum):
     OVERLOADED = "overloaded"
-    """Too many requests are held, and this one is the newest of the lowest rank among them."""
+    """Too many requests wait, and this one is the newest of the lowest rank among them."""
     UNAVAILABLE = "unavailable"
     """No instance became schedulable in time."""
     LIVE_LIMIT = "live_limit"
-    """Its API key has as many live requests as it may have."""
+    """The API key has as many live requests as it may have."""
     TOKEN_LIMIT = "token_limit"
-    """Its API key used its tokens of this minute."""
+    """The API key has used its tokens of this minute."""
 
 
 @value
 class Reject:
-    """Answer the request with an error. It may have been held until now."""
+    """Answer the request with an error. It may have waited until now."""
 
     request_id: str
     frontend_id: str
     code: RejectCode
     retry_after_s: int = 1
-    """When the client may try again: an estimate (`DrainRate`). One that found no
-    instance may at once, as it is held again until one comes."""
+    """When the client may try again: an estimate (`DrainRate`). If there was no instance, it may
+    try again at once, as the request then waits again until there is one."""
     rank: int = field(default=0, compare=False)
 
 

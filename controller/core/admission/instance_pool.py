@@ -1,9 +1,9 @@
-"""The instances that requests are dispatched to: what each reports, what was sent there since, and
-which of them gets a request.
+"""The instances to which requests are dispatched: what each reports, what was sent there since, and
+which instance gets a request.
 
-The pool is a part of the global scheduler (`core.scheduler`), which says when a request goes; the
-pool says to which instance. It has a record of each instance, and a board with the scores and rooms
-of the schedulable ones.
+The pool is a part of the global scheduler (`core.scheduler`). The scheduler decides when a request
+goes, the pool to which instance. It has a record of each instance, and a board with the scores and
+rooms of the schedulable ones.
 """
 
 import heapq
@@ -37,8 +37,8 @@ from controller.core.scheduler_events import (
 )
 
 LOST_AFTER_S = 10.0
-"""A request reaches its instance within milliseconds of its dispatch. If a status from this much
-later does not count the request, its frontend died or the message was lost."""
+"""A request reaches its instance within milliseconds of its dispatch. If a status that comes so
+much later does not count the request, its frontend died or the message was lost."""
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class _OnItsWay:
 
 
 class InstanceRecord:
-    """What the global scheduler knows about one incarnation of one instance, with instant
-    accounting. The scheduler mutates it; everybody else only reads.
+    """What the global scheduler knows about one incarnation of one instance. The scheduler mutates
+    it; everybody else only reads.
 
-    A request that was dispatched is not in the instance's status at once. Until a status names its
-    dispatch sequence number (or a later one) it counts here, or a burst between two statuses would
-    all go to the instance that was freest before it.
+    A dispatched request is not in the instance's status at once. Until a status names its sequence
+    number, or a later one, it counts here. Otherwise all requests of a burst between two statuses
+    would go to the instance that was freest before it.
     """
 
     __slots__ = (
@@ -86,34 +86,35 @@ class InstanceRecord:
         self.incarnation = incarnation
         self.alive = True
         self.stalled = False
-        """`fleet.liveness` said so, and it has not reported since."""
+        """`fleet.liveness` said that the instance is stalled, and it has not reported since."""
         self.snapshot: InstanceSnapshot | None = None
         """The last status of this incarnation."""
         self.ordered = ordered
-        """What the spec has against the instance. It counts as draining also while only its status
-        says so, so that a drain ends by the instance's own word."""
+        """The reasons of the spec against the instance. It also counts as draining while only its
+        status says so, so that a drain ends when the instance itself says so."""
         self.last_report_s = float("-inf")
         self.last_dispatch_seq = 0
         """The last sequence number given out to this incarnation."""
         self.unreported = NOTHING_UNREPORTED
         self._unreported: deque[_OnItsWay] = deque()
-        """The requests that `unreported` sums up; their sequence numbers ascend."""
+        """The requests that `unreported` sums up, with ascending sequence numbers."""
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """After a change of what the reasons follow from. They are kept, as each decision asks."""
+        """Computes the reasons after a change of anything from which they follow. They are stored,
+        as each decision asks for them."""
         self.closed_by: tuple[Closed, ...] = self._reasons()
-        """What is against the instance. The first reason counts most: a draining instance that
-        hangs is stalled, because it does not drain."""
+        """The reasons against the instance. The first one is the one to tell: a draining instance
+        that hangs is stalled, because it does not drain."""
         self.schedulable = not stop_requests(self.closed_by)
         """Whether the instance may get requests."""
         self.may_receive = not stop_arrivals(self.closed_by)
-        """Whether moves may go there, as far as `closed_by` says it."""
+        """Whether moves may go to the instance, as far as `closed_by` knows."""
         self.may_send = not stop_sending(self.closed_by)
-        """Whether moves may begin there."""
+        """Whether moves may begin at the instance."""
         drains = self.snapshot is not None and self.snapshot.draining
         self.is_shut = drains or stop_requests(self.ordered)
-        """Whether the instance gets no requests because somebody wants it so."""
+        """Whether the instance gets no requests because somebody ordered that."""
 
     def _reasons(self) -> tuple[Closed, ...]:
         reasons = set(self.ordered)
@@ -130,18 +131,18 @@ class InstanceRecord:
 
     @property
     def reports(self) -> bool:
-        """Whether the instance serves and says so."""
+        """Whether the instance serves and reports."""
         return self.alive and self.snapshot is not None and not self.stalled
 
     def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
-        """Takes a status of this incarnation. Requests that the status counts are unreported no
-        more, nor those dispatched `LOST_AFTER_S` ago."""
+        """Takes a status of this incarnation. From now on, requests that the status counts are not
+        unreported any more, nor are those that were dispatched `LOST_AFTER_S` ago."""
         before, self.snapshot = self.snapshot, self._as_ordered(snapshot)
         self.last_report_s = now_s
         if self.stalled or before is None or before.draining != self.snapshot.draining:
             self.stalled = False
             self._sum_up()
-        # A scheduler that was restarted goes on where its predecessor stopped: numbers below
+        # After a restart the scheduler goes on with the numbers of its predecessor: numbers below
         # what the instance has seen would count as reported before they were sent.
         self.last_dispatch_seq = max(self.last_dispatch_seq, last_dispatch_seq)
         pending, num_before = self._unreported, len(self._unreported)
@@ -152,7 +153,8 @@ class InstanceRecord:
             self._account()
 
     def dispatch(self, num_prompt_tokens: int, frontend_id: str, now_s: float) -> int:
-        """Accounts for one dispatched request; returns its sequence number. Needs a status."""
+        """Accounts for one dispatched request; returns its sequence number. The instance must have
+        reported."""
         assert self.snapshot is not None
         self.last_dispatch_seq += 1
         demand_blocks = blocks_for(num_prompt_tokens, self.snapshot.block_size)
@@ -165,14 +167,14 @@ class InstanceRecord:
         return self.last_dispatch_seq
 
     def order(self, reasons: Reasons) -> None:
-        """What the spec has against the instance from now on, whatever its status says yet."""
+        """Sets the reasons of the spec against the instance, whatever its status still says."""
         self.ordered = reasons
         if self.snapshot is not None:
             self.snapshot = self._as_ordered(self.snapshot)
         self._sum_up()
 
     def stall(self, *, over: bool) -> None:
-        """`over`: it is not stalled any more, though it has not reported."""
+        """`over`: the instance is not stalled any more, though it has not reported."""
         self.stalled = not over
         self._sum_up()
 
@@ -181,7 +183,7 @@ class InstanceRecord:
         return replace(snapshot, draining=True) if drains else snapshot
 
     def frontend_died(self, frontend_id: str) -> None:
-        """Forgets the unreported requests of a dead frontend: it will not send them."""
+        """Forgets the unreported requests of a dead frontend, which will not send them."""
         self._unreported = deque(e for e in self._unreported if e.frontend_id != frontend_id)
         self._account()
 
@@ -219,23 +221,25 @@ class InstanceRecord:
 
 
 MAX_CANDIDATES = 8
-"""The decision names this many of the instances that were considered for a request."""
+"""How many of the considered instances a decision names."""
 MAX_RANKS = 8
-"""Scores are kept for this many ranks at most: a request may name any rank, and each kept rank adds
-work to every status."""
+"""The board has scores for at most so many ranks: a request may name any rank, and each rank with
+scores adds work to every status."""
 
 
 class ScoreBoard:
-    """The schedulable instances, their scores and rooms, kept from one decision to the next.
+    """The schedulable instances with their scores and rooms, which last from one decision to the
+    next.
 
-    To ask each of 1,024 instances in Python took 160 us where no score had changed, and 720 where
-    all had. So the list of schedulable instances is kept until one comes, goes or stalls, and a
-    score is computed when its instance reports or is sent a request: 0.4 us of a status, which
-    takes many times that to receive. A decision then only searches for the best score, in C, and
-    for the candidates that it names; the outcome is as if each instance had been asked.
+    To ask each of 1,024 instances in Python took 160 us if no score had changed, and 720 us if all
+    had. So the list of schedulable instances stays until one comes, goes or stalls, and a score is
+    computed when its instance reports or is sent a request. This takes 0.4 us of each status, and
+    to receive a status takes many times that. A decision then only searches for the best score, in
+    C, and for the candidates that it names. The outcome is the same as if each instance had been
+    asked.
 
-    `records` are the scheduler's own, by id. The scheduler calls `changed` after a status or a
-    dispatch, and `forget` after any other change of a record. It keeps rooms only with a
+    `records`: the scheduler's own, by id. The scheduler calls `changed` after a status or a
+    dispatch, and `forget` after any other change of a record. There are rooms only with
     `room_to_grow_tokens`.
     """
 
@@ -256,24 +260,25 @@ class ScoreBoard:
         self._places: dict[str, int] = {}
         self._room_to_grow_tokens = room_to_grow_tokens
         self.rooms: dict[str, Room] = {}
-        """With late binding: of all schedulable instances by id, after `any_schedulable`. A room is
-        kept as a score is: to make 16 of them took as long as to place a request."""
+        """With late binding: the rooms of all schedulable instances by id, after a call of
+        `any_schedulable`. They last as scores do: to make 16 of them took as long as to place a
+        request."""
         self._short: set[str] = set()
-        """Instances that are short of memory, of those in `rooms`."""
+        """The instances in `rooms` that are short of memory."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
-        """Scores by rank, parallel to `_ready`, for the ranks that were asked for."""
+        """By rank that was asked for: the level, and the scores in the order of `_ready`."""
 
     def __len__(self) -> int:
-        """How many instances `choose` chooses from."""
+        """The number of instances from which `choose` chooses."""
         return len(self._ready)
 
     def forget(self) -> None:
-        """An instance came or went, or may take requests from now on, or may no longer."""
+        """An instance came or went, or may take requests from now on, or may not any more."""
         self._is_known = False
 
     def changed(self, record: InstanceRecord) -> bool:
-        """The instance reported, or was sent a request. Returns whether something may fit now that
-        did not before, or lacks less."""
+        """The instance reported, or was sent a request. Returns whether a request may fit now that
+        did not fit before, or may lack less."""
         if not self._is_known:
             return True
         place = self._places.get(record.instance_id)
@@ -298,8 +303,9 @@ class ScoreBoard:
     def choose(
         self, request: DispatchRequested, level: Level, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
-        """Chooses for a new request, after `any_schedulable` was true, and names the chosen
-        instance and the best others with their scores. Changes nothing of the history."""
+        """Chooses for a new request, once `any_schedulable` has returned True. Returns the chosen
+        instance, and the names and scores of it and of the best others. Does not change the
+        history."""
         scores = self._scores_for(level)
         place = self._policy.pick(self._ids, scores, request, history)
         find = heapq.nsmallest if self._policy.low_is_better else heapq.nlargest
@@ -313,8 +319,8 @@ class ScoreBoard:
         return self._ready[self._policy.pick(self._ids, scores, request, history)]
 
     def score_of(self, level: Level) -> Callable[[str], float]:
-        """What tells the score of a schedulable instance by its id, for a request of this level;
-        until anything changes."""
+        """A function from the id of a schedulable instance to its score, for a request of this
+        level; valid until anything changes."""
         scores, places = self._scores_for(level), self._places
         return lambda instance_id: scores[places[instance_id]]
 
@@ -353,8 +359,8 @@ class ScoreBoard:
         return Room.of(record.snapshot, tokens, record.unreported, by_step=by_step)
 
     def _note_shortage(self, room: Room) -> bool:
-        """Returns whether memory is short nowhere any more: all rooms are others then, as they are
-        when it becomes short somewhere."""
+        """Returns whether no instance is short of memory any more. Then all rooms change, as they
+        do when the first instance becomes short of memory."""
         if room.below_half_free == (room.instance_id in self._short):
             return False
         was_short = bool(self._short)
@@ -365,7 +371,8 @@ class ScoreBoard:
         return was_short
 
     def _make_rooms(self) -> None:
-        """In the same dictionary: somebody may be placing requests in it."""
+        """Makes all rooms anew, in the same dictionary, as somebody may be placing requests in
+        it."""
         self.rooms.update((record.instance_id, self._room(record)) for record in self._ready)
 
     def check(self) -> None:
@@ -397,12 +404,13 @@ class InstancePool:
         """By instance id, for others to look at."""
         self._ordered: dict[str, Reasons] = {}
         self.ordered: Mapping[str, Reasons] = MappingProxyType(self._ordered)
-        """What the spec has against instances, known or not; others are not named."""
+        """By instance id, known or not: the reasons of the spec against it. Others are not
+        named."""
         self._history = History()
         self.configure(config)
 
     def configure(self, config: SchedulerConfig) -> None:
-        """The pool goes by this from now on."""
+        """Sets the configuration from now on."""
         self._config = config
         self._policy = self._policies[config.policy]
         self._level_by_rank = {level.rank: level for level in config.levels}
@@ -443,7 +451,7 @@ class InstancePool:
         self._board.forget()
 
     def report(self, event: StatusReported, now_s: float) -> bool:
-        """Takes a status in. Returns whether something may fit now that did not before."""
+        """Takes a status in. Returns whether a request may fit now that did not fit before."""
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
             record.report(event.snapshot, event.last_dispatch_seq, now_s)
@@ -463,7 +471,7 @@ class InstancePool:
     def _on_died(self, event: InstanceDied) -> None:
         record = self._records.get(event.instance_id)
         if record is not None and event.incarnation >= record.incarnation:
-            # The record stays: it refuses what the dead incarnation still sends.
+            # The record stays, to refuse what the dead incarnation still sends.
             record.die()
             self._history.prefixes.forget(event.instance_id)
 
@@ -482,17 +490,18 @@ class InstancePool:
 
     @property
     def rooms(self) -> Mapping[str, Room]:
-        """With late binding: of all schedulable instances by id, after `any_schedulable`."""
+        """With late binding: the rooms of all schedulable instances by id, after a call of
+        `any_schedulable`."""
         return self._board.rooms
 
     def score_of(self, rank: int) -> Callable[[str], float]:
-        """What tells the score of a schedulable instance by its id, for a request of this rank;
-        until anything changes."""
+        """A function from the id of a schedulable instance to its score, for a request of this
+        rank; valid until anything changes."""
         return self._board.score_of(self._level(rank))
 
     def cached(self, request: DispatchRequested) -> Callable[[str], int] | None:
-        """How many tokens of the request an instance has seen, by the instance's id. None of a
-        request that was seen nowhere, as nobody knows its prefixes."""
+        """A function from an instance's id to how many tokens of the request it has seen. None if
+        the request's prefixes are not known."""
         if not request.prefix_hashes:
             return None
         return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)
@@ -502,7 +511,7 @@ class InstancePool:
         return self._board.pick(request, self._level(request.rank), self._history).instance_id
 
     def dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
-        """To the policy's choice, after `any_schedulable` was true."""
+        """Dispatches to the policy's choice, once `any_schedulable` has returned True."""
         level, history = self._level(request.rank), self._history
         candidates: tuple[tuple[str, float], ...] = ()
         if self._config.names_candidates:
@@ -518,8 +527,8 @@ class InstancePool:
     def dispatch_to(
         self, instance_id: str, request: DispatchRequested, now_s: float, *, by_prefix: bool
     ) -> Dispatch:
-        """To a schedulable instance that late binding chose. `by_prefix`: the request's prompt is
-        remembered as sent there."""
+        """Dispatches to a schedulable instance that late binding chose. `by_prefix`: whether to
+        remember that the request's prompt was sent there."""
         chosen = self._records[instance_id]
         if by_prefix:
             assert chosen.snapshot is not None

@@ -1,5 +1,5 @@
-"""What of admission is put on record, and how rarely: in an overload most requests wait, and
-thousands are refused, so that their events would push all others out of the log.
+"""Which events of admission are put on record, and how rarely. In an overload most requests wait
+and thousands are refused, so that their events would push all others out of the log.
 
     held, held_ended   Once each: from the time when some request has waited for HELD_S until none
                        has waited for QUIET_S.
@@ -7,12 +7,12 @@ thousands are refused, so that their events would push all others out of the log
     overtaken          When 10, 100, 1,000 ... went ahead of a request while it was the first.
     rejected           The first refusal of a reason and rank at once, the others as a number.
 
-Of the last three there is at most one event of a kind (of a reason and rank) in EVERY_S. The state
-of what is held:
+In each EVERY_S there is at most one event of each of the last three kinds (for `rejected`, of each
+reason and rank). The states of waiting:
 
-    IDLE     nothing is held                              BRIEF    when something is held
-    BRIEF    something is held, and nothing on record     OVERLOAD after HELD_S; IDLE without it
-    OVERLOAD on record as held                            IDLE     when QUIET_S passed without it
+    IDLE      no request waits
+    BRIEF     requests wait, and that is not on record. OVERLOAD after HELD_S; IDLE when none waits
+    OVERLOAD  it is on record that requests wait. IDLE when none has waited for QUIET_S
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Reject, RejectCode, Ticked
 
 HELD_S = 2.0
-"""At high load some are held for a moment all the time: that is how late binding works."""
+"""At high load some requests always wait for a moment, as late binding works that way."""
 QUIET_S = 10.0
 KEPT_S = 5.0
 EVERY_S = 10.0
@@ -42,7 +42,7 @@ class Rejected:
 
 
 Event = Ticked | Rejected
-"""Ticked comes after the scheduler's own."""
+"""A Ticked must come after the scheduler's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class PutOnRecord:
 
 @dataclass(slots=True)
 class Refusals:
-    """Of one reason and rank."""
+    """The refusals of one reason and rank."""
 
     number: int = 0
     lately: CountWindow = field(default_factory=CountWindow)
     last: Reject | None = None
     num_untold: int = 0
-    """Of `number`, those that no event has counted yet."""
+    """How many of `number` no event has counted yet."""
     told_s: float = float("-inf")
 
 
@@ -82,24 +82,26 @@ class _Reserved:
 
 
 class AdmissionRecords:
-    """Reads `scheduler`, and changes nothing there."""
+    """Reads `scheduler` and changes nothing there."""
 
     def __init__(self, scheduler: GlobalScheduler) -> None:
         self._scheduler = scheduler
         self.refusals: dict[tuple[RejectCode, int], Refusals] = {}
-        """By reason and rank, each of at least one; for others to read."""
+        """By reason and rank, each with at least one refusal; others may read it."""
         self._waiting = _Waiting.IDLE
         self._since_s = 0.0
-        """Unless IDLE: when it began. Pauses below QUIET_S do not end an overload."""
+        """Unless IDLE: when the waiting began. Pauses shorter than QUIET_S do not end an
+        overload."""
         self._last_s = 0.0
-        """Unless IDLE: when something was held last."""
+        """Unless IDLE: when a request waited last."""
         self._most = 0
-        """Held at once since then; 0 while IDLE."""
+        """The most requests that waited at once since then; 0 while IDLE."""
         self._num_overloads = 0
         self._reserved: dict[str, _Reserved] = {}
-        """By instance, exactly those that the placement reserved at the last tick."""
+        """By instance: exactly those that the placement had reserved at the last tick."""
         self._told_overtaken: tuple[Key | None, int] = (None, 0)
-        """The last request that was told as overtaken, and the power of ten that it was told by."""
+        """The last request that was reported as overtaken, and the power of ten that was
+        reported."""
         self._may_tell_s = dict.fromkeys((EventKind.INSTANCE_RESERVED, EventKind.OVERTAKEN), 0.0)
 
     def handle(self, event: Event, now_s: float) -> list[PutOnRecord]:
