@@ -1,14 +1,14 @@
-"""Which waiting request goes where now, and which instances are reserved for the first of those
-that fit nowhere: late binding, of `llumnix+`.
+"""Late binding, of `llumnix+`: which waiting request goes where now, which instances are reserved
+for the first requests that fit nowhere, and, for people, why each request waits.
 
-An instance's queue binds a request to the one place where it waits. Held back, it goes wherever it
-fits first, and room is made for it where that takes the least (`room_orders`).
+A request in an instance's queue is bound to that instance. A request that waits at the controller
+goes wherever it fits first, and room is made for it where that takes the least (`room_plan`).
 
     first       a request goes, in order, to the best instance on which it fits (`best_fitting`)
-    overtaking  who fits goes ahead of those that do not
-    reserved    nothing else is placed on an instance that is reserved for a request
-                (`reservations`) until it goes, there or elsewhere. So it waits at most for those
-                that run there to leave, however many overtake it.
+    overtaking  a request that fits goes ahead of requests that do not
+    reserved    no other request is placed on an instance that is reserved for a request
+                (`reservations`) until that request goes, there or elsewhere. So it waits at most
+                until the running requests there have left, however many overtake it.
     ranks       a lower rank overtakes higher ones only when each of them has such an instance
 """
 
@@ -27,11 +27,11 @@ from controller.core.settings import HoldingConfig
 from controller.core.value import value
 
 Score = Callable[[str], float]
-"""Of an instance id, for the request: larger is better."""
+"""The score of an instance, by its id, for the request: larger is better."""
 Cached = Callable[[str], int]
-"""Of an instance id: how many tokens of the request the prefix cache there is expected to have."""
+"""By instance id: how many tokens of the request its prefix cache is expected to have."""
 ScoreOf = Callable[[int], Score]
-"""Of a request's rank."""
+"""The scores for requests of a rank."""
 CachedOf = Callable[[Key], Cached | None]
 
 
@@ -42,19 +42,20 @@ class Placed:
 
 
 class Placement:
-    """`queue` is what waits; `reserved` has, by instance, the request that it is reserved for."""
+    """`queue`: the requests that wait. `reserved`: by instance, the request for which it is
+    reserved."""
 
     def __init__(self, config: HoldingConfig) -> None:
         self.config = config
         self.queue = WaitingQueue()
         self.reserved: dict[str, Key] = {}
         self.num_overtaken: dict[Key, int] = {}
-        """How many went ahead of a request while it was the first; those that none overtook are
-        not in it."""
+        """How many requests went ahead of a request while it was the first; requests that were
+        never overtaken are missing."""
         self._settled_in: Mapping[str, Room] | None = None
-        """The rooms in which nothing was left to do when `place` last ended."""
+        """The rooms at the last end of `place`, when nothing was left to do."""
         self._settled: _Settled | None = None
-        """Of the instances that are reserved."""
+        """For how long the reserved instances stay the same."""
 
     def place(
         self,
@@ -65,13 +66,13 @@ class Placement:
         *,
         same_or_less: bool = False,
     ) -> Iterator[Placed]:
-        """One after the other; the caller dispatches each before it asks for the next, so that
-        scores are up to date. `rooms` of all schedulable instances, by id; they are changed, and
-        the caller may replace them. `same_or_less`: since the last call nothing was pushed, and
-        none of these very rooms grew."""
+        """Places one request after the other. The caller dispatches each before it asks for the
+        next, so that scores are up to date. `rooms`: of all schedulable instances, by id; they are
+        changed, and the caller may replace them. `same_or_less`: since the last call no request was
+        pushed, and none of these rooms grew."""
         if same_or_less and self._settled_in is rooms:
-            # What fitted nowhere still fits nowhere. Most statuses only tell of decoding, and to
-            # look at all rooms for each took a sixth of a simulated run.
+            # Requests that fitted nowhere still fit nowhere. Most statuses only tell of decoding,
+            # and to look at all rooms for each of them took a sixth of a simulated run.
             if not self.is_settled(rooms, now_s):
                 self._reserve(rooms, now_s)
             return
@@ -89,7 +90,7 @@ class Placement:
         self._reserve(rooms, now_s)
 
     def is_settled(self, rooms: Mapping[str, Room], now_s: float) -> bool:
-        """Whether `place` would do nothing, with `same_or_less`: nothing fits, and the same
+        """Whether `place` with `same_or_less` would do nothing: no request fits, and the same
         instances are reserved."""
         return (
             self._settled_in is rooms
@@ -98,7 +99,7 @@ class Placement:
         )
 
     def discard(self, key: Key) -> Waiting | None:
-        """Takes a request out, wherever it stands."""
+        """Takes a request out of the queue."""
         self._settled_in = None
         self.num_overtaken.pop(key, None)
         self.reserved = {i: other for i, other in self.reserved.items() if other != key}
@@ -115,7 +116,7 @@ class Placement:
     def _next(
         self, rooms: Mapping[str, Room], score_of: ScoreOf, cached_of: CachedOf
     ) -> tuple[Waiting, Room] | None:
-        """The first in order that fits and may go, and where to."""
+        """The first request in order that fits and may go, and its instance's room."""
         open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
         largest = max([room.spare_blocks for room in open_rooms], default=0)
         first = self.queue.first()
@@ -128,7 +129,7 @@ class Placement:
         return None if room is None else (waiting, room)
 
     def _overtaking(self, largest: int) -> Waiting | None:
-        """The first that fits, if it may go ahead of those that do not."""
+        """The first request that fits, if it may go ahead of those that do not."""
         waiting = self.queue.first_fitting(largest) if self.config.overtaking else None
         return waiting if waiting is not None and self._may_overtake(waiting) else None
 
@@ -168,8 +169,8 @@ class Placement:
 # -- to which of the instances on which a request fits it goes ---------------------------
 
 ROOMY = 0.5
-"""An instance with at least this share of its memory to spare, the request taken in, is not short
-of memory."""
+"""An instance is not short of memory if at least this share of it is free once it has taken the
+request."""
 
 
 def best_fitting(
@@ -179,21 +180,21 @@ def best_fitting(
     cached: Cached | None,
     config: HoldingConfig,
 ) -> Room | None:
-    """Of the rooms in which such a request fits, the one that it goes to: one of those where its
-    first token comes soonest, and of these the freest; where memory is short even on the freest,
-    that one. `rooms`: ids ascending, by which `best_place` breaks ties. `cached` is None if nothing
-    is.
+    """The room to which such a request goes. Of the rooms in which it fits, it takes one of those
+    where its first token comes soonest, and of these the freest. If memory is short even on the
+    freest instance, it takes that one. `rooms`: ids ascending, by which `best_place` breaks ties.
+    `cached`: None if nothing is cached.
 
-    Freeness is about memory alone. Where every instance has room, it hardly tells one with a long
-    prompt to compute from one with none, nor one that has the request's beginning in its prefix
-    cache: on the Mooncake trace the mean TTFT was 1.46 s by freeness alone and is 0.59 s so
-    (decision 0032).
+    Freeness is about memory alone. Where every instance has room, it hardly tells an instance with
+    a long prompt to compute from one without, nor one that has the request's beginning in its
+    prefix cache. On the Mooncake trace the mean TTFT was 1.46 s by freeness alone, and this way it
+    is 0.59 s (decision 0032).
     """
     fitting = [room for room in rooms if demand_blocks <= room.spare_blocks]
     freest = _freest(fitting, score)
     if freest is None or not (config.by_prefill or config.by_prefix):
         return freest
-    # Written out, as with 64 instances these lines were a third of a simulated run.
+    # Written out without calls, as with 64 instances these lines were a third of a simulated run.
     roomy = [r for r in fitting if r.spare_blocks - demand_blocks >= ROOMY * r.capacity_blocks]
     if not any(room is freest for room in roomy):
         return freest
@@ -212,8 +213,8 @@ def _freest(rooms: Sequence[Room], score: Score) -> Room | None:
 def _tokens_ahead(
     rooms: Sequence[Room], cached: Cached | None, config: HoldingConfig
 ) -> Sequence[int]:
-    """How many tokens each computes before the request's first one comes out. The prompt's length
-    is the same everywhere and so is left out."""
+    """How many tokens each instance computes before the request's first token comes out. The
+    prompt's length is the same everywhere and is left out."""
     ahead = [room.prefill_tokens for room in rooms] if config.by_prefill else [0] * len(rooms)
     if cached is None or not config.by_prefix:
         return ahead
@@ -224,10 +225,11 @@ def _tokens_ahead(
 # -- which instances are reserved for which of the waiting requests ----------------------
 
 MAX_LOOKED_AT = 64
-"""So many of the first held requests may have an instance reserved for them."""
+"""Only so many of the first waiting requests may have an instance reserved for them."""
 EXCHANGED_BELOW = 0.75
-"""Another instance takes the place of a reserved one if it lacks less than this share of what that
-one lacks. Without it the first waited three times as long on S-L (decision 0031)."""
+"""Another instance takes the place of a reserved one if it lacks less than this share of what the
+reserved one lacks. Without this, the first request waited three times as long on S-L (decision
+0031)."""
 
 
 def reservations(
@@ -237,16 +239,16 @@ def reservations(
     config: HoldingConfig,
     now_s: float,
 ) -> dict[str, Key]:
-    """What is reserved from now on, by instance id; `before` is what was until now.
+    """The reservations from now on, by instance id; `before`: those until now.
 
-    first   the first one has an instance at once
-    others  each has one when it has waited `reserve_after_s`, while no more are reserved than the
-            share allows
-    more    what is left of `reserved_share` goes to the first, one more each `reserve_after_s`:
-            requests move from one of its instances to the others, so that what they free comes
-            together
-    best    it is the one that lacks the least. One that lacks much less later takes its place: on
-            the reserved one long requests may go on growing for minutes
+    first   the first request has an instance at once
+    others  each other request has one when it has waited `reserve_after_s`, while no more are
+            reserved than the share allows
+    more    the rest of `reserved_share` goes to the first request, one more instance each
+            `reserve_after_s`: requests move from one of its instances to the others, so that the
+            blocks that they free are on one instance
+    best    the instance that lacks the least is reserved. If another one lacks much less later, it
+            takes its place: on the reserved one long requests may go on growing for minutes
     ranks   a higher rank takes the instance of a lower one
     """
     first = queue.first()
@@ -287,7 +289,7 @@ def _most_reserved(config: HoldingConfig, num_instances: int, waited_s: float) -
 def _least_lacking(
     rooms: Iterable[Room], reserved: Collection[str], demand_blocks: int
 ) -> Room | None:
-    """Of the rooms that are open and large enough."""
+    """The room that lacks the least, of those that are open and large enough."""
     return min(
         (
             room
@@ -320,15 +322,15 @@ def _exchanged(
 
 
 def _no_better_in_open(least: "_LeastInOpen", demand_blocks: int, lacking_blocks: int) -> bool:
-    """Whether a reserved instance keeps its place, by what the open rooms lack at the least."""
+    """Whether a reserved instance stays reserved, by the least that any open room lacks."""
     at_least = min(least.lacking_blocks + demand_blocks, least.claimed_blocks)
     return at_least >= EXCHANGED_BELOW * lacking_blocks
 
 
 @value
 class _LeastInOpen:
-    """An open room, large enough or not, lacks `lacking_blocks` and a request's demand at the
-    least, or the `claimed_blocks` that make it idle."""
+    """The least of all open rooms, large enough or not. A room lacks at least `lacking_blocks` and
+    the request's demand, or the `claimed_blocks` without which it is idle."""
 
     lacking_blocks: float
     claimed_blocks: float
@@ -343,8 +345,8 @@ class _LeastInOpen:
 
 
 def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, most: int) -> None:
-    """If all that may be reserved is, and nothing for the first, the last of a lower rank loses its
-    instance."""
+    """If no more instances may be reserved and the first request has none, the last request of a
+    lower rank loses its instance."""
     if len(reserved) < most or first.key in reserved.values():
         return
     found = ((queue.get(key), instance_id) for instance_id, key in reserved.items())
@@ -356,23 +358,23 @@ def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, mos
 # -- when `reservations` has to be asked again, after it changed nothing -----------------
 
 ROUNDING_S = 1e-6
-"""Turns are looked at a little before they come, as sums of times are rounded."""
+"""Turns count a little before they come, as sums of times are rounded."""
 
 
 @value
 class _Settled:
     """For how long `reservations` would change nothing, after it changed nothing.
 
-    While requests are held each status may ask it, and most statuses only tell of decoding: to ask
-    at each took a tenth of a simulated run. Until the queue changes or a room lacks less, these
-    count:
+    While requests wait, each status may ask for the reservations, and most statuses only tell of
+    decoding: to compute them for each took a tenth of a simulated run. Until the queue changes or a
+    room lacks less, they change only by these:
 
-        turns      one more may be reserved, or a request has waited long enough for one: known in
-                   advance
+        turns      one more instance may be reserved, or a request has waited long enough for one;
+                   the time is known in advance
         open       an open room that lacks more makes an exchange less likely
         reserved   a reserved room that lacks more may be exchanged, if it lacks too much by now
 
-    `rooms` and `demands` are of the reserved instances, by id, `least` of the open ones.
+    `rooms` and `demands`: by id, of the reserved instances. `least`: of the open rooms.
     """
 
     until_s: float
@@ -389,7 +391,7 @@ class _Settled:
         config: HoldingConfig,
         now_s: float,
     ) -> "_Settled":
-        """`reservations` gave `reserved` just now, and was given the same."""
+        """`reservations` has just been given `reserved` and returned the same."""
         waiting = ((instance_id, queue.get(key)) for instance_id, key in reserved.items())
         return cls(
             _next_turn_s(len(reserved), queue, len(rooms), config, now_s),
@@ -436,45 +438,47 @@ def _next_turn_s(
 
 
 class WaitingReason(StrEnum):
-    """The first that is true counts."""
+    """Why a request waits at the controller. The first reason that is true counts."""
 
     NO_INSTANCE = "no-instance"
     """No instance takes requests."""
     TOO_LARGE = "too-large"
-    """It needs more blocks than any instance has."""
+    """The request needs more blocks than any instance has."""
     HAS_RESERVATION = "kept"
-    """An instance is reserved for it, and lacks blocks or places yet."""
+    """An instance is reserved for the request, and still lacks blocks or places."""
     NEXT = "next"
-    """It fits: it goes with the next status."""
+    """The request fits, and goes with the next status."""
     BEHIND = "behind"
-    """It fits, but may not go ahead of those before it."""
+    """The request fits, but may not go ahead of those before it."""
     RESERVED = "reserved"
-    """It fits only on instances that are reserved for others."""
+    """The request fits only on instances that are reserved for others."""
     BATCH_FULL = "batch-full"
-    """Where it finds the blocks all places of the batch are taken, or enough wait already."""
+    """The instances that have the blocks have no place in the batch, or enough requests wait
+    there."""
     FRAGMENTED = "fragmented"
-    """It needs more blocks than are free on any instance, but not on all together."""
+    """The request needs more blocks than are free on any instance, but not more than on all
+    together."""
     MEMORY = "memory"
-    """It needs more blocks than are free on all instances together."""
+    """The request needs more blocks than are free on all instances together."""
 
 
 class OvertakenBy(StrEnum):
-    """Who of the later requests may go ahead, where it fits and this one does not."""
+    """Which later requests may go ahead if they fit and this one does not."""
 
     ANY = "any"
-    """All of them: this one has an instance of its own."""
+    """All of them, as this request has an instance of its own."""
     ITS_RANK = "its-rank"
-    """Those of its rank: no lower ones, as no instance is reserved for this one."""
+    """Only those of its rank, as no instance is reserved for this request."""
     NOBODY = "nobody"
-    """Overtaking is switched off, or all instances are reserved: the order is strict."""
+    """None: the order is strict, as overtaking is switched off or all instances are reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """`place`: 1 is the first in order. `instance_id`: the instance that is reserved for it;
-    `lacking_blocks`: how many more must be free there; else how many where the fewest are missing,
-    and None without an instance. `num_overtaken`: how many went ahead of it while it was the
-    first."""
+    """`place`: 1 is the first in order. `instance_id`: the instance that is reserved for the
+    request. `lacking_blocks`: how many more blocks must be free there, or, without a reservation,
+    on the instance where the fewest are missing; None without an instance. `num_overtaken`: how
+    many requests went ahead of it while it was the first."""
 
     waiting: Waiting
     place: int
@@ -486,11 +490,12 @@ class WaitingPlace:
 
 
 class WaitingView:
-    """`entries` in order, and as long as nothing else happens; a demand of 0 blocks is not known
-    yet. `rooms` of the schedulable instances, by id. `placement`: None without late binding.
+    """The requests that wait at the controller, for people to look at; valid until something else
+    happens. `entries`: in order; a demand of 0 blocks is not known yet. `rooms`: of the schedulable
+    instances, by id. `placement`: None without late binding.
 
-    How many are held costs nothing while late binding knows all of them: to copy 100,000 and make
-    an index of them, in order to find one, took 40 ms."""
+    While late binding knows all requests, the view costs the same however many wait. To copy
+    100,000 of them and make an index, in order to find one, took 40 ms."""
 
     def __init__(
         self,
@@ -504,29 +509,30 @@ class WaitingView:
         self._rooms = rooms if placement is not None else {}
         reserved = placement.reserved if placement is not None else {}
         self.reserved = {i: key for i, key in reserved.items() if i in self._rooms}
-        """By instance, the request that it is reserved for."""
+        """By instance: the request for which it is reserved."""
         fullest_first = sorted(self.reserved, key=lambda i: (-self._rooms[i].lacking_blocks(0), i))
         self._reserved_for = {
             self.reserved[instance_id]: instance_id for instance_id in fullest_first
         }
-        """Of several that are reserved for a request the one that lacks the least."""
+        """By request: its reserved instance, or the one of several that lacks the least."""
         self._open = [
             room for room in self._rooms.values() if room.instance_id not in self.reserved
         ]
         without = (waiting.rank for waiting in entries if waiting.key not in self._reserved_for)
         self._highest_without = next(without, None)
-        """The highest rank of those without a reserved instance: no lower one may overtake."""
+        """The highest rank of the requests without a reserved instance; no lower rank may overtake
+        them."""
 
     @property
     def demand_blocks(self) -> int:
-        """Of all together."""
+        """The demand of all requests together."""
         if isinstance(self.entries, WaitingQueue):
             return self.entries.demand_blocks
         return sum(waiting.demand_blocks for waiting in self.entries)
 
     def ranks(self) -> Iterator[tuple[int, int, float]]:
-        """(rank, how many, the earliest arrival) of each, the highest first. With 100,000 held
-        requests a status took 47 ms when it looked at each, and takes 5."""
+        """(rank, how many, the earliest arrival) of each rank, the highest first. With 100,000
+        waiting requests a status took 47 ms when it looked at each request, and takes 5 ms now."""
         begin = 0
         while begin < len(self.entries):
             first = self.entries[begin]
@@ -535,7 +541,8 @@ class WaitingView:
             begin = end
 
     def reservations(self) -> Iterator[tuple[str, Waiting, int]]:
-        """(instance, the request that it is reserved for, how many blocks lack there)."""
+        """(instance, the request for which it is reserved, how many blocks it lacks) of each
+        reservation."""
         for instance_id, key in self.reserved.items():
             waiting = self._placement.queue.get(key) if self._placement is not None else None
             if waiting is not None:
@@ -543,7 +550,8 @@ class WaitingView:
                 yield instance_id, waiting, max(0, lacking)
 
     def oldest(self) -> WaitingPlace | None:
-        """The one that arrived first; a higher rank may go before it for long."""
+        """The request that arrived first. Requests of a higher rank may go before it for a long
+        time."""
         found, begin, arrival_s = None, 0, float("inf")
         for _, number, first_s in self.ranks():
             if first_s < arrival_s:
@@ -555,7 +563,7 @@ class WaitingView:
         return self._at(0) if self.entries else None
 
     def find(self, key: Key) -> WaitingPlace | None:
-        """None if the request is not held."""
+        """None if the request does not wait here."""
         if isinstance(self.entries, WaitingQueue):
             index = self.entries.index(key)
         else:
@@ -565,8 +573,8 @@ class WaitingView:
         return None if index is None else self._at(index)
 
     def best_reserved(self) -> dict[str, WaitingPlace]:
-        """By instance, the request that it is reserved for, where it lacks the least of those that
-        are reserved for the same one."""
+        """By instance: the request for which it is reserved. If several are reserved for one
+        request, only the one that lacks the least is named."""
         found = ((instance_id, self.find(key)) for key, instance_id in self._reserved_for.items())
         return {instance_id: place for instance_id, place in found if place is not None}
 
@@ -618,19 +626,20 @@ class WaitingView:
 
 class QueueReason(StrEnum):
     BATCH_FULL = "batch-full"
-    """As many requests run as the batch has places."""
+    """All places of the batch are taken."""
     MEMORY = "memory"
-    """The head's demand exceeds what is free in the whole cluster."""
+    """The head needs more blocks than are free in the whole cluster."""
     FRAGMENTED = "fragmented"
-    """The head's demand exceeds what is free here, but not what is free in the cluster."""
+    """The head needs more blocks than are free here, but not more than are free in the cluster."""
     NEXT_STEP = "next-step"
-    """There is room: the head waits for its turn within the steps' token budget."""
+    """There is room; the head waits for its turn within the steps' token budget."""
 
 
 def queue_reason(
     snapshot: InstanceSnapshot, cluster: Iterable[InstanceSnapshot]
 ) -> QueueReason | None:
-    """None without a queue. `cluster` holds all instances that may take requests."""
+    """Why the head of the instance's queue waits; None without a queue. `cluster`: all instances
+    that may take requests."""
     head = snapshot.queue_head
     if head is None:
         return None

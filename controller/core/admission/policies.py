@@ -1,13 +1,13 @@
 """Which instance gets a new request: filter, score, pick.
 
-A policy is a score of one instance and a way to pick among the scores, both without side effects:
-what they go by of earlier choices (`History`) is an argument.
+A policy is a score of one instance and a way to pick among the scores. Neither has side effects;
+what they need to know of earlier choices (`History`) is an argument.
 Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
-`llumnix+` takes the freest of those on which the request fits, and holds it while there is none:
-see `placement`, which chooses for it. The others are what it replaces: the paper's INFaaS++, vLLM's
-own balancer, Dynamo's router, and taking turns. Every score counts requests that were dispatched
-and not reported yet as queued; without them a burst between two statuses would land on one
-instance. The simulator compares more of them (`sim.baselines`).
+`llumnix+` takes the freest instance on which the request fits, and lets it wait while there is none
+(`placement` chooses for it). The other policies are there to compare with: the paper's INFaaS++,
+vLLM's own balancer, Dynamo's router, and taking turns. Every score counts requests that were
+dispatched and not reported yet as queued; otherwise a burst between two statuses would go to one
+instance. The simulator compares more policies (`sim.baselines`).
 """
 
 import difflib
@@ -29,20 +29,21 @@ from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 
 MAX_HASHES = 1 << 18
-"""For all instances together; one takes about 120 bytes, so these 30 MB."""
+"""For all instances together. A hash takes about 120 bytes, so that all of them take 30 MB."""
 
 
 class SeenPrefixes:
-    """For each instance the prefix hashes of the prompts sent there, the latest used ones.
+    """For each instance, the prefix hashes of the prompts that were sent there, as far as they were
+    used lately.
 
-    Which prefixes an instance has cached is known to its engine alone. The dispatcher goes by what
-    it sent there, and by how much the instance can hold.
+    Only its engine knows which prefixes an instance has cached. The dispatcher goes by what it sent
+    there and by how much the instance can hold.
     """
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
         self._max_hashes = max_hashes
         self._by_instance: dict[str, OrderedDict[int, None]] = {}
-        """Of each instance, the longest unused first."""
+        """By instance: its hashes, those that were not used for longest first."""
 
     def note(self, instance_id: str, request: DispatchRequested, num_instance_tokens: int) -> None:
         """The request goes to this instance, whose KV cache holds so many tokens."""
@@ -53,8 +54,8 @@ class SeenPrefixes:
             seen = self._by_instance[instance_id] = OrderedDict()
             for others in self._by_instance.values():
                 _shorten(others, self._max_hashes // len(self._by_instance))
-        # The later blocks of a prompt count as unused for longer, as they do in an engine: without
-        # its beginning a prefix is of no use.
+        # The later blocks of a prompt count as unused for longer, as in an engine, since a prefix
+        # without its beginning is of no use.
         for prefix_hash in reversed(request.prefix_hashes):
             seen[prefix_hash] = None
             seen.move_to_end(prefix_hash)
@@ -92,8 +93,8 @@ def _shorten(seen: "OrderedDict[int, None]", most: int) -> None:
 
 
 class History:
-    """What the dispatcher remembers of its own choices. `last` is the instance chosen last; None
-    before the first choice."""
+    """What the dispatcher remembers of its own choices. `last`: the instance that was chosen last;
+    None before the first choice."""
 
     def __init__(self) -> None:
         self.last: str | None = None
@@ -107,16 +108,17 @@ class History:
 
 # -- ways to pick one of the instances that may take a new request, by their scores -------
 #
-# Each takes the instances' ids (at least one, ascending), their scores, what is known of the
-# request and what the dispatcher remembers. Each returns an index into the ids and changes nothing.
-# `best_place` breaks ties.
+# Each function takes the instances' ids (at least one, ascending), their scores, the request and
+# what the dispatcher remembers. It returns an index into the ids and changes nothing. `best_place`
+# breaks ties.
 
 PickFunction = Callable[[Sequence[str], Sequence[float], DispatchRequested, History], int]
 
 
 def best_place(scores: Sequence[float], *, low: bool = False) -> int:
-    """Of equal scores the first, which is that of the lowest id, as all lists of instances ascend:
-    so i-10 comes before i-2. All ties of a dispatch are broken here, late binding's too."""
+    """The place of the best score. Of equal scores it is the first, which belongs to the lowest id,
+    as all lists of instances ascend; i-10 comes before i-2. All ties of a dispatch are broken here,
+    also those of late binding."""
     return scores.index(min(scores) if low else max(scores))
 
 
@@ -135,8 +137,8 @@ def pick_lowest(
 def pick_next(
     ids: Sequence[str], _scores: Sequence[float], _request: DispatchRequested, history: History
 ) -> int:
-    """The id that follows the last choice, which may be gone by now; after the highest id the
-    first."""
+    """The id that follows the last choice, which may be gone by now. The first id follows the
+    highest one."""
     place = 0 if history.last is None else bisect_right(ids, history.last)
     return place if place < len(ids) else 0
 
@@ -144,8 +146,8 @@ def pick_next(
 def pick_least_work(
     ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
-    """The cost of Dynamo's router: what the instance has, in tokens, and what it would have to
-    compute of the prompt. The prompt's length is the same everywhere and so is left out."""
+    """The cost of Dynamo's router: the tokens that the instance has, and those of the prompt that
+    it would have to compute. The prompt's length is the same everywhere and is left out."""
     matched = history.prefixes.num_matched_tokens
     costs = [
         score - matched(instance_id, request)
@@ -161,8 +163,8 @@ ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported],
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`by_prefix`: the pick wants to know which prompts went where. `late_binding`: requests wait
-    at the controller, not on instances (`admission.placement`)."""
+    """`by_prefix`: the pick needs to know which prompts went where. `late_binding`: requests wait
+    at the controller and not on instances (`admission.placement`)."""
 
     name: str
     score: ScoreFunction
@@ -188,7 +190,8 @@ def _vllm_dp(
 
 
 def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> int:
-    """What all that runs or waits holds, and still takes for its tokens so far."""
+    """The blocks that all running and waiting requests hold, and those that they still take for
+    their tokens so far."""
     return (
         snapshot.num_used_blocks
         + snapshot.fill_blocks
@@ -200,7 +203,7 @@ def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> in
 def outstanding_tokens(
     snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
 ) -> float:
-    """Prompts and outputs so far of all that runs or waits, in whole blocks."""
+    """The tokens of all running and waiting requests so far, in whole blocks."""
     return snapshot.block_size * outstanding_blocks(snapshot, unreported)
 
 
@@ -233,13 +236,13 @@ def find_policy(name: str, policies: Mapping[str, Policy] = POLICIES) -> Policy:
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig(SchedulerSettings):
     policy: str = "llumnix"
-    """By default one without late binding, as there is no `holding`."""
+    """The default is a policy without late binding, as there is no `holding`."""
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     holding: HoldingConfig | None = None
-    """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
-    them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`
-    has late binding."""
+    """Late binding: requests that fit nowhere wait too, at most `holding.max_held_reqs` of them,
+    and without a timeout while any instance is schedulable. Set if, and only if, `policy` has late
+    binding."""
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     names_candidates: bool = True
-    """Whether a decision names the instances that it was made from, with their scores. A simulation
-    records no decisions, and half of the time of one goes into the names."""
+    """Whether a decision names the best instances and their scores. A simulation records no
+    decisions, and the names take half of the time of a decision."""

@@ -1,4 +1,4 @@
-"""The requests that wait at the controller: their orders, and what becomes of them when they are
+"""The requests that wait at the controller: their orders, and which one is refused when they are
 too many.
 
     HeldRequests   all of them, with late binding or without; which one is refused for others
@@ -24,9 +24,10 @@ Order = tuple[int, float, float, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """`demand_blocks`: all that the request needs in order to start. `since_s`: when it came to the
-    controller, by the controller's clock; arrival times are the frontends'. `turn`: among the API
-    keys of its rank (`FairTurns`); 0 for all where they do not count."""
+    """A waiting request as late binding sees it. `demand_blocks`: the blocks that it needs in order
+    to start. `since_s`: when it came to the controller, by the controller's clock; arrival times
+    are by the frontends' clocks. `turn`: its turn among the API keys of its rank (`FairTurns`); 0
+    where keys do not count."""
 
     key: Key
     rank: int
@@ -46,8 +47,8 @@ class Waiting:
 
 
 class WaitingQueue:
-    """Takes log n and, for `first_fitting`, the number of distinct demands. Also a sequence, in
-    order, for whoever only looks."""
+    """The requests that may be placed. Each call takes log n, and `first_fitting` as long as there
+    are distinct demands. The queue is also a sequence, in order, for reading."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, Waiting] = {}
@@ -106,7 +107,7 @@ class WaitingQueue:
         return self._in_order[0][1] if self._in_order else None
 
     def first_fitting(self, room_blocks: int) -> Waiting | None:
-        """The first in order of those that need at most `room_blocks`."""
+        """The first request in order that needs at most `room_blocks`."""
         best: tuple[Order, Waiting] | None = None
         for demand in self._demands:
             if demand > room_blocks:
@@ -136,22 +137,23 @@ class _Rank:
 
     def __init__(self) -> None:
         self.next_turns: dict[str, float] = {}
-        """By key: where its next request may begin. Only while something waits."""
+        """By key: the turn where its next request may begin. Only while requests wait."""
         self.waiting: list[float] = []
-        """The turns that wait, the least first."""
+        """The turns of the waiting requests, the least first."""
 
 
 class FairTurns:
-    """Turns of held requests, by which the API keys of one rank share what becomes free: who was
-    served least goes first.
+    """Turns of waiting requests, by which the API keys of one rank share the room that becomes
+    free: the key that was served least goes first.
 
-    Each request has a turn from when it is held, a number of tokens: that of the last one of its
-    key plus what that one costs, but no less than the least turn that waits. So a key that was away
-    has neither credit nor debt, and the first of a rank stays the first: whoever comes has no
-    earlier turn (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM '96). Decision 0034 says
-    why turns do not change while a request waits.
+    Each request gets a turn when it begins to wait. A turn is a number of tokens: the turn of the
+    key's last request plus the cost of that request, but no less than the least turn that waits. So
+    a key that was away has neither credit nor debt, and the first request of a rank stays the
+    first, as no later request gets an earlier turn (start-time fair queueing: Goyal, Vin and Cheng,
+    SIGCOMM '96). Decision 0034 says why turns do not change while a request waits.
 
-    `rank` and `key` are those of a request, `cost` what it is expected to take, in tokens.
+    `rank` and `key` are those of a request, `cost` is the number of tokens that it is expected to
+    take.
     """
 
     def __init__(self) -> None:
@@ -167,8 +169,8 @@ class FairTurns:
         return turn
 
     def gone(self, rank: int, key: str, turn: float, cost: float, *, served: bool) -> None:
-        """It waits no more. If it was not served and is the last of its key, the next one has its
-        turn."""
+        """The request does not wait any more. If it was not served and is the last of its key, the
+        next request of the key gets its turn."""
         found = self._ranks[rank]
         del found.waiting[bisect_left(found.waiting, turn)]
         if not found.waiting:
@@ -185,7 +187,7 @@ ShedKey = tuple[int, float, str, str]
 
 
 class _Latest:
-    """Sorts the last in order first."""
+    """Reverses the order, so that the last request is at the top of a heap."""
 
     __slots__ = ("order",)
 
@@ -197,9 +199,9 @@ class _Latest:
 
 
 class ShedOrder:
-    """Which of the held requests is refused when one too many is held: of the lowest rank the
-    newest, whatever its API key's turn is. Takes log n. What is discarded stays in the heap until
-    it comes up or is half of it."""
+    """Which waiting request is refused when too many wait: the newest of the lowest rank, whatever
+    its API key's turn is. Takes log n. Discarded requests stay in the heap until they come up or
+    are half of it."""
 
     def __init__(self) -> None:
         self._orders: set[ShedKey] = set()
@@ -209,12 +211,12 @@ class ShedOrder:
         return len(self._orders)
 
     def push(self, order: ShedKey) -> None:
-        """Must not be in it."""
+        """The order must not be in it."""
         self._orders.add(order)
         heapq.heappush(self._heap, _Latest(order))
 
     def discard(self, order: ShedKey) -> None:
-        """Does nothing if it is not in it."""
+        """Does nothing if the order is not in it."""
         self._orders.discard(order)
         if len(self._heap) > 2 * len(self._orders) + 64:
             self._heap = [_Latest(each) for each in self._orders]
@@ -233,8 +235,8 @@ class ShedOrder:
 
 @value
 class WaitingRequest:
-    """`turn` among the API keys of its rank, and what it is expected to take, in tokens; both 0
-    where keys do not count."""
+    """`turn`: among the API keys of its rank. `cost`: how many tokens the request is expected to
+    take. Both are 0 where keys do not count."""
 
     request: DispatchRequested
     since_s: float
@@ -248,12 +250,13 @@ class WaitingRequest:
 
 
 class WaitingRequests:
-    """By (frontend id, request id), the longest held first."""
+    """All requests that wait at the controller, by (frontend id, request id); those that have
+    waited longest are first."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, WaitingRequest] = {}
         self._shed_order = ShedOrder()
-        """Of those that may be refused for others."""
+        """The requests that may be refused for others."""
         self._turns = FairTurns()
 
     def __len__(self) -> int:
@@ -275,7 +278,8 @@ class WaitingRequests:
         return reversed(self._by_key.items())
 
     def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
-        """It must not be held yet. `cost`: 0 gives it no turn: it goes by its arrival."""
+        """The request must not wait here yet. With a `cost` of 0 it gets no turn and goes by its
+        arrival."""
         turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
         waiting = WaitingRequest(request, since_s, turn, cost)
         self._by_key[request.frontend_id, request.request_id] = waiting
@@ -293,8 +297,8 @@ class WaitingRequests:
         return waiting
 
     def last(self) -> DispatchRequested | None:
-        """The one that is refused if any must be: of the lowest rank the newest. A replayed one,
-        whose client has tokens of it, never is."""
+        """The request that is refused if one must be: the newest of the lowest rank. A replayed
+        request, whose client already has tokens, is never refused."""
         order = self._shed_order.last()
         if order is None:
             return None
@@ -313,28 +317,29 @@ class WaitingRequests:
 
 DRAIN_WINDOW_S = 30.0
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
-"""Bounds of what a client is told. OpenAI's clients wait for up to 60 s as they are told, and go by
-a rule of their own when they are told more."""
+"""Bounds of what a client is told. OpenAI's clients wait as they are told for up to 60 s, and
+follow a rule of their own if they are told more."""
 
 
 class DrainRate:
-    """How fast held requests left in the last DRAIN_WINDOW_S, and so when a refused client may come
-    again: in the time in which all that are held would go at that rate, since whoever is refused
-    would be the last of them. Nobody who comes then is sure of a place, as others come too. Times
-    only go up.
+    """How fast waiting requests left in the last DRAIN_WINDOW_S, and so when a refused client may
+    come
+    again: in the time in which all waiting requests would go at that rate, since the refused one
+    would be the last of them. A client that comes then is not sure of a place, as others come too.
+    Times only go up.
     """
 
     def __init__(self) -> None:
         self._num_gone = CountWindow(DRAIN_WINDOW_S)
 
     def gone(self, now_s: float, number: int = 1) -> None:
-        """So many held requests went to instances."""
+        """So many waiting requests went to instances."""
         if number:
             self._num_gone.add(number, now_s)
 
     def retry_after_s(self, num_waiting: int, now_s: float) -> int:
-        """Whole seconds, from LEAST_RETRY_S to MOST_RETRY_S, which also counts if nothing went
-        lately."""
+        """Whole seconds from LEAST_RETRY_S to MOST_RETRY_S. If no request went lately,
+        MOST_RETRY_S."""
         per_s = self._num_gone.per_s(now_s)
         if num_waiting > MOST_RETRY_S * per_s:
             return MOST_RETRY_S

@@ -760,7 +760,7 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster, code: 
     move_id = moving.order()
     assert (await moving.answer(move_id)).code == code
     over = moves.incoming[move_id]
-    assert [*over._frames, *over._outputs, *over._state, *over._kept] == []
+    assert [*over._frames, *over._outputs, *over._state, *over._unconfirmed] == []
     gone = moving.a.llumlet.serving.instance_moves.outgoing[move_id]
     assert [*gone._live.frames, *gone._live.unconfirmed, *gone._outputs, *gone._encoded] == []
     assert gone._suspended is None
