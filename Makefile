@@ -11,13 +11,13 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paths sizes vllm-arguments reference wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
 	@echo "make down            stop it"
 	@echo "make install         only install what is missing, into $(VENV)"
-	@echo "make lint            format, types, import contracts, state machines outside the core"
+	@echo "make lint            format, types, import contracts, state machines outside the core; make site"
 	@echo "make test            lint, and all tests but those marked full (real vLLM engines)"
 	@echo "make test-unit       after every edit: of the unit tests those that are quick (half a minute):"
 	@echo "                     no processes, dashboards, sweeps over seeds and faults; fewer examples"
@@ -28,6 +28,7 @@ help:
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make sizes           files and lines of code by room, beside the aims (ARGS=--list names the files)"
 	@echo "make reference       write docs/reference anew from help texts, docstrings and tables of the code"
+	@echo "make site            the documentation as a site in site/, its links and anchors checked"
 	@echo "make vllm-arguments  write anew what the installed vLLM declares of its engine arguments and parsers,"
 	@echo "                     and which paths its server has"
 	@echo "make wire-schema     write anew what the control API reads and answers, for the test that compares it"
@@ -91,6 +92,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.machines_in_core
+	$(MAKE) site
 
 # Each time two things side by side: one core checks types while the unit tests wait, and what looks at no
 # running cluster steps back behind the clients of one. With two such clusters, on two cores, clients were
@@ -218,6 +220,15 @@ paths: $(STAMP)
 sizes: $(STAMP)
 	$(BIN)/python -m tools.sizes $(ARGS)
 
+# mkdocs and what it needs have versions of their own, so they get a folder of their own.
+$(VENV)-docs/.installed: requirements/docs.lock
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python $(PIP_INSTALL) -r $<
+	@touch $@
+
+site: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+
 # Without the paths of the endpoint, which vLLM knows: importing it takes 9 s.
 reference: $(STAMP)
 	$(BIN)/python -m tools.reference
@@ -244,4 +255,4 @@ attack: $(STAMP)
 	$(BIN)/python -m tools.attack $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-router $(VENV)-vllm-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-router $(VENV)-vllm-* site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
