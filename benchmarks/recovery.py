@@ -30,7 +30,7 @@ from benchmarks.servers import LlumctlServer, ServerError, control_of, running, 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SetSettings, SettingsPatch
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterState
 

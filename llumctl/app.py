@@ -22,8 +22,8 @@ from controller.api.errors import (
     UsageError,
 )
 from controller.api.state import user_files
+from controller.api.text.hints import own_version
 from controller.api.text.quantities import printable
-from controller.api.version import own_version
 from llumctl import meant, output
 from llumctl.commands import (
     bench,

@@ -29,8 +29,7 @@ from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.api import errors
 from controller.api.operations.order import Danger, Order
 from controller.api.operations.table import ORDERS
-from controller.api.settings.live_settings import LIVE, live_settings
-from controller.api.settings.setting_values import allowed
+from controller.api.settings.setting_values import LIVE, allowed, live_settings
 from controller.api.settings.settings import (
     OwnCommandTable,
     PriorityTable,
@@ -39,7 +38,7 @@ from controller.api.settings.settings import (
 from controller.api.settings.table import is_table, schemas
 from controller.api.text.events import weight_of
 from controller.api.text.quantities import setting_value
-from controller.api.wire.base import OrderModel
+from controller.api.wire import OrderModel
 from controller.api.wire.status import (
     AutoscaleStatus,
     ClusterState,

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta, tzinfo
 from datetime import time as clock_time
 
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.recorded_requests import explained, of_instance
-from controller.api.recording import Mark, RecordingReader
+from controller.api.recording import Mark, RecordingReader, explained, of_instance
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import events as event_words
 from controller.api.text.events import Weight, weight_of

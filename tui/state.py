@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from controller.api.recorded_requests import Recorded, after
+from controller.api.recording import Recorded, after
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.events import Weight, weight

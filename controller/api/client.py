@@ -35,8 +35,8 @@ from controller.api.operations.on_cluster import SettingList
 from controller.api.operations.on_instances import DrainList
 from controller.api.operations.order import Order, Report, Wanted
 from controller.api.operations.table import OperationList
-from controller.api.version import upgrade_command
-from controller.api.wire.base import SCHEMA_VERSION, AnswerModel, ErrorBody, WireModel
+from controller.api.text.hints import upgrade_command
+from controller.api.wire import SCHEMA_VERSION, AnswerModel, ErrorBody, WireModel
 from controller.api.wire.requests import (
     EventPage,
     Explanation,

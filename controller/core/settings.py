@@ -199,6 +199,8 @@ class ReschedulingConfig(MigrationSettings):
 # -- [autoscale] ---------------------------------------------------------------------------------
 
 AutoscaleMode = Literal["off", "dry-run", "on"]
+RELEASE = "llumctl scale auto on"
+"""The command after which an operator's own scale no longer wins over auto-scaling."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EmulatedTable, Settings
+from controller.api.settings.vllm_options import engine_options
 from controller.main.machine.capacity import FRONTEND_BYTES, available_bytes
 from controller.model.profile import LatencyProfile, ModelConfig, load_profile
 

@@ -37,8 +37,8 @@ from controller.adapters.ray.ray_launcher import launch_actor
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.inbox_access import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
-from controller.api.settings.endpoint_options import frontend_options
-from controller.api.settings.live_settings import changed
+from controller.api.settings.setting_values import changed
+from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
 from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef

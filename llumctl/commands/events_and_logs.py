@@ -214,7 +214,7 @@ class EventLines:
         if self._format is Format.NAME:
             output.emit(event.position)
         elif self._format is Format.JSONL:
-            from controller.api.wire.base import SCHEMA_VERSION
+            from controller.api.wire import SCHEMA_VERSION
 
             row = {"schema_version": SCHEMA_VERSION, **output.plain(event)}
             output.emit(output.json_text(row))

@@ -19,7 +19,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
-from controller.api.settings.bounds import MAX_DEADLINE_S
+from controller.api.settings import MAX_DEADLINE_S
 from controller.api.text.quantities import duration, latency, num_cells
 from llumctl import arguments, connect, output
 from llumctl.commands.options import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from controller.api.client import ControlClient
     from controller.api.operations.on_instances import CordonReport, Drain, DrainReport, MarkReport
     from controller.api.operations.order import Order
-    from controller.api.wire.base import OrderModel
+    from controller.api.wire import OrderModel
     from controller.api.wire.status import ClusterStatus, InstanceStatus
 
 ON_DEADLINE = ("keep", "abort")

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
-from controller.api.version import extra_command
+from controller.api.settings import MAX_DEADLINE_S, MAX_REASON_CHARS
+from controller.api.text.hints import extra_command
 from llumctl import arguments, connect, meant
 from llumctl.output import Format
 

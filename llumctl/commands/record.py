@@ -128,8 +128,7 @@ def new_recording(
 ) -> Iterator["RecordingWriter"]:
     """What comes is for the caller to write; the instances' requests are asked for beside it.
     `called`: as `reached` gives it."""
-    from controller.api.recorded_requests import RequestRecorder
-    from controller.api.recording import RecordingWriter, new_header
+    from controller.api.recording import RecordingWriter, RequestRecorder, new_header
 
     opened = RecordingWriter(path, new_header(called, time.time(), refresh_s))
     requests = RequestRecorder(lambda: connect.client(cluster), opened)

@@ -218,14 +218,14 @@ def _table(requests: "Sequence[RequestStatus]", *, wide: bool, colours: bool) ->
 def _life(item: "RequestLife", *, wide: bool, colours: bool) -> str:
     """The request's fields, then each decision about it and what was considered; wide: its events
     as they came, too."""
-    from controller.api.text import decisions
+    from controller.api import explain
 
     columns = _WIDE_COLUMNS + (_HELD_COLUMNS if item.held else ())
     facts = {name.lower(): cell(item) or "-" for name, cell in columns}
-    if movable := decisions.movable(item.explanation):
+    if movable := explain.movable(item.explanation):
         facts["movable"] = movable
     if item.explanation.waiting is not None:
-        facts["waits"] = decisions.waits(item.explanation.waiting)
+        facts["waits"] = explain.waits(item.explanation.waiting)
     parts = [output.facts(list(facts.items()))]
     for step in item.explanation.steps:
         since = _since(item, step.time_s)
@@ -252,10 +252,10 @@ _INDENT = "    "
 
 
 def _step(step: "Step", since: str, *, wide: bool, colours: bool) -> str:
-    from controller.api.text import decisions
+    from controller.api import explain
     from controller.api.wire.requests import DispatchStep, MoveStep, NotMovedStep
 
-    headline, figures = decisions.told(step)
+    headline, figures = explain.told(step)
     lines = [f"{since}  {headline}" + (f"  ({step.cause_id})" if wide and step.cause_id else "")]
     lines += [f"{_INDENT}{text}" for text in figures if text]
     lines = [printable(line) for line in lines]

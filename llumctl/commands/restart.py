@@ -21,7 +21,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
-from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.text.quantities import duration, latency
 from llumctl import arguments, connect, output
 from llumctl.commands import instances
@@ -294,9 +294,9 @@ def _rolling_agreed(cluster: str, order: "Rolling") -> "Rolling":
     """The order that the operator agreed to, bound to the revision that was shown."""
     with connect.client(cluster) as client:
         plan = client.send(order.dry())
-    from controller.api.text import rolling_words as words
+    from controller.api.text import status_words as words
 
-    output.say("\n".join(words.plan(plan)))
+    output.say("\n".join(words.rolling_plan(plan)))
     output.ask(order.question)
     return order if order.revision is not None else order.at(plan.revision)
 
@@ -404,11 +404,11 @@ class RollingWatch:
 
     def _tell(self) -> None:
         """A line for each step; one request fewer on an instance is no step."""
-        from controller.api.text import rolling_words as words
+        from controller.api.text import status_words as words
 
-        step = words.step(self.report)
+        step = words.rolling_step(self.report)
         if step != self._said:
-            output.say(words.progress(self.report))
+            output.say(words.rolling_progress(self.report))
             self._said = step
 
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
-from controller.api.settings.bounds import MAX_INSTANCES
+from controller.api.settings import MAX_INSTANCES
 from controller.api.text.quantities import duration
 from llumctl import arguments, connect, meant, output
 from llumctl.commands import instances
@@ -32,7 +32,7 @@ from llumctl.output import Format
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
     from controller.api.operations.on_cluster import Scale, ScaleReport, SettingChanges
-    from controller.api.wire.base import SettingValue
+    from controller.api.wire import SettingValue
     from controller.api.wire.status import AutoscaleStatus, ClusterStatus
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -384,20 +384,20 @@ def _auto_text(status: "ClusterStatus", output_format: Format) -> str:
 
 def _auto_facts(status: "AutoscaleStatus", now_s: float) -> str:
     """One to a line. `now_s`: seconds since the epoch."""
-    from controller.api.text import autoscale_words as words
+    from controller.api.text import status_words as words
 
     wanted = "" if status.num_wanted is None else f", {status.num_wanted} wanted"
-    facts = [("mode", words.state(status))]
-    if held := words.held(status, now_s):
+    facts = [("mode", words.autoscale_state(status))]
+    if held := words.autoscale_held(status, now_s):
         facts.append(("held", meant.aimed(held)))
     facts += [
-        ("instances", f"{words.instances(status)}{wanted}"),
-        ("targets", words.targets(status) or "none"),
+        ("instances", f"{words.autoscale_range(status)}{wanted}"),
+        ("targets", words.autoscale_targets(status) or "none"),
     ]
     if status.last is not None:
-        facts.append(("last look", words.decision(status.last, now_s)))
+        facts.append(("last look", words.autoscale_decision(status.last, now_s)))
     if status.last_change is not None:
-        facts.append(("last change", words.decision(status.last_change, now_s)))
+        facts.append(("last change", words.autoscale_decision(status.last_change, now_s)))
     if status.next_check_in_s is not None:
         facts.append(("next look", f"in {duration(status.next_check_in_s)}"))
     if status.cold_start_s is not None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         SettingList,
     )
     from controller.api.state.run_state import RunState
-    from controller.api.wire.base import SettingValue
+    from controller.api.wire import SettingValue
     from controller.api.wire.status import LevelStatus
 
 HINT = "llumctl set migration.max_moves=2"
@@ -287,7 +287,7 @@ def differing(
 ) -> "dict[str, SettingValue]":
     """Live settings whose value is not the one that the file gives, without flags and variables.
     Raises UsageError for a file that `up` would refuse."""
-    from controller.api.settings.live_settings import live_settings
+    from controller.api.settings.setting_values import live_settings
     from controller.api.settings.settings import Settings
     from llumctl.config import settings
 

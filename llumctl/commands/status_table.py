@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from controller.api.settings.settings import ConsoleTable
-from controller.api.text import autoscale_words, rolling_words, status_words
+from controller.api.text import status_words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import free_blocks, head_wait_s, ranked, state_word
@@ -131,7 +131,7 @@ def _autoscale(status: ClusterStatus) -> list[str]:
     found = status.autoscale
     if found.mode == "off":
         return []
-    return [meant.aimed(printable(autoscale_words.summary(found, status.time_s)))]
+    return [meant.aimed(printable(status_words.autoscale_summary(found, status.time_s)))]
 
 
 def _refused(status: ClusterStatus) -> list[str]:
@@ -156,8 +156,8 @@ def _rolling(status: ClusterStatus) -> list[str]:
     done or was stopped is past. Then the engine arguments that one has changed."""
     found = status.rolling
     shown = found is not None and found.state in ("going", "failed") and not found.dismissed
-    changed = rolling_words.changed_arguments(status.engine_changes)
-    progress = [rolling_words.progress(found)] if found is not None and shown else []
+    changed = status_words.changed_arguments(status.engine_changes)
+    progress = [status_words.rolling_progress(found)] if found is not None and shown else []
     return [*progress, *([changed] if changed else [])]
 
 

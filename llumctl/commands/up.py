@@ -192,7 +192,7 @@ class UpCommand(TyperCommand):
     """`up` with the flags that follow from vLLM's options of the endpoint, in sections of its help.
 
     They are made when `up` is parsed or explains itself: the list of options
-    (controller/api/settings/endpoint_options.py) needs pydantic, which would take the other
+    (controller/api/settings/vllm_options.py) needs pydantic, which would take the other
     commands 0.1 s.
     """
 
@@ -224,7 +224,7 @@ def _endpoint_flags(context: typer.Context) -> "Flags":
 @cache
 def _sections() -> dict[str, list[Any]]:
     """Title -> options as typer makes them of a function's parameters."""
-    from controller.api.settings.endpoint_options import SECTIONS
+    from controller.api.settings.vllm_options import SECTIONS
 
     return {f"{table.__doc__} (endpoint)": _options(table) for table in SECTIONS}
 
@@ -243,7 +243,7 @@ def _options(table: "type[Table]") -> list[Any]:
 
 
 def _parameters(table: "type[Table]") -> Iterator[inspect.Parameter]:
-    from controller.api.settings.endpoint_options import Code
+    from controller.api.settings.vllm_options import Code
 
     for name, info in table.model_fields.items():
         if Code in info.metadata:

@@ -28,10 +28,13 @@ from pydantic_core import ErrorDetails
 from controller.api.errors import UsageError, WrongSettingError
 from controller.api.hosts import is_loopback
 from controller.api.settings import key_file
-from controller.api.settings.endpoint_options import Code, EndpointOptions, code_in
-from controller.api.settings.engine_options import why_refused
-from controller.api.settings.live_settings import CONSOLE_TABLES, of_the_console
-from controller.api.settings.setting_values import complaint, converted, value_of
+from controller.api.settings.setting_values import (
+    CONSOLE_TABLES,
+    complaint,
+    converted,
+    of_the_console,
+    value_of,
+)
 from controller.api.settings.settings import (
     EMBEDDED_MODEL,
     OPEN_TABLES,
@@ -42,6 +45,7 @@ from controller.api.settings.settings import (
     table_model,
 )
 from controller.api.settings.table import kinds
+from controller.api.settings.vllm_options import Code, EndpointOptions, code_in, why_refused
 from llumctl import arguments
 from llumctl.config import config_file
 from llumctl.config.config_file import Origins

@@ -10,7 +10,7 @@ import pytest
 
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.endpoint.error_bodies import ENGINE_FLAGS
-from controller.api.settings.endpoint_options import (
+from controller.api.settings.vllm_options import (
     ENGINE_TOO,
     EndpointOptions,
     SamplingDefaults,

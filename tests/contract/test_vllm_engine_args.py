@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.api.settings.endpoint_options import EndpointOptions, code_in
-from controller.api.settings.engine_options import REFUSED, REFUSED_PREFIX, why_refused
+from controller.api.settings.vllm_options import (
+    REFUSED,
+    REFUSED_PREFIX,
+    EndpointOptions,
+    code_in,
+    why_refused,
+)
 from controller.main.checks.engine_args import check_engine_args, check_value
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from tools import reference, vllm_arguments

@@ -13,7 +13,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
 from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 from controller.api.operations.on_instances import Drain, DrainRequest, Undrain, UndrainRequest
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceStatus
 from tests.e2e.cluster import Cluster, wait_for

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from controller.api.explain import explain
 from controller.api.state import run_state
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.api.wire.requests import Event, EventPage, Explanation, RequestDetail, RequestList
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame, TrafficBatch

@@ -8,7 +8,7 @@ import pytest
 
 from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
 from controller.api.recording import RecordingReader
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from llumctl import connect, meant
 from llumctl.app import run
 from llumctl.commands import record, top
@@ -130,7 +130,7 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
             assert "cluster default  ready" in capsys.readouterr().out
         with pytest.raises(RefusedError, match="only its URL is known"):
             connect.running(fake.url)  # for get --toml, set --save, bench
-        monkeypatch.setattr("controller.api.recorded_requests.EVERY_S", 0.01)
+        monkeypatch.setattr("controller.api.recording.REQUESTS_EVERY_S", 0.01)
         remember("http://127.0.0.1:1", name="default")  # of the same name, but another one
         with record.new_recording(tmp_path / "w.jsonl", fake.url, "default", 1.0):
             fake.until_asked("/v1/requests")

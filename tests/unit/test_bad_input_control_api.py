@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.move_messages import MoveAsked
 from tests.unit.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening

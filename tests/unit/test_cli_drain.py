@@ -24,7 +24,7 @@ from controller.api.operations.on_instances import (
     PlannedDeparture,
 )
 from controller.api.state import run_state
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from llumctl.app import run
 from llumctl.commands import instances
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl

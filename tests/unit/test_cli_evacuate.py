@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.api.operations.on_instances import DrainList, DrainReport, PlannedDeparture
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from llumctl import output
 from llumctl.app import run
 from tests.unit.cli_support import cluster, instance, remember

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.api.wire.requests import (
     Considered,
     DispatchStep,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.settings.live_settings import live_settings
+from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState

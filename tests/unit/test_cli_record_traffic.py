@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.api.wire.requests import RequestState
 from controller.api.wire.stream import RequestTraffic, TrafficBatch
 from controller.sim.workload.trace import TraceRequest

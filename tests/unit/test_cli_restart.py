@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.api.operations.on_instances import DrainList, DrainReport, PlannedDeparture
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.api.wire.status import InstanceState
 from llumctl import output
 from llumctl.app import run

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.api.text import rolling_words
-from controller.api.wire.base import ErrorBody
+from controller.api.text import status_words
+from controller.api.wire import ErrorBody
 from controller.api.wire.status import (
     EngineChangeStatus,
     PlannedRestart,
@@ -264,9 +264,9 @@ def test_engine_arguments_are_sent_shown_and_named_in_the_next_command(
 
 def test_the_plan_names_the_engine_arguments() -> None:
     known = {"engine_args": {"max_num_seqs": 64, "mode": "chunked"}, "changes_engine": True}
-    first, *_ = rolling_words.plan(PLAN.model_copy(update=known))
+    first, *_ = status_words.rolling_plan(PLAN.model_copy(update=known))
     assert first.endswith("1 at a time, with max_num_seqs=64, mode=chunked")
-    first, *_ = rolling_words.plan(PLAN.model_copy(update={"changes_engine": True}))
+    first, *_ = status_words.rolling_plan(PLAN.model_copy(update={"changes_engine": True}))
     assert first.endswith("with the engine arguments of the cluster's start")
 
 

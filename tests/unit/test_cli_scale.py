@@ -11,7 +11,7 @@ import pytest
 from controller.api.operations.on_cluster import ScaleReport
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.operations.on_requests import PriorityEffect, PriorityReport
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.api.wire.requests import RequestName
 from controller.api.wire.status import DrainStatus, InstanceState
 from llumctl.app import run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.settings.live_settings import live_settings
+from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
 from llumctl.config import config_file, settings, toml_text

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from controller.adapters.http import control_server
-from controller.api.wire.base import ErrorBody
+from controller.api.wire import ErrorBody
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState, StopProgress
 from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchRequested

@@ -10,7 +10,7 @@ import pytest
 
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SettingChanges, SettingList
-from controller.api.settings.live_settings import live_settings
+from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.requests import EventPage
 from controller.core.fleet.cluster_spec import ClusterSpec

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from controller.api.errors import UsageError, WrongSettingError
-from controller.api.settings.endpoint_options import (
+from controller.api.settings.settings import Settings
+from controller.api.settings.vllm_options import (
     Code,
     EndpointOptions,
     engine_options,
     frontend_options,
 )
-from controller.api.settings.settings import Settings
 from controller.api.state.run_state import RunState
 from llumctl.app import run
 from llumctl.config import settings as llumctl_settings

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from controller.api.errors import UsageError
-from controller.api.settings.engine_options import (
+from controller.api.settings.settings import EmulatedTable, Settings
+from controller.api.settings.vllm_options import (
     CHANGEABLE,
     CHANGEABLE_EMULATED,
     WHY_NOT_CHANGED,
     why_refused,
 )
-from controller.api.settings.settings import EmulatedTable, Settings
 from controller.main import emulation
 from controller.main.checks.engine_args import check_engine_change
 from controller.main.checks.vllm_arguments import ARGUMENTS

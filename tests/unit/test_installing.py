@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from controller.api import version
+from controller.api.text import hints
 from controller.main.checks.preflight import SUPPORTED
 from llumctl.app import run
 from llumctl.commands import options
@@ -85,23 +85,25 @@ def test_the_cpu_lock_is_complete() -> None:
 def test_one_index_of_cpu_wheels_is_named() -> None:
     for file in ("Makefile", "docs/installing.md"):
         named = set(re.findall(r"https://[^\s'`\"]*whl[^\s'`\",.]*", (ROOT / file).read_text()))
-        assert named == {version.CPU_WHEELS}
+        assert named == {hints.CPU_WHEELS}
 
 
 @pytest.mark.parametrize(
     ("gpu", "command"),
     [
-        (False, f"pip install 'llumctl[cpu]' --extra-index-url {version.CPU_WHEELS}"),
+        (False, f"pip install 'llumctl[cpu]' --extra-index-url {hints.CPU_WHEELS}"),
         (True, "pip install 'llumctl[gpu]'"),
     ],
 )
 def test_a_wheel_names_its_extras_instead_of_make(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: bool, command: str
 ) -> None:
-    assert version.engines_command(gpu=gpu) == "make install"
-    monkeypatch.setattr(version, "__file__", str(tmp_path / "controller" / "api" / "version.py"))
-    assert version.engines_command(gpu=gpu) == command
-    assert version.upgrade_command() == "pip install --upgrade llumctl"
+    assert hints.engines_command(gpu=gpu) == "make install"
+    monkeypatch.setattr(
+        hints, "__file__", str(tmp_path / "controller" / "api" / "text" / "hints.py")
+    )
+    assert hints.engines_command(gpu=gpu) == command
+    assert hints.upgrade_command() == "pip install --upgrade llumctl"
 
 
 def modules_of(extra: str) -> set[str]:
@@ -239,9 +241,9 @@ def test_the_documented_command_resolves_with_plain_pypi(installer: str, tmp_pat
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     if run("pip", "install", "--quiet", "uv").returncode:
         pytest.skip("no package registry can be reached")
-    reachable = is_reachable(version.CPU_WHEELS)
-    index = version.CPU_WHEELS if reachable else index_of_torch(tmp_path / "pytorch")
-    command = [word.replace(version.CPU_WHEELS, index) for word in documented_command(installer)]
+    reachable = is_reachable(hints.CPU_WHEELS)
+    index = hints.CPU_WHEELS if reachable else index_of_torch(tmp_path / "pytorch")
+    command = [word.replace(hints.CPU_WHEELS, index) for word in documented_command(installer)]
     would = run(*command, "--dry-run")
     assert would.returncode == 0, would.stderr[-2000:]
     told = would.stdout + would.stderr

@@ -5,10 +5,10 @@ from fnmatch import fnmatchcase
 import pytest
 
 from controller.adapters.http.live_settings import live_config
-from controller.api.settings.live_settings import LIVE, SettingError, changed, live_settings
+from controller.api.settings.setting_values import LIVE, SettingError, changed, live_settings
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import kinds
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.settings import (
     AutoscaleConfig,

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from controller.api.recorded_requests import (
+from controller.api.recording import (
+    RecordingHeader,
+    RecordingReader,
+    RecordingWriter,
     RequestNumbers,
     RequestRecorder,
     after,
     explained,
     of_instance,
 )
-from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, RequestsFrame, StatusFrame
@@ -128,7 +130,7 @@ def test_events_about_a_request_are_found_in_the_file(tmp_path: Path) -> None:
 def test_requests_are_recorded_by_the_files_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.api.recorded_requests.EVERY_S", 0.0)
+    monkeypatch.setattr("controller.api.recording.REQUESTS_EVERY_S", 0.0)
     writer = RecordingWriter(tmp_path / "r", RecordingHeader(cluster="c", time_s=1.0))
     writer.append(EventFrame(time_s=77.0, event=event("admitted", 76.0)))
 

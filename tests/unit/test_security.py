@@ -23,9 +23,8 @@ from pydantic import ValidationError
 from controller.adapters.vllm import process_setup
 from controller.api.errors import UsageError
 from controller.api.hosts import is_loopback
-from controller.api.settings.endpoint_options import EndpointOptions
-from controller.api.settings.engine_options import REFUSED
 from controller.api.settings.settings import Settings
+from controller.api.settings.vllm_options import REFUSED, EndpointOptions
 from controller.api.state import run_state
 from controller.main import down, up
 from controller.main.checks.engine_args import check_engine_args

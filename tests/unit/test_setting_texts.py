@@ -9,11 +9,10 @@ from controller.api.operations.on_cluster import (
     assignments,
     preview,
 )
-from controller.api.settings.live_settings import changed, live_settings
-from controller.api.settings.setting_values import value_of
+from controller.api.settings.setting_values import changed, live_settings, value_of
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 
 ROLES: tuple[tuple[str, float | None, Role, Role], ...] = (
     ("i-0", 86.0, "neither", "source"),

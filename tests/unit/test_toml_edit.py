@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.api.settings.live_settings import live_settings
+from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from llumctl.config import toml_text
 from llumctl.config.toml_text import CannotEditError, Value, set_value

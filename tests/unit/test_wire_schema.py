@@ -41,8 +41,9 @@ def test_the_control_api_speaks_as_before() -> None:
         (
             f"what the control API reads or answers differs from {KEPT.name}:",
             *changes,
-            "Within one schema_version fields are only added (controller/api/wire/base.py). If the"
-            " change is meant, `make wire-schema` writes the file anew, and CHANGELOG.md tells it.",
+            "Within one schema_version fields are only added (controller/api/wire/__init__.py). If"
+            " the change is meant, `make wire-schema` writes the file anew, and CHANGELOG.md"
+            " tells it.",
         )
     )
 

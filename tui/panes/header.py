@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from controller.api.text import autoscale_words, hints
+from controller.api.text import hints, status_words
 from controller.api.text.alarms import Alarm
 from controller.api.text.quantities import duration, latency, printable, time_of_day
-from controller.api.text.rolling_words import turn
-from controller.api.text.status_words import ranked, state_word
+from controller.api.text.status_words import ranked, restart_turn, state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
 from tui.drawing import ASCII, Glyphs, Line, Span, Tone, fitted, width_of
@@ -227,7 +226,7 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
     if found.state == "failed":
         span = Span(f"roll {count} failed {printable(found.failed_id)}", Tone.BAD)
     else:
-        turns = ", ".join(turn(each) for each in found.under_way) or found.waits
+        turns = ", ".join(restart_turn(each) for each in found.under_way) or found.waits
         span = Span(printable(f"roll {count}{'' if brief else f' {turns}'}"), Tone.WARN)
     return [_Piece((span,), drop=1)]
 
@@ -337,7 +336,7 @@ def scaling_line(status: ClusterStatus | None, now_s: float, width: int, glyphs:
     found = status.autoscale
     last = found.last
     is_blocked = last is not None and last.outcome == "blocked"
-    text = fitted(printable(autoscale_words.summary(found, now_s)), max(1, width), glyphs)
+    text = fitted(printable(status_words.autoscale_summary(found, now_s)), max(1, width), glyphs)
     return (Span(text, Tone.WARN if is_blocked or found.held else Tone.PLAIN),)
 
 

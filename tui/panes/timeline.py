@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 
-from controller.api.text import decisions
+from controller.api import explain
 from controller.api.text.quantities import latency, printable, sized
 from controller.api.wire.requests import (
     ENDED_STATES,
@@ -125,7 +125,7 @@ def _first_token(at_s: float) -> Moment:
 
 
 def _moment(step: Step, at_s: float, *, had_token: bool) -> Moment:
-    what, figures = decisions.told(step)
+    what, figures = explain.told(step)
     notes = (*figures, *_notes(step))
     return Moment(
         at_s,
@@ -300,8 +300,8 @@ def facts(found: Explanation, width: int, glyphs: Glyphs) -> list[Line]:
     )
     lines = [title, *columns(_facts(request), width, glyphs)]
     if found.waiting is not None:
-        lines += _wrapped("waits", decisions.waits(found.waiting), width, Tone.WARN)
-    if movable := decisions.movable(found):
+        lines += _wrapped("waits", explain.waits(found.waiting), width, Tone.WARN)
+    if movable := explain.movable(found):
         lines.append(labelled("movable", Span(printable(movable))))
     return [*lines, *life(moments(found), request.age_s, width)]
 

@@ -14,7 +14,7 @@ from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SetSettings, Setting, SettingList
 from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable, setting_value
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 from tui.actions import NOTHING, Place, Target, bindings
 from tui.asking import AnyOrder
 from tui.drawing import Column, Line, Span, Tone

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from controller.api.errors import LlumctlError
-from controller.api.wire.base import ErrorBody, WireModel
+from controller.api.wire import ErrorBody, WireModel
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 

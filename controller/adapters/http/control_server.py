@@ -86,8 +86,8 @@ from controller.api.operations.on_instances import DrainList
 from controller.api.operations.table import ORDERS, OperationList
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
-from controller.api.version import own_version
-from controller.api.wire.base import ErrorBody
+from controller.api.text.hints import own_version
+from controller.api.wire import ErrorBody
 from controller.api.wire.requests import (
     EventPage,
     Explanation,

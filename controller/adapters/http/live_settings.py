@@ -16,7 +16,7 @@ from controller.api.operations.on_cluster import (
     SettingList,
     SettingsPatch,
 )
-from controller.api.settings.live_settings import LiveSetting, SettingError, changed, live_settings
+from controller.api.settings.setting_values import LiveSetting, SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig, find_policy
 from controller.core.emptying.rounds import may_differ

@@ -30,7 +30,7 @@ from controller.api.errors import LlumctlError
 from controller.api.operations.order import CLUSTER, Kind, Order, Report, Wanted
 from controller.api.operations.table import ORDERS, OperationEntry, OperationList, Undo
 from controller.api.state.audit import AuditLog, one_short_line
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operated_cluster import (

@@ -20,7 +20,7 @@ from controller.adapters.http.answers import ApiError
 from controller.adapters.http.perform import OperatorLog
 from controller.adapters.http.requests import event_model
 from controller.api.state.log_tail import LogTail
-from controller.api.wire.base import WireModel
+from controller.api.wire import WireModel
 from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import (

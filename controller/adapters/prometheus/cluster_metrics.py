@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from controller.api.version import own_version
+from controller.api.text.hints import own_version
 from controller.api.wire.status import (
     AutoscaleMode,
     ClusterState,

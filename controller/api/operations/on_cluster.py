@@ -1,7 +1,7 @@
 """Orders about the whole cluster: scale, rolling restarts, settings, auto-scaling; each with its
 body and its report.
 
-The compatibility rules are those of `controller.api.wire.base`. Times in reports are seconds since
+The compatibility rules are those of `controller.api.wire`. Times in reports are seconds since
 the epoch unless the name says for how long; `revision` counts the changes of the cluster's spec.
 """
 
@@ -32,12 +32,15 @@ from controller.api.operations.order import (
     Outcome,
     Plan,
 )
-from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.text import rolling_words
-from controller.api.text.autoscale_words import RELEASE
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.text.quantities import duration, setting_value
-from controller.api.text.rolling_words import arguments
-from controller.api.wire.base import (
+from controller.api.text.status_words import (
+    RELEASE,
+    engine_arguments,
+    rolling_plan,
+    rolling_progress,
+)
+from controller.api.wire import (
     AnswerModel,
     OrderModel,
     Reason,
@@ -229,7 +232,7 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
         if wanted.deadline_s is not None:
             words += f", each within {duration(wanted.deadline_s)}"
         for key, value in wanted.engine_args.items():
-            words += f" --engine-arg {arguments({key: value})}"
+            words += f" --engine-arg {engine_arguments({key: value})}"
         return f"restart --rolling{words}"
 
     @property
@@ -246,7 +249,7 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
             name = ALL
             report = client.send(asked.but(force=True))
         order = (self.but(force=True) if name else self).at(report.revision)
-        return Plan(rolling_words.plan(report), order, name)
+        return Plan(rolling_plan(report), order, name)
 
     def outcome(self, report: RollingReport) -> Outcome:
         """The instances' own states show each step; this order is over with the last one."""
@@ -270,7 +273,7 @@ class StopRolling(OnCluster[RollingStopRequest, RollingReport]):
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         left = " ".join(report.left) or "none"
-        lines = (rolling_words.progress(report), f"these would keep their process: {left}")
+        lines = (rolling_progress(report), f"these would keep their process: {left}")
         return Plan(lines, self.at(report.revision))
 
     def outcome(self, report: RollingReport) -> Outcome:
@@ -462,7 +465,7 @@ ORDERS: tuple[type[Order[Any, Any]], ...] = (
 
 
 def _rolling(report: RollingReport) -> str:
-    return rolling_words.progress(report).removeprefix("rolling restart: ")
+    return rolling_progress(report).removeprefix("rolling restart: ")
 
 
 def awaited_of_scale(report: ScaleReport) -> tuple[Awaited, ...]:

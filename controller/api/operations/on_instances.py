@@ -1,7 +1,7 @@
 """Orders about an instance: drain, undrain, cordon, uncordon, restart, evacuate; each with its
 body, its report and its words.
 
-The compatibility rules are those of `controller.api.wire.base`. `deadline_s` in reports is in
+The compatibility rules are those of `controller.api.wire`. `deadline_s` in reports is in
 seconds since the epoch; `revision` counts the changes of the cluster's spec.
 """
 
@@ -22,10 +22,10 @@ from controller.api.operations.order import (
     Plan,
     Wanted,
 )
-from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.text.quantities import duration, printable
 from controller.api.text.status_words import no_requests
-from controller.api.wire.base import AnswerModel, OrderModel, Reason, Revision, WireModel
+from controller.api.wire import AnswerModel, OrderModel, Reason, Revision, WireModel
 from controller.api.wire.status import ClusterStatus, InstanceState
 
 Given = TypeVar("Given", bound=Order[Any, Any])

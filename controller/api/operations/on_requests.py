@@ -1,6 +1,6 @@
 """Orders about a request: migrate, priority, abort; each with its body and its report.
 
-The compatibility rules are those of `controller.api.wire.base`.
+The compatibility rules are those of `controller.api.wire`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from controller.api.operations.order import Controller, Danger, OnRequest, Order, Outcome, Plan
 from controller.api.text.quantities import latency, sized
-from controller.api.wire.base import AnswerModel, OrderModel, Reason, SettingValue, WireModel
+from controller.api.wire import AnswerModel, OrderModel, Reason, SettingValue, WireModel
 from controller.api.wire.requests import MoveStage, RequestState
 
 

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 
-from controller.api.text import rolling_words
-from controller.api.wire.base import AnswerModel, OrderModel, SettingValue
+from controller.api.text.status_words import rolling_progress
+from controller.api.wire import AnswerModel, OrderModel, SettingValue
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 
 Wanted = TypeVar("Wanted", bound=OrderModel)
@@ -319,7 +319,7 @@ def _rolled(wanted: Awaited, status: ClusterStatus) -> Progress:
     found = status.rolling
     if found is None or found.rolling_id != wanted.drain_id:
         return Progress("another one began", is_over=True, failed=True)
-    text = rolling_words.progress(found).removeprefix("rolling restart: ")
+    text = rolling_progress(found).removeprefix("rolling restart: ")
     return Progress(text, found.state != "going", failed=found.state in ("failed", "stopped"))
 
 

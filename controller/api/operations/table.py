@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from controller.api.errors import RefusedError
 from controller.api.operations import on_cluster, on_instances, on_requests
 from controller.api.operations.order import Order
-from controller.api.wire.base import AnswerModel, SettingValue, WireModel
+from controller.api.wire import AnswerModel, SettingValue, WireModel
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
     each.kind: each for each in (*on_instances.ORDERS, *on_requests.ORDERS, *on_cluster.ORDERS)

@@ -1,2 +1,12 @@
-"""The settings of a cluster: tables, bounds, what may be changed live, and how a wrong value is
-described."""
+"""The settings of a cluster: their tables, vLLM's options among them, and their values as people
+write and read them.
+
+This file has the bounds that hold for every cluster. It imports next to nothing, so that a command
+line can be checked before anything is loaded.
+"""
+
+from controller.core.bounds import MAX_INSTANCES as MAX_INSTANCES
+
+MAX_DEADLINE_S = 7 * 86400.0
+"""The longest deadline of a drain."""
+MAX_REASON_CHARS = 200

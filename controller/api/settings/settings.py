@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, Strict, field_validator
 
-from controller.api.settings.bounds import MAX_INSTANCES
-from controller.api.settings.endpoint_options import EndpointOptions, Words, words
+from controller.api.settings import MAX_INSTANCES
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
+from controller.api.settings.vllm_options import EndpointOptions, Words, words
 from controller.core.settings import (
     AutoscaleSettings,
     HoldingSettings,

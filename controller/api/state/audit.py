@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import LlumctlError
-from controller.api.settings.bounds import MAX_REASON_CHARS
+from controller.api.settings import MAX_REASON_CHARS
 from controller.api.state import run_state, user_files
 from controller.api.text.quantities import moment
 

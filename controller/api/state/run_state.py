@@ -19,7 +19,7 @@ from typing import Any, Self, get_origin
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
-from controller.api.version import upgrade_command
+from controller.api.text.hints import upgrade_command
 
 SCHEMA_VERSION = 1
 CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")

@@ -1,14 +1,21 @@
-"""The one place where a command that a text names gets the flags that choose its cluster.
+"""Commands that texts name: with the flags that choose the reader's cluster, and those that install
+another llumctl or its engines; and this llumctl's version.
 
-Texts say `llumctl drain i-3` and nothing of clusters: whoever writes them, such as the controller,
-cannot know under which name, or over which tunnel, their reader has this cluster. Whoever shows a
-text knows that, and passes it through `aimed`: pasted beside another cluster, the bare command
-would drain or stop that one. This module imports the standard library only; the rows of orders,
-which say what their commands are, are read once a text names a command that stands in no list here.
+Texts say `llumctl drain i-3` and nothing of clusters: their author, such as the controller, cannot
+know under which name, or over which tunnel, the reader has this cluster. The program that shows a
+text knows it, and passes the text through `aimed`. Otherwise the bare command, pasted beside
+another cluster, would drain or stop that one.
+
+This module imports the standard library only. It reads the rows of orders, which say what their
+commands are, only if a text names a command that stands in no list here.
 """
 
 import re
 from functools import cache
+from pathlib import Path
+
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's index of CPU builds, which PyPI does not have."""
 
 BY_NAME = frozenset({"doctor", "down", "logs", "up"})
 """Commands whose `--cluster` takes no URL: they need the cluster's files."""
@@ -59,3 +66,39 @@ def aimed(text: str, of_cluster: str, config: str = "") -> str:
         return f"llumctl {name}{flags}{rest}"
 
     return _COMMAND.sub(with_flags, text)
+
+
+def own_version() -> str:
+    """The installed version; empty if llumctl runs from a folder that is not installed."""
+    from importlib import metadata  # here: most commands never ask
+
+    try:
+        return metadata.version("llumctl")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def is_checkout() -> bool:
+    """Whether this code lies in a checkout, where `make` works; a wheel brings no Makefile."""
+    root = Path(__file__).parents[3]
+    return (root / "Makefile").is_file() and (root / "pyproject.toml").is_file()
+
+
+def upgrade_command() -> str:
+    if is_checkout():
+        return "git pull      then      make install"
+    return "pip install --upgrade llumctl"
+
+
+def engines_command(*, gpu: bool = False) -> str:
+    """Installs vLLM and torch beside this llumctl."""
+    if is_checkout():
+        return "make install"
+    if gpu:
+        return "pip install 'llumctl[gpu]'"
+    return f"pip install 'llumctl[cpu]' --extra-index-url {CPU_WHEELS}"
+
+
+def extra_command(extra: str) -> str:
+    """Installs the packages of an extra beside this llumctl."""
+    return "make install" if is_checkout() else f"pip install 'llumctl[{extra}]'"

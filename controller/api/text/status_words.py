@@ -1,25 +1,35 @@
 """What a status says, in words and in small figures that the command line and the dashboard show
-alike: room at an instance, what waits at the controller, priority levels, replays.
-
-Whether an instance gets new requests, as the status says it.
+alike: whether an instance gets new requests, its room, what waits at the controller, priority
+levels, replays, auto-scaling, and rolling restarts with their engine arguments.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from controller.api.text.quantities import duration, printable
-from controller.api.wire.status import EndedReplayStatus, ReplaysStatus, ReplayStatus
+from controller.api.text.quantities import duration, latency, printable
+from controller.api.wire.status import (
+    AutoscaleCheck,
+    AutoscaleStatus,
+    EndedReplayStatus,
+    EngineChangeStatus,
+    HeldPlaceStatus,
+    HeldStatus,
+    InstanceStatus,
+    LevelStatus,
+    PlannedRestart,
+    QueueHeadStatus,
+    ReplaysStatus,
+    ReplayStatus,
+    RestartTurn,
+    RollingReport,
+)
+from controller.core.settings import RELEASE as RELEASE
 
-if TYPE_CHECKING:
-    from controller.api.wire.status import (
-        HeldPlaceStatus,
-        HeldStatus,
-        InstanceStatus,
-        LevelStatus,
-        QueueHeadStatus,
-    )
-
-# ==== controller/api/text/status_words.py
+MOVES_ONLY = frozenset({"reserved", "cooling"})
+"""Reasons against moves to an instance that nevertheless gets new requests."""
+MAX_ARGUMENT_CHARS = 300
+"""Engine arguments are cut to this length: a table of vLLM's may be long."""
 
 _HELD_WHYS: Mapping[str, str] = {
     "no-instance": "no instance takes requests",
@@ -37,50 +47,65 @@ _OVERTAKEN_BY: Mapping[str, str] = {
     "nobody": "nothing may go ahead of it",
 }
 _SAVED_ORDER = ("moved", "replayed", "dispatched_again", "failed")
+_AUTOSCALE_OUTCOMES = {"done": "done", "would": "not done", "blocked": "could not be done"}
 
 
-def head_wait_s(head: "QueueHeadStatus") -> float | None:
+# -- instances -----------------------------------------------------------------------------------
+
+
+def no_requests(item: InstanceStatus) -> str:
+    """Why the instance gets no new requests, in a word; empty if it gets them."""
+    reasons = (reason for reason in item.closed_by if reason not in MOVES_ONLY)
+    return next(reasons, "")
+
+
+def state_word(item: InstanceStatus) -> str:
+    """The instance's state. If the instance serves but gets no new requests, the reason."""
+    return no_requests(item) or str(item.state) if item.state == "active" else str(item.state)
+
+
+def head_wait_s(head: QueueHeadStatus) -> float | None:
     """How long a queue head has waited: since it arrived or, if it has run before, since it was
-    evicted; None for an evicted one that ended a moment ago."""
+    evicted. None for a head whose eviction ended a moment ago."""
     return head.evicted_for_s if head.evicted else head.waited_s
 
 
-def free_blocks(item: "InstanceStatus") -> int | None:
-    """Blocks that a queued request may take: free ones above the watermark."""
+def free_blocks(item: InstanceStatus) -> int | None:
+    """Blocks that a queued request may take: the free blocks above the watermark."""
     if item.num_free_blocks is None:
         return None
     return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
-def in_need(item: "InstanceStatus") -> bool:
-    """Whether more memory is wanted than there is, beyond the headroom that is kept beside
-    requests of a high priority."""
+def in_need(item: InstanceStatus) -> bool:
+    """Whether the instance's requests want more memory than there is, not counting the headroom
+    that is kept beside requests of a high priority."""
     return _is_negative(item) and not _by_headroom(item)
 
 
-def is_reserved(item: "InstanceStatus") -> bool:
-    """Whether the instance is kept free: for a held request, or its freeness is negative only
-    because of headroom."""
+def is_reserved(item: InstanceStatus) -> bool:
+    """Whether the instance is kept free: for a held request, or because only headroom makes its
+    freeness negative."""
     return _by_headroom(item) or (item.kept_for is not None and not in_need(item))
 
 
-def _by_headroom(item: "InstanceStatus") -> bool:
+def _by_headroom(item: InstanceStatus) -> bool:
     if not _is_negative(item) or item.virtual_usage_blocks is None or not item.num_total_blocks:
         return False
     capacity = item.num_total_blocks - (item.watermark_blocks or 0)
     return item.virtual_usage_blocks - (item.headroom_blocks or 0) <= capacity
 
 
-def _is_negative(item: "InstanceStatus") -> bool:
+def _is_negative(item: InstanceStatus) -> bool:
     return item.freeness_steps is not None and item.freeness_steps < 0
 
 
-def ranked(levels: "Iterable[LevelStatus]") -> "list[LevelStatus]":
-    """The highest first."""
+def ranked(levels: Iterable[LevelStatus]) -> list[LevelStatus]:
+    """The highest level first."""
     return sorted(levels, key=lambda level: (-level.rank, level.name))
 
 
-def run_and_wait(item: "InstanceStatus", level: str) -> str:
+def run_and_wait(item: InstanceStatus, level: str) -> str:
     """`6+2`: running and waiting requests of the level."""
     if item.num_running_reqs is None:
         return "-"
@@ -88,7 +113,14 @@ def run_and_wait(item: "InstanceStatus", level: str) -> str:
     return f"{item.num_running_by_level.get(level, 0)}+{waiting}"
 
 
-def held_place(held: "HeldPlaceStatus") -> str:
+def blocks(number: int) -> str:
+    return f"{number} block{'' if number == 1 else 's'}"
+
+
+# -- requests that the controller holds ----------------------------------------------------------
+
+
+def held_place(held: HeldPlaceStatus) -> str:
     """`the first at the controller`, or `11 are before it at the controller`."""
     before = held.place - 1
     if not before:
@@ -96,7 +128,7 @@ def held_place(held: "HeldPlaceStatus") -> str:
     return f"{before} {'is' if before == 1 else 'are'} before it at the controller"
 
 
-def held_why(held: "HeldPlaceStatus") -> str:
+def held_why(held: HeldPlaceStatus) -> str:
     """`i-3 is kept for it and lacks 198 blocks`."""
     if held.why != "kept":
         return _HELD_WHYS.get(held.why, held.why)
@@ -105,8 +137,9 @@ def held_why(held: "HeldPlaceStatus") -> str:
     return f"{held.instance_id} is kept for it and lacks {blocks(held.lacking_blocks)}"
 
 
-def held_overtaking(held: "HeldPlaceStatus") -> str:
-    """Who may go ahead of it, and how many have; empty if the controller does not say."""
+def held_overtaking(held: HeldPlaceStatus) -> str:
+    """Which requests may go ahead of it, and how many have; empty if the controller does not
+    say."""
     words = _OVERTAKEN_BY.get(held.overtaken_by, "")
     if held.num_overtaken:
         has = "has" if held.num_overtaken == 1 else "have"
@@ -114,7 +147,7 @@ def held_overtaking(held: "HeldPlaceStatus") -> str:
     return words
 
 
-def held_summary(held: "HeldStatus", num_held: int) -> str:
+def held_summary(held: HeldStatus, num_held: int) -> str:
     """`61 held (high 3, normal 58), 4321 blocks, longest 1m02s`."""
     levels = ", ".join(f"{name} {number}" for name, number in held.num_by_level.items())
     by_level = f" ({levels})" if len(held.num_by_level) > 1 else ""
@@ -122,8 +155,7 @@ def held_summary(held: "HeldStatus", num_held: int) -> str:
     return f"{num_held} held{by_level}{wanted}, longest {duration(held.oldest_wait_s)}"
 
 
-def blocks(number: int) -> str:
-    return f"{number} block{'' if number == 1 else 's'}"
+# -- replays -------------------------------------------------------------------------------------
 
 
 def replays_lately(replays: ReplaysStatus) -> str:
@@ -156,7 +188,7 @@ def replay_way(replay: ReplayStatus | EndedReplayStatus) -> str:
 
 
 def replay_stage(replay: ReplayStatus | EndedReplayStatus) -> str:
-    """What is being done, or what came of it: a column's word."""
+    """A column's word: what is being done, or how the replay ended."""
     if isinstance(replay, ReplayStatus):
         return replay.state
     return "sent anew" if replay.outcome == "dispatched_again" else replay.outcome
@@ -172,18 +204,143 @@ def _words(name: str) -> str:
     return printable(name.replace("_", " "))
 
 
-# ==== controller/api/text/status_words.py
-
-MOVES_ONLY = frozenset({"reserved", "cooling"})
-"""Reasons against moves to an instance that nevertheless gets new requests."""
+# -- auto-scaling --------------------------------------------------------------------------------
 
 
-def no_requests(item: "InstanceStatus") -> str:
-    """Why the instance gets no new requests, in a word; empty if it does."""
-    reasons = (reason for reason in item.closed_by if reason not in MOVES_ONLY)
-    return next(reasons, "")
+def autoscale_state(status: AutoscaleStatus) -> str:
+    """`on`, `dry-run, held at 3`."""
+    held = status.held
+    return status.mode if held is None else f"{status.mode}, held at {held.num_instances}"
 
 
-def state_word(item: "InstanceStatus") -> str:
-    """Its state; of an instance that serves and gets no new requests, why."""
-    return no_requests(item) or str(item.state) if item.state == "active" else str(item.state)
+def autoscale_summary(status: AutoscaleStatus, now_s: float) -> str:
+    """`autoscale on  3 of 1..8, wanted 4  last add 1, done 12s ago: the cluster has ...`: the last
+    decision is the last one to have more instances or fewer."""
+    wanted = "" if status.num_wanted is None else f", wanted {status.num_wanted}"
+    facts = [f"autoscale {autoscale_state(status)}", f"{autoscale_range(status)}{wanted}"]
+    if goals := autoscale_targets(status):
+        facts.append(goals)
+    if (last := status.last_change or status.last) is not None:
+        facts.append(f"last {autoscale_decision(last, now_s)}")
+    return "  ".join(facts)
+
+
+def autoscale_range(status: AutoscaleStatus) -> str:
+    """`3 of 1..8`: instances, and how few and many there may be."""
+    return f"{status.num_instances} of {status.min_instances}..{status.max_instances}"
+
+
+def autoscale_targets(status: AutoscaleStatus) -> str:
+    """`ttft 2.0s tpot 80ms`; empty without targets."""
+    known = (("ttft", status.target_ttft_s), ("tpot", status.target_tpot_s))
+    return " ".join(f"{name} {latency(at_s)}" for name, at_s in known if at_s is not None)
+
+
+def autoscale_decision(check: AutoscaleCheck, now_s: float) -> str:
+    """`add 2, done 12s ago: the cluster has 85 steps, fewer than 160`."""
+    ago = f"{duration(max(0.0, now_s - check.time_s))} ago"
+    if not check.deed:
+        return f"{check.reason.replace('_', ' ')} {ago}: {check.why}"
+    outcome = _AUTOSCALE_OUTCOMES.get(check.outcome, check.outcome)
+    return f"{check.deed}, {outcome} {ago}: {check.why}"
+
+
+def autoscale_held(status: AutoscaleStatus, now_s: float) -> str:
+    """Why auto-scaling does nothing though it is on; empty if nothing holds it."""
+    hold = status.held
+    if hold is None:
+        return ""
+    ago = duration(max(0.0, now_s - hold.since_s))
+    return (
+        f"held at {hold.num_instances} instances since {ago} by {hold.actor}: {RELEASE} releases it"
+    )
+
+
+# -- rolling restarts, and engine arguments ------------------------------------------------------
+
+
+def rolling_progress(report: RollingReport) -> str:
+    """One line: `rolling restart: 1 of 3 done, i-1 emptying (4 left), then i-2`."""
+    if report.state == "none":
+        return "no rolling restart"
+    facts = [f"{len(report.done)} of {report.num_instances} done"]
+    left = " ".join(report.left)
+    if report.state in ("failed", "stopped"):
+        facts.append(f"failed: {report.why}" if report.state == "failed" else report.why)
+        if left:
+            facts.append(f"not restarted: {left}")
+    elif report.state == "done":
+        if report.began_s is not None and report.ended_s is not None:
+            facts[0] += f" in {latency(report.ended_s - report.began_s)}"
+    else:
+        facts += [restart_turn(each) for each in report.under_way]
+        if report.waits and not report.under_way:
+            facts.append(f"waits: {report.waits}")
+        if left:
+            facts.append(f"then {left}")
+    if report.engine_args:
+        facts.append(f"with {engine_arguments(report.engine_args)}")
+    return printable(f"rolling restart: {', '.join(facts)}")
+
+
+def rolling_step(report: RollingReport) -> tuple[object, ...]:
+    """What differs from one step to the next, without the numbers of requests that are left."""
+    turns = tuple((each.instance_id, each.state) for each in report.under_way)
+    return report.state, len(report.done), turns, report.left, report.waits
+
+
+def restart_turn(each: RestartTurn) -> str:
+    """`i-1 emptying (4 left)`, or `i-1 starting`."""
+    if each.state == "restarting":
+        return f"{each.instance_id} starting"
+    return f"{each.instance_id} emptying ({each.num_requests_left} left)"
+
+
+def rolling_plan(report: RollingReport) -> tuple[str, ...]:
+    """A summary in one line, then a line for each instance in turn."""
+    most = "as many as the others hold" if not report.at_once else str(report.at_once)
+    count = len(report.plan)
+    first = f"{count} instances would be restarted, {most} at a time"
+    if count == 1:
+        first = "1 instance would be restarted"
+    if report.engine_args:
+        first = f"{first}, with {engine_arguments(report.engine_args)}"
+    elif report.changes_engine:
+        first = f"{first}, with the engine arguments of the cluster's start"
+    return first, *(planned_restart(each, report.cold_start_s) for each in report.plan)
+
+
+def planned_restart(item: PlannedRestart, cold_start_s: float | None) -> str:
+    """`i-1: 4 requests (120 blocks), empty in about 2.1s, then a start of about 9s`."""
+    count = "1 request" if item.num_requests == 1 else f"{item.num_requests} requests"
+    facts = [f"{item.instance_id}: {count} ({item.num_blocks} blocks)"]
+    if item.num_cannot_move:
+        facts.append(f"{item.num_cannot_move} cannot move now and would be waited for")
+    if item.estimate_s is not None:
+        facts.append(f"empty in about {duration(item.estimate_s)}")
+    start = "a start" if cold_start_s is None else f"a start of about {duration(cold_start_s)}"
+    facts.append(f"then {start}")
+    return ", ".join(facts)
+
+
+def changed_arguments(changes: Sequence[EngineChangeStatus]) -> str:
+    """`engine arguments: max_num_seqs=64 (i-0 i-1); as started (i-2, and new ones)`; empty if no
+    argument was changed."""
+    parts = list[str]()
+    for each in changes:
+        have = " ".join(each.instances)
+        if each.is_clusters:
+            have = f"{have}, and new ones" if have else "new ones"
+        parts.append(f"{engine_arguments(each.args) or 'as started'} ({have})")
+    return printable(f"engine arguments: {'; '.join(parts)}") if parts else ""
+
+
+def engine_arguments(args: Mapping[str, Any]) -> str:
+    """`max_num_seqs=64, enforce_eager=true`: as `--engine-arg` takes them."""
+    text = ", ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in args.items()
+    )
+    if len(text) > MAX_ARGUMENT_CHARS:
+        text = f"{text[: MAX_ARGUMENT_CHARS - 3]}..."
+    return printable(text)

@@ -1,1 +1,49 @@
-"""The messages of the control API, as pydantic models."""
+"""The messages of the control API, as pydantic models; in this file is what all of them share.
+
+Compatibility: within one `schema_version` fields are only added, never renamed, retyped or removed,
+and readers ignore fields that they do not know. This holds for the control API, for what `-o json`
+prints of its models, and for recordings, whose frames are these models. A unit test compares all of
+them with `tests/unit/wire_schema.json`, and CHANGELOG.md tells what changes there.
+
+Units are in the names. JSON has no infinity: a draining instance's freeness is null beside its
+state.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.api.settings import MAX_REASON_CHARS
+
+SCHEMA_VERSION = 1
+
+Revision = Annotated[int | None, Field(ge=0)]
+"""The call fails if this is not the spec's revision any more. None: any revision will do."""
+SettingValue = int | float | str | bool | None
+"""None: the setting has no value, such as a time limit that is not set."""
+Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+
+
+class WireModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class AnswerModel(WireModel):
+    """A whole answer of the control API; the part that answers of all schemas share."""
+
+    schema_version: int = SCHEMA_VERSION
+
+
+class OrderModel(WireModel):
+    """The body of an order. Refuses unknown fields, so that a typing error does not silently become
+    a default, and values of another type: `"3"` is no number, `1` is not true."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class ErrorBody(WireModel):
+    """The body of every answer that is not 2xx. `hint` is the next command to try."""
+
+    code: str
+    message: str
+    hint: str = ""

@@ -1,8 +1,10 @@
-"""Wire models of requests: listed, one of them with its history, and explained; and of events.
+"""Wire models of requests (as a list, one request with its history, and its explanation) and of
+events.
 
-The compatibility rules are those of `base`. `GET /v1/requests/{REQ}/explain` tells why a request is
-where it is, step by step: a decision names the instances that it considered, each with the figure
-that counted, for a dispatch the policy's score, for a move freeness in decode steps.
+The compatibility rules are those of `controller.api.wire`. `GET /v1/requests/{REQ}/explain` tells
+step by step why a request is where it is. A decision names the instances that it considered, each
+with the figure that counted: for a dispatch the policy's score, for a move the freeness in decode
+steps.
 """
 
 from enum import StrEnum
@@ -10,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.api.wire.base import AnswerModel, WireModel
+from controller.api.wire import AnswerModel, WireModel
 from controller.api.wire.status import HeldPlaceStatus
 
 

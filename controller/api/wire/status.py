@@ -1,8 +1,8 @@
-"""Wire models of how a cluster is: what `status -o json` prints and what the dashboard draws; how a
-stop goes, and what `doctor` finds. A figure of an instance is a field of `InstanceStatus`.
+"""Wire models of a cluster's status, which `status -o json` prints and the dashboard draws; of how
+a stop goes; and of what `doctor` finds. A figure of an instance is a field of `InstanceStatus`.
 
-The compatibility rules are those of `base`; docs/metrics.md has codes and units. Times are seconds
-since the epoch unless the name says for how long.
+The compatibility rules are those of `controller.api.wire`; docs/metrics.md has codes and units.
+Times are seconds since the epoch unless the name says for how long.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from controller.api.wire.base import AnswerModel, OrderModel, WireModel
+from controller.api.wire import AnswerModel, OrderModel, WireModel
 
 
 class ClusterState(StrEnum):

@@ -1,7 +1,7 @@
 """The lines of the watch stream, of a recording, of the recorded traffic and of logs: their models,
 and how a reader parses a line and refuses figures that no cluster has.
 
-The compatibility rules are those of `base`.
+The compatibility rules are those of `controller.api.wire`.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from controller.api.wire.base import AnswerModel, OrderModel, WireModel
+from controller.api.wire import AnswerModel, OrderModel, WireModel
 from controller.api.wire.requests import Event, RequestState
 from controller.api.wire.status import ClusterStatus
 

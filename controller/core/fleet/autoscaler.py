@@ -42,7 +42,7 @@ from controller.core.fleet.outlook import (
 )
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import EventKind, Number
-from controller.core.settings import AutoscaleConfig
+from controller.core.settings import RELEASE, AutoscaleConfig
 
 # -- the rule --------------------------------------------------------------------------------------
 #
@@ -357,7 +357,6 @@ def _wanted_s(target: Target, config: AutoscaleConfig) -> float:
 
 ACTOR = "auto-scaling"
 """Whose drains and launches they are."""
-RELEASE = "llumctl scale auto on"
 
 
 # -- what it is told -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from controller.api.errors import WrongSettingError
-from controller.api.settings.endpoint_options import EndpointOptions
+from controller.api.settings.vllm_options import EndpointOptions
 from controller.api.state import user_files
 from controller.main.checks.vllm_arguments import REASONING_PARSERS, TOOL_PARSERS
 

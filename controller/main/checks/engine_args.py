@@ -17,15 +17,16 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.api.errors import LlumctlError, UsageError, WrongSettingError
-from controller.api.settings.endpoint_options import EndpointOptions, code_in
-from controller.api.settings.engine_options import (
+from controller.api.settings.setting_values import complaint, shown, wanted
+from controller.api.settings.settings import EmulatedTable
+from controller.api.settings.vllm_options import (
     CHANGEABLE,
     CHANGEABLE_EMULATED,
+    EndpointOptions,
+    code_in,
     why_not_changed,
     why_refused,
 )
-from controller.api.settings.setting_values import complaint, shown, wanted
-from controller.api.settings.settings import EmulatedTable
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.model_weights import cached_config

@@ -24,11 +24,11 @@ import psutil
 from controller.adapters.embedded_model import ensure
 from controller.adapters.listener import listen
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings.endpoint_options import engine_options
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
+from controller.api.settings.vllm_options import engine_options
 from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
-from controller.api.version import CPU_WHEELS, engines_command
+from controller.api.text.hints import CPU_WHEELS, engines_command
 from controller.core.admission.policies import find_policy
 from controller.core.load.snapshot import blocks_for
 from controller.main import emulation

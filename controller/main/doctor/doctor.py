@@ -27,7 +27,7 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
-from controller.api.version import engines_command
+from controller.api.text.hints import engines_command
 from controller.api.wire.status import Check, CheckResult
 from controller.main import emulation
 from controller.main.checks import preflight

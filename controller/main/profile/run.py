@@ -25,7 +25,7 @@ import msgspec
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
-from controller.api.version import own_version
+from controller.api.text.hints import own_version
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args, explain_cause

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.api.operations.on_cluster import SettingsPatch
-from controller.api.settings.live_settings import changed
+from controller.api.settings.setting_values import changed
 from controller.api.wire.status import AutoscaleCheck, AutoscaleHoldStatus, AutoscaleStatus
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic

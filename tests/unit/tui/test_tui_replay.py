@@ -7,8 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from controller.api.errors import UsageError
-from controller.api.recorded_requests import RequestNumbers
-from controller.api.recording import RecordingReader
+from controller.api.recording import RecordingReader, RequestNumbers
 from controller.api.wire.requests import Event, RequestList, RequestState
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.tui import svg_snapshots

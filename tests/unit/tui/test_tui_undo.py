@@ -8,7 +8,7 @@ from controller.api.operations.on_instances import DrainRequest, UndrainRequest
 from controller.api.operations.on_requests import MigrateRequest, PriorityRequest
 from controller.api.operations.order import Order
 from controller.api.operations.table import Undo
-from controller.api.wire.base import SettingValue
+from controller.api.wire import SettingValue
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame
 from tests.unit.tui import tui_synthetic as synthetic

@@ -45,7 +45,7 @@ from controller.api.operations.on_requests import (
 )
 from controller.api.operations.order import Order
 from controller.api.operations.table import OperationEntry, OperationList, Undo
-from controller.api.settings.live_settings import SettingError, changed, live_settings
+from controller.api.settings.setting_values import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterStatus, PlannedRestart, RollingReport

@@ -15,8 +15,7 @@ import re
 from http import HTTPStatus
 from typing import Any
 
-from controller.api.settings.endpoint_options import EndpointOptions
-from controller.api.settings.engine_options import why_refused
+from controller.api.settings.vllm_options import EndpointOptions, why_refused
 
 # Names as of the exceptions of OpenAI's clients.
 TYPES = {

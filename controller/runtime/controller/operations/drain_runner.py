@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.api.errors import LlumctlError
-from controller.api.text.rolling_words import arguments
+from controller.api.text.status_words import engine_arguments
 from controller.core.emptying.claims import Claim
 from controller.core.emptying.drains import (
     AskFrontends,
@@ -448,7 +448,7 @@ class RollingRestarts:
         """Begins with `order`, which gets its instances now. Like `stop` and `dismiss`, this raises
         what the keeper raises, and then nothing changes."""
         args = order.engine.args
-        self._say(Began(order, self._seen(), arguments(args) if args else ""))
+        self._say(Began(order, self._seen(), engine_arguments(args) if args else ""))
 
     def stop(self, why: str, actor: str) -> None:
         """Takes back the restarts that can still be taken back; those whose process has ended go on
