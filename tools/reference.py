@@ -27,7 +27,7 @@ from controller.adapters.http.control_server import CALLS
 from controller.adapters.prometheus import cluster_metrics
 from controller.adapters.prometheus.request_metrics import RequestMetrics
 from controller.api import errors
-from controller.api.operations.order import Danger, Order
+from controller.api.operations.order import Danger, Order, SpecOrderBody
 from controller.api.operations.table import ORDERS
 from controller.api.settings.setting_values import LIVE, allowed, live_settings
 from controller.api.settings.settings import (
@@ -292,18 +292,17 @@ def _body(order: type[Order[Any, Any]]) -> str:
         if issubclass(each, OrderModel) and each is not OrderModel:
             docs |= _documented(Path(inspect.getfile(each)), each.__name__)
     rows = []
-    for name, field in order.body.model_fields.items():
-        default = "must be given" if field.is_required() else _default(field.default)
-        rows.append((f"`{name}`", default, _text(docs.get(name) or _SHARED.get(name, ""))))
+    fields = order.body.model_fields
+    for name in sorted(fields, key=lambda each: each in SpecOrderBody.model_fields):
+        required, default = fields[name].is_required(), fields[name].default
+        rows.append(
+            (
+                f"`{name}`",
+                "must be given" if required else _default(default),
+                _text(docs.get(name, "")),
+            )
+        )
     return _table(("field", "default", "meaning"), rows)
-
-
-_SHARED = {
-    "dry_run": "Says what would change, and changes nothing.",
-    "reason": "Why, for the audit log.",
-    "if_revision": "The call is refused if the cluster has another revision.",
-}
-"""What the fields mean that all orders have."""
 
 
 # -- metrics -----------------------------------------------------------------------------

@@ -234,7 +234,7 @@ class ControlClient:
             TimedOutError: a move is not over in its time, and goes on.
         """
         once = key
-        if order.keyed and not key and not getattr(order.wanted, "dry_run", False):
+        if order.keyed and not key and not order.wanted.dry_run:
             once = secrets.token_hex(8)
         return self._call(
             order.report,

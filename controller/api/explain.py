@@ -7,7 +7,7 @@ event's own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from controller.api.text import status_words
 from controller.api.text.events import figure
@@ -39,11 +39,7 @@ def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...
     steps: list[Step] = []
     for event in history:
         if num_forgotten and len(steps) == len(history) // 2:
-            steps.append(
-                ForgottenStep(
-                    time_s=event.time_s, cause_id=event.cause_id, num_events=num_forgotten
-                )
-            )
+            steps.append(ForgottenStep(**_when(event), num_events=num_forgotten))
         steps.append(_step(event, again=any(isinstance(each, DispatchStep) for each in steps)))
     return tuple(steps)
 
@@ -66,14 +62,13 @@ def _step(event: Event, *, again: bool) -> Step:
     match event.kind:
         case "dispatched":
             return _dispatch(event, again=again)
-        case "migrated" | "migration_failed":
-            return _move(event, event.kind)
+        case "migrated" | "migration_failed" as kind:
+            return _move(event, kind)
         case "not_moved":
             return _not_moved(event)
         case "priority_changed":
             return PriorityStep(
-                time_s=event.time_s,
-                cause_id=event.cause_id,
+                **_when(event),
                 previous=event.labels.get("previous", ""),
                 level=event.labels.get("level") or event.level or "",
                 actor=event.actor or "",
@@ -81,8 +76,7 @@ def _step(event: Event, *, again: bool) -> Step:
             )
         case other:
             return OtherStep(
-                time_s=event.time_s,
-                cause_id=event.cause_id,
+                **_when(event),
                 what=other,
                 instance_id=event.instance_id,
                 reason=event.reason,
@@ -90,12 +84,15 @@ def _step(event: Event, *, again: bool) -> Step:
             )
 
 
+def _when(event: Event) -> dict[str, Any]:
+    return {"time_s": event.time_s, "cause_id": event.cause_id}
+
+
 def _dispatch(event: Event, *, again: bool) -> DispatchStep:
     candidates = _considered(event.numbers, SCORE_OF)
     known = event.numbers.get("num_candidates")
     return DispatchStep(
-        time_s=event.time_s,
-        cause_id=event.cause_id,
+        **_when(event),
         instance_id=event.instance_id or "",
         by="frontend" if event.labels.get("by") == "frontend" else "controller",
         policy=event.labels.get("policy", ""),
@@ -105,11 +102,11 @@ def _dispatch(event: Event, *, again: bool) -> DispatchStep:
     )
 
 
-def _move(event: Event, kind: str) -> MoveStep:
+def _move(event: Event, kind: Literal["migrated", "migration_failed"]) -> MoveStep:
     numbers, labels = event.numbers, event.labels
     stages = _stages(numbers)
     return MoveStep(
-        kind="migrated" if kind == "migrated" else "migration_failed",
+        kind=kind,
         **_decision(event, but=("downtime_s", "num_bytes", "num_stages")),
         reason=labels.get("reason", ""),
         code=labels.get("code", ""),
@@ -136,8 +133,7 @@ def _decision(event: Event, but: Iterable[str] = ()) -> dict[str, Any]:
         if name not in told and not name.startswith((FREENESS_OF, STAGE))
     }
     return {
-        "time_s": event.time_s,
-        "cause_id": event.cause_id,
+        **_when(event),
         "from_instance_id": labels.get("from") or event.instance_id or "",
         "to_instance_id": labels.get("to", ""),
         "freeness_steps": numbers.get("source_freeness_steps"),

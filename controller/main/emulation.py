@@ -9,10 +9,9 @@ from typing import Any
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import EmulatedTable, Settings
 from controller.api.settings.vllm_options import engine_options
-from controller.main.machine.capacity import FRONTEND_BYTES, available_bytes
+from controller.main.machine.capacity import FRONTEND_BYTES, available_bytes, gib
 from controller.model.profile import LatencyProfile, ModelConfig, load_profile
 
-GIB = 1 << 30
 INSTANCE_BYTES = 120_000_000
 DEFAULT_INSTANCES = 4
 # vLLM's configuration wants this argument on a CPU, but no KV cache is made.
@@ -89,6 +88,6 @@ def check_memory(num_instances: int, num_frontends: int) -> None:
         fits = (available - num_frontends * FRONTEND_BYTES) // INSTANCE_BYTES
         raise LlumctlError(
             f"{num_instances} emulated instances and {num_frontends} frontends need about"
-            f" {needed / GIB:.1f} GiB, {available / GIB:.1f} GiB are available",
+            f" {gib(needed)}, {gib(available)} are available",
             f"llumctl up --engine emulated -n {fits}" if fits > 0 else "free memory",
         )

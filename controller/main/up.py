@@ -199,43 +199,37 @@ def _start_head(
 ) -> tuple[subprocess.Popen[bytes], RunState]:
     """Starts the head in its own session, and adds its pid to the run state. The ports of the
     endpoint and the control API are bound before anything else, and the head keeps them."""
-    settings = plan.settings
-    with (
-        preflight.hold_endpoint(settings.endpoint) as endpoint,
-        preflight.hold_control(settings.control) as control,
-    ):
-        return _start_head_with(plan, state, (endpoint.fileno(), control.fileno()), timeout_s)
-
-
-def _start_head_with(
-    plan: ClusterPlan, state: RunState, sockets: tuple[int, int], timeout_s: float
-) -> tuple[subprocess.Popen[bytes], RunState]:
     environment = head_environment(
         plan.nonce,
         state.ray_environment,
         loopback=_on_loopback(plan),
         start_timeout_s=timeout_s,
     )
-    # A run that was never stopped may have left its spec.
-    (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)
-    plan_file = Path(plan.state_dir) / PLAN_FILE
-    with _private_file(plan_file) as file:
-        file.write(plan.model_dump_json().encode())
-    with _private_file(Path(plan.state_dir) / run_state.VIEW_TOKEN_FILE) as file:
-        file.write(plan.view_token.encode())
-    _audit(plan, "begun")
-    with _private_file(Path(plan.log_dir) / "head.log") as log:
-        head = subprocess.Popen(
-            [*HEAD_COMMAND, *map(str, sockets), str(plan_file)],
-            pass_fds=sockets,
-            cwd=plan.state_dir,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            umask=0o077,  # makes the logs of Ray and of all members private
-        )
+    folder = Path(plan.state_dir)
+    with (
+        preflight.hold_endpoint(plan.settings.endpoint) as endpoint,
+        preflight.hold_control(plan.settings.control) as control,
+    ):
+        # A run that was never stopped may have left its spec.
+        (folder / SPEC_FILE).unlink(missing_ok=True)
+        with _private_file(folder / PLAN_FILE) as file:
+            file.write(plan.model_dump_json().encode())
+        with _private_file(folder / run_state.VIEW_TOKEN_FILE) as file:
+            file.write(plan.view_token.encode())
+        _audit(plan, "begun")
+        sockets = (endpoint.fileno(), control.fileno())
+        with _private_file(Path(plan.log_dir) / "head.log") as log:
+            head = subprocess.Popen(
+                [*HEAD_COMMAND, *map(str, sockets), str(folder / PLAN_FILE)],
+                pass_fds=sockets,
+                cwd=plan.state_dir,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=0o077,  # makes the logs of Ray and of all members private
+            )
     started_s = psutil.Process(head.pid).create_time()
     state = replace(state, ray_head_pid=head.pid, ray_head_started_s=started_s)
     run_state.save(state)

@@ -20,7 +20,7 @@ from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, remember
 
 Captured = pytest.CaptureFixture[str]
-GIB = doctor.GIB
+GIB = capacity.GIB
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 
 from controller.api.settings.settings import ClusterTable, Settings
 from controller.api.wire.status import Check, CheckResult
-from controller.main.checks.preflight import GIB
 from controller.main.doctor import doctor, probe
 from controller.main.doctor.doctor import Wanted, node_checks
 from controller.main.doctor.gather import Gpu, NodeFacts, Questions, RayFacts, Versions
+from controller.main.machine.capacity import GIB
 
 OURS = Versions(
     python="3.11.7", ray="2.60.0", llumctl="1.0 abcd", vllm="0.32.0", torch="2.13.0+cu130"

@@ -148,7 +148,7 @@ def test_a_command_names_the_extra_that_is_missing(
 ) -> None:
     """Before it looks for a cluster, sends load, or simulates."""
     monkeypatch.setattr(options, "find_spec", lambda _: None)
-    monkeypatch.setattr(version, "is_checkout", lambda: checkout)
+    monkeypatch.setattr(hints, "is_checkout", lambda: checkout)
     assert run(arguments.split()) == 1
     missing = ", ".join(options.EXTRAS[extra])
     command = "make install" if checkout else f"pip install 'llumctl[{extra}]'"

@@ -18,7 +18,7 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.main import emulation, up
 from controller.main.checks import preflight
-from controller.main.checks.model_weights import Weights, weights_of
+from controller.main.checks.model_weights import MemorySize, weights_of
 from controller.main.machine import capacity
 from controller.main.up import explain_failure, head_failure
 
@@ -351,7 +351,7 @@ def hub_sizes(
 HubSizes = Callable[[dict[str, int | None] | Exception], None]
 
 
-def weights(hub_timeout_s: float | None = 1.0, **args: Any) -> Weights:
+def weights(hub_timeout_s: float | None = 1.0, **args: Any) -> MemorySize:
     return weights_of({"model": HUB_MODEL, **args}, hub_timeout_s=hub_timeout_s)
 
 
@@ -359,15 +359,15 @@ def weights(hub_timeout_s: float | None = 1.0, **args: Any) -> Weights:
 def test_weights_in_the_hub_s_cache(tmp_path: Path) -> None:
     """Links to nowhere and shards that have not come do not count as the whole."""
     snapshot = cached(tmp_path, config__json=config(), model__safetensors=5 * GIB)
-    assert weights(None) == Weights(5 * GIB)
+    assert weights(None) == MemorySize(5 * GIB)
     (snapshot / "consolidated.safetensors").write_bytes(b"again")
-    assert weights(None) == Weights(5 * GIB)
+    assert weights(None) == MemorySize(5 * GIB)
     (snapshot / "model.safetensors").unlink()
     (snapshot / "consolidated.safetensors").unlink()
     cached(tmp_path, model_00001_of_00002__safetensors=2 * GIB)
     assert weights(None).unknown == f"{HUB_MODEL} is not all here yet"
     cached(tmp_path, model_00002_of_00002__safetensors=GIB)
-    assert weights(None) == Weights(3 * GIB)
+    assert weights(None) == MemorySize(3 * GIB)
     (snapshot / "model-00002-of-00002.safetensors").unlink()
     (snapshot / "model-00002-of-00002.safetensors").symlink_to(tmp_path / "incomplete")
     assert weights(None).unknown
@@ -375,7 +375,7 @@ def test_weights_in_the_hub_s_cache(tmp_path: Path) -> None:
     (snapshot / "model.safetensors.index.json").write_text(
         json.dumps(index | {"metadata": {"total_size": 4 * GIB}})
     )
-    assert weights(None) == Weights(4 * GIB), "the index has it before they are here"
+    assert weights(None) == MemorySize(4 * GIB), "the index has it before they are here"
 
 
 def test_weights_that_are_at_the_hub(tmp_path: Path, hub_sizes: HubSizes) -> None:
@@ -383,9 +383,9 @@ def test_weights_that_are_at_the_hub(tmp_path: Path, hub_sizes: HubSizes) -> Non
     shards = {f"model-0000{n}-of-00002.safetensors": 3 * GIB for n in (1, 2)}
     others = {"original/consolidated.00.pth": 9 * GIB, "pytorch_model.bin": 6 * GIB, "a.md": None}
     hub_sizes(shards | others)
-    assert weights() == Weights(6 * GIB)
+    assert weights() == MemorySize(6 * GIB)
     hub_sizes({"pytorch_model.bin": 7, "training_args.bin": 9})
-    assert weights() == Weights(7)
+    assert weights() == MemorySize(7)
 
 
 def test_weights_of_unknown_size_are_said_to_be(tmp_path: Path, hub_sizes: HubSizes) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from controller.api.errors import LastInstanceError
 from controller.api.operations.on_instances import (
     DrainReport,
     InstanceIds,
@@ -31,6 +30,7 @@ from controller.api.operations.order import (
     Order,
     Outcome,
     Plan,
+    SpecOrderBody,
 )
 from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.text.quantities import duration, setting_value
@@ -42,9 +42,6 @@ from controller.api.text.status_words import (
 )
 from controller.api.wire import (
     AnswerModel,
-    OrderModel,
-    Reason,
-    Revision,
     SettingValue,
     WireModel,
 )
@@ -56,21 +53,18 @@ AUTOSCALE_MODE = "autoscale.mode"
 MAX_NAMED_ROLES = 12
 
 
-class ScaleRequest(OrderModel):
+class ScaleRequest(SpecOrderBody):
     """A number of instances. A change of it can be planned (`dry_run`): the plan says which number
     to ask for, at which revision. `deadline_s` (seconds from now) and `on_deadline` are those of
     the drains of a scale-in."""
 
     target: int | None = Field(default=None, ge=0, le=MAX_INSTANCES)
     change: int | None = Field(default=None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
-    if_revision: Revision = None
-    dry_run: bool = False
     force: bool = False
     """Starts instances even if there seems to be no room for them, and drains those to be removed
     even if no other instance serves."""
     draining: InstanceIds | None = None
     """Removes just these instances, or none. None: those with the fewest running requests."""
-    reason: Reason = ""
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     on_deadline: OnDeadline = "keep"
 
@@ -175,7 +169,7 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
 MAX_ENGINE_ARGS = 64
 
 
-class RollingRequest(OrderModel):
+class RollingRequest(SpecOrderBody):
     """Restarts all instances, one after the other. At the deadline of one, its restart is given up,
     and with it the rest; what is left on it stays where it runs."""
 
@@ -185,31 +179,20 @@ class RollingRequest(OrderModel):
     """How long emptying one instance may take. None: any time."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
     """How long a new process may take until it serves."""
-    dry_run: bool = False
     force: bool = False
     """Even if no other instance serves meanwhile: new requests are held then."""
     engine_args: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_ENGINE_ARGS)
     """Engine arguments that every instance gets, by their Python names; null: as the cluster was
     started. The others stay as they are."""
-    reason: Reason = ""
-    if_revision: Revision = None
 
 
-class RollingStopRequest(OrderModel):
+class RollingStopRequest(SpecOrderBody):
     """No other instance is restarted. One that is being emptied keeps its process; one whose
     process has ended gets its next one all the same."""
 
-    dry_run: bool = False
-    reason: Reason = ""
-    if_revision: Revision = None
 
-
-class RollingDismissRequest(OrderModel):
+class RollingDismissRequest(SpecOrderBody):
     """A rolling restart that is over is not shown in the status any more."""
-
-    dry_run: bool = False
-    reason: Reason = ""
-    if_revision: Revision = None
 
 
 class Rolling(OnCluster[RollingRequest, RollingReport]):
@@ -241,14 +224,7 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
         return f"{command} --force" if self.wanted.force else command
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """Where no other instance would serve, it is done only by a typed word."""
-        name, asked = "", self.dry()
-        try:
-            report = client.send(asked)
-        except LastInstanceError:
-            name = ALL
-            report = client.send(asked.but(force=True))
-        order = (self.but(force=True) if name else self).at(report.revision)
+        report, order, name = self.asked(client, ALL)
         return Plan(rolling_plan(report), order, name)
 
     def outcome(self, report: RollingReport) -> Outcome:
@@ -317,7 +293,7 @@ class SettingList(AnswerModel):
     revision: int = 0
 
 
-class SettingsPatch(OrderModel):
+class SettingsPatch(SpecOrderBody):
     """Makes all of `changes` or, if one is wrong, none. With `if_revision`, it fails if the spec
     has another revision by now. `autoscale.mode` among them, even with the value that it has,
     releases auto-scaling from an operator's scale."""
@@ -326,9 +302,6 @@ class SettingsPatch(OrderModel):
     model_config = ConfigDict(allow_inf_nan=True)
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
-    dry_run: bool = False
-    reason: Reason = ""
-    if_revision: Revision = None
 
 
 class SettingChange(WireModel):

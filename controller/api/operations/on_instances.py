@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from controller.api.errors import LastInstanceError
 from controller.api.operations.order import (
     Awaited,
     Controller,
@@ -20,12 +19,13 @@ from controller.api.operations.order import (
     Order,
     Outcome,
     Plan,
+    SpecOrderBody,
     Wanted,
 )
 from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
 from controller.api.text.quantities import duration, printable
 from controller.api.text.status_words import no_requests
-from controller.api.wire import AnswerModel, OrderModel, Reason, Revision, WireModel
+from controller.api.wire import AnswerModel, WireModel
 from controller.api.wire.status import ClusterStatus, InstanceState
 
 Given = TypeVar("Given", bound=Order[Any, Any])
@@ -115,16 +115,9 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
     under_way = "is being drained"
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """The last instance is emptied only by its name."""
-        name, asked = "", self.dry()
-        try:
-            report = client.send(asked)
-        except LastInstanceError:
-            name = self.instance_id
-            report = client.send(asked.but(force=True))
+        report, order, name = self.asked(client, self.instance_id)
         if not report.changes:
             return Plan((f"{self.instance_id} {self.under_way} already",), None)
-        order = (self.but(force=True) if name else self).at(report.revision)
         return Plan(self.lines(report, client.status()), order, name)
 
     def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
@@ -137,7 +130,7 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
         return Outcome(text, can_undo=report.changes, awaits=awaited(report))
 
 
-class DrainRequest(OrderModel):
+class DrainRequest(SpecOrderBody):
     """Empties an instance. `on_deadline` is about the drain and never ends a request: `keep` goes
     on and reports what is left, `abort` ends the drain, and requests that are left stay where they
     run."""
@@ -145,14 +138,11 @@ class DrainRequest(OrderModel):
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
     on_deadline: OnDeadline = "keep"
-    dry_run: bool = False
     force: bool = False
     """Drains even if no other instance serves."""
     with_ids: InstanceIds = ()
     """Instances that the same command drains: none of them is a destination, and the command drains
     all or none."""
-    reason: Reason = ""
-    if_revision: Revision = None
 
 
 class Drain(_Emptying[DrainRequest]):
@@ -177,10 +167,8 @@ class Drain(_Emptying[DrainRequest]):
         return emptying(report, status, self.wanted.with_ids)
 
 
-class UndrainRequest(OrderModel):
-    reason: Reason = ""
-    if_revision: Revision = None
-    dry_run: bool = False
+class UndrainRequest(SpecOrderBody):
+    """Takes back the drain of an instance, or another claim to it."""
 
 
 class Undrain(OnInstance[UndrainRequest, DrainReport]):
@@ -203,23 +191,14 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
         return Outcome("it gets requests again", can_undo=True)
 
 
-class MarkRequest(OrderModel):
+class MarkRequest(SpecOrderBody):
     """Marks an instance. A controller that starts again, and a restart of the instance, leave the
     mark as it is."""
 
-    dry_run: bool = False
     force: bool = False
     """Even if no other instance serves: new requests are held meanwhile."""
     with_ids: InstanceIds = ()
     """Instances that the same command marks: all or none."""
-    reason: Reason = ""
-    if_revision: Revision = None
-
-
-class UnmarkRequest(OrderModel):
-    reason: Reason = ""
-    if_revision: Revision = None
-    dry_run: bool = False
 
 
 class MarkReport(AnswerModel):
@@ -270,17 +249,11 @@ class Marking(OnInstance[Wanted, Marked]):
         return _together(orders) if cls.marks else orders
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """The last instance that would serve is marked only by its name."""
-        name, asked, said = "", self.dry(), self.mark.replace("_", " ")
-        try:
-            report = client.send(asked)
-        except LastInstanceError:
-            name = self.instance_id
-            report = client.send(asked.but(force=True))
+        report, order, name = self.asked(client, self.instance_id)
         if not report.changes:
+            said = self.mark.replace("_", " ")
             is_so = f"is {said} already" if self.marks else f"is not {said}"
             return Plan((f"{self.instance_id} {is_so}",), None)
-        order = (self.but(force=True) if name else self).at(report.revision)
         return Plan((self.words(report), *self.consequences(client.status())), order, name)
 
     def consequences(self, status: ClusterStatus) -> tuple[str, ...]:  # noqa: ARG002
@@ -338,8 +311,8 @@ class Cordon(_Cordoning[CordonRequest]):
         return (capacity(status, (self.instance_id, *self.wanted.with_ids)),)
 
 
-class UncordonRequest(UnmarkRequest):
-    pass
+class UncordonRequest(SpecOrderBody):
+    """Gives an instance new requests again."""
 
 
 class Uncordon(_Cordoning[UncordonRequest]):
@@ -355,7 +328,7 @@ class Uncordon(_Cordoning[UncordonRequest]):
     undone_by = "cordon"
 
 
-class RestartRequest(OrderModel):
+class RestartRequest(SpecOrderBody):
     """Empties an instance and replaces its process. At the deadline it is given up: what is left
     stays where it runs, and the process too. With `now`, the process is replaced at once: requests
     that run or wait there are replayed by other instances."""
@@ -363,11 +336,8 @@ class RestartRequest(OrderModel):
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
     now: bool = False
-    dry_run: bool = False
     force: bool = False
     """Even if no other instance serves: new requests are held meanwhile."""
-    reason: Reason = ""
-    if_revision: Revision = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "RestartRequest":
@@ -405,17 +375,14 @@ class Restart(_Emptying[RestartRequest]):
         return (f"{summary}, then its process is replaced", *rest)
 
 
-class EvacuateRequest(OrderModel):
+class EvacuateRequest(SpecOrderBody):
     """Empties an instance that will be ended. It goes for good once it is empty, and after
     `within_s` in any case: what could not be moved by then ends there."""
 
     within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now."""
-    dry_run: bool = False
     force: bool = False
     """Even if no other instance serves."""
-    reason: Reason = ""
-    if_revision: Revision = None
 
 
 class Evacuate(_Emptying[EvacuateRequest]):

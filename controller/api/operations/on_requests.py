@@ -8,23 +8,29 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.api.operations.order import Controller, Danger, OnRequest, Order, Outcome, Plan
+from controller.api.operations.order import (
+    Controller,
+    Danger,
+    OnRequest,
+    Order,
+    OrderBody,
+    Outcome,
+    Plan,
+)
 from controller.api.text.quantities import latency, sized
-from controller.api.wire import AnswerModel, OrderModel, Reason, SettingValue, WireModel
+from controller.api.wire import AnswerModel, SettingValue, WireModel
 from controller.api.wire.requests import MoveStage, RequestState
 
 
-class MigrateRequest(OrderModel):
+class MigrateRequest(OrderBody):
     """Moves a live request. Without `to` the controller chooses the destination, and tries another
     if the first fails. With `dry_run` nothing moves."""
 
     to: str | None = Field(default=None, min_length=1, max_length=64)
-    dry_run: bool = False
     verify_kv: bool = False
     """Compares a digest of the KV blocks on both sides before the destination takes over."""
     max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
     """1: a stop-and-copy. None: as many as needed, 12 at most."""
-    reason: Reason = ""
     timeout_s: float = Field(default=60.0, gt=0, le=600)
     """How long the call waits for the move's end. A move that is not over by then goes on."""
 
@@ -139,12 +145,10 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
         return Outcome(text, can_undo=True)
 
 
-class PriorityRequest(OrderModel):
+class PriorityRequest(OrderBody):
     """Another priority level for a live request."""
 
     level: str = Field(min_length=1, max_length=64)
-    reason: Reason = ""
-    dry_run: bool = False
 
 
 class PriorityEffect(WireModel):
@@ -207,11 +211,8 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
         return Outcome(f"{report.level}, was {report.previous}", can_undo=True)
 
 
-class AbortRequest(OrderModel):
+class AbortRequest(OrderBody):
     """Ends a live request: its client gets one error. The reason is not told to the client."""
-
-    reason: Reason = ""
-    dry_run: bool = False
 
 
 class AbortReport(AnswerModel):

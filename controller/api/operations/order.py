@@ -13,11 +13,29 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 
+from controller.api.errors import LastInstanceError
 from controller.api.text.status_words import rolling_progress
-from controller.api.wire import AnswerModel, OrderModel, SettingValue
+from controller.api.wire import AnswerModel, OrderModel, Reason, Revision, SettingValue
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 
-Wanted = TypeVar("Wanted", bound=OrderModel)
+
+class OrderBody(OrderModel):
+    """What the bodies of all orders have."""
+
+    dry_run: bool = False
+    """Says what would change, and changes nothing."""
+    reason: Reason = ""
+    """Why, for the audit log."""
+
+
+class SpecOrderBody(OrderBody):
+    """Of an order that changes the cluster's spec."""
+
+    if_revision: Revision = None
+    """The call is refused if the cluster has another revision."""
+
+
+Wanted = TypeVar("Wanted", bound=OrderBody)
 Report = TypeVar("Report", bound=AnswerModel)
 Given = TypeVar("Given", covariant=True)
 CLUSTER = "the cluster"
@@ -219,6 +237,17 @@ class Order(Generic[Wanted, Report]):
 
     def dry(self) -> Self:
         return self.but(dry_run=True)
+
+    def asked(self, client: Controller, name: str) -> tuple[Report, Self, str]:
+        """The report of the order's dry run; the order to give, at the report's revision; and what
+        an operator must type to give it: `name` if no other instance would serve, else nothing."""
+        order, to_type = self, ""
+        try:
+            report = client.send(order.dry())
+        except LastInstanceError:
+            order, to_type = self.but(force=True), name
+            report = client.send(order.dry())
+        return report, order.at(cast("Any", report).revision), to_type
 
     def plan(self, client: Controller) -> "Plan[Order[Any, Any]]":
         """Raises LlumctlError if the order would be refused."""

@@ -79,6 +79,11 @@ class _Limits:
             return 0.0
         return value / limit if value >= limit or (subject, name) in self.raised else 0.0
 
+    def all_over(self, subject: str, **values: float) -> dict[str, float]:
+        """The limits that are passed, and how many times: `over` of values by name."""
+        overs = {name: self.over(subject, name, value) for name, value in values.items()}
+        return {name: over for name, over in overs.items() if over}
+
 
 def alarms(
     status: "ClusterStatus", limits: "ConsoleTable", before: Collection[Alarm] = ()
@@ -89,7 +94,7 @@ def alarms(
         return []
     bounds = _Limits(limits, {(alarm.subject, name) for alarm in before for name in alarm.passed})
     of_instances = [_of_instance(item, status, bounds) for item in status.instances]
-    is_known = any("alarm_ttft_p99_s" in alarm.passed for alarm in of_instances)
+    is_known = any("alarm_ttft_p99_s" in alarm.passed for alarm in of_instances if alarm)
     found = [
         *of_instances,
         *(_of_frontend(item, bounds, slow=not is_known) for item in status.frontends),
@@ -97,33 +102,30 @@ def alarms(
         _of_slow_moves(status, limits.alarm_move_s),
         _of_moves(status, bounds),
     ]
-    return sorted((alarm for alarm in found if alarm.causes), key=lambda alarm: alarm.gravity)
+    return sorted(filter(None, found), key=lambda alarm: alarm.gravity)
 
 
-def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limits) -> Alarm:
+def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limits) -> Alarm | None:
     causes = list(_of_state(item))
     rank = _STATES.index(item.state) if causes else _LOAD
     if item.state == "stalled":
         causes += _hurt_by_silence(item)
     head, waiting = item.queue_head, item.num_waiting_reqs or 0
     waited_s = (head_wait_s(head) or 0.0) if head is not None else 0.0
-    overs = {
-        name: limits.over(item.id, name, value)
-        for name, value in (
-            ("alarm_head_waited_s", waited_s),
-            ("alarm_waiting_reqs", waiting),
-            ("alarm_ttft_p99_s", item.ttft_p99_s or 0.0),
-        )
-    }
-    late, crowded, slow = overs.values()
-    queued = bool(late or crowded)
+    overs = limits.all_over(
+        item.id,
+        alarm_head_waited_s=waited_s,
+        alarm_waiting_reqs=waiting,
+        alarm_ttft_p99_s=item.ttft_p99_s or 0.0,
+    )
+    queued = not overs.keys().isdisjoint(("alarm_head_waited_s", "alarm_waiting_reqs"))
     if queued:
         causes.append(f"{waiting} wait{_of_head(item, head, waited_s)}")
-    if slow:
+    if "alarm_ttft_p99_s" in overs:
         causes.append(f"P99 TTFT {latency(item.ttft_p99_s)}")
     if queued:
         causes += _why_queued(item, status)
-    if queued or slow:
+    if overs:
         causes += _by_levels(item, status)
     drain = item.drain
     overdue_s = 0.0
@@ -133,10 +135,11 @@ def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limit
             left = drain.num_requests_left
             causes.append(f"drain {duration(overdue_s)} over its deadline, {left} requests left")
             causes += _why_not_drained(item, status)
-    if not causes and item.state == "active" and item.detail:
-        return Alarm(item.id, (item.detail,), (_BUSY, 0.0))
-    gravity = (rank, -max(late, crowded, slow, overdue_s / 60))
-    return Alarm(item.id, tuple(causes), gravity, tuple(name for name in overs if overs[name]))
+    if not causes:
+        busy = item.state == "active" and item.detail
+        return Alarm(item.id, (item.detail,), (_BUSY, 0.0)) if busy else None
+    gravity = (rank, -max(*overs.values(), overdue_s / 60, 0.0))
+    return Alarm(item.id, tuple(causes), gravity, tuple(overs))
 
 
 def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: float) -> str:
@@ -150,14 +153,14 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
     return words
 
 
-def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm:
+def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm | None:
     """`slow`: whether its TTFT is news; its requests are those of the instances."""
     causes = list(_of_state(item))
     if causes:
         return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))
     name = "alarm_ttft_p99_s"
     if not (slow and limits.over(item.id, name, item.ttft_p99_s or 0.0)):
-        return Alarm(item.id, (), (_BUSY, 0.0))
+        return None
     words = f"P99 TTFT {latency(item.ttft_p99_s)} over all instances"
     return Alarm(item.id, (words,), (_BUSY, 0.0), (name,))
 
@@ -168,43 +171,51 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
         yield f"{item.state}{f' ({item.detail})' if item.detail else silent}"
 
 
-def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
+def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
     """The queue at the controller, by the request that has waited longest there."""
     held = status.held
     if held is None:
-        return Alarm(CLUSTER, (), (_LOAD, 0.0))
-    overs = {
-        name: limits.over(CLUSTER, name, value)
-        for name, value in (
-            ("alarm_head_waited_s", held.oldest_wait_s),
-            ("alarm_waiting_reqs", status.num_held_reqs),
-        )
-    }
-    if not any(overs.values()):
-        return Alarm(CLUSTER, (), (_LOAD, 0.0))
+        return None
+    overs = limits.all_over(
+        CLUSTER, alarm_head_waited_s=held.oldest_wait_s, alarm_waiting_reqs=status.num_held_reqs
+    )
+    if not overs:
+        return None
     longest = held.oldest or held.head
     words = [f"{status.num_held_reqs} held, {_held_head(longest, status)}"]
     words += _why_held(longest, status)
-    passed = tuple(name for name in overs if overs[name])
-    return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), passed)
+    return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), tuple(overs))
 
 
-def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm:
-    found = _slow_moves(status, limit_s)
-    if found is None:
-        return Alarm(CLUSTER, (), (_MOVES, 0.0))
-    who, words, age_s = found
-    return Alarm(who, (words,), (_MOVES, -age_s / limit_s))
+def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm | None:
+    """Names the instance that most of the slow moves come from or go to."""
+    slow = [each for each in status.moves if limit_s and each.age_s >= limit_s]
+    if not slow:
+        return None
+    to = Counter(each.to_instance_id for each in slow)
+    of = Counter(each.from_instance_id for each in slow)
+    (most_to, num_to), (most_of, num_of) = to.most_common(1)[0], of.most_common(1)[0]
+    towards = num_to >= num_of
+    instance_id, number = (most_to, num_to) if towards else (most_of, num_of)
+    oldest = max(
+        (each for each in slow if instance_id in (each.to_instance_id, each.from_instance_id)),
+        key=lambda each: each.age_s,
+    )
+    words = (
+        f"{number} slow move{'s' if number > 1 else ''} {'to' if towards else 'from'} it:"
+        f" {oldest.num_blocks_copied} of {oldest.num_blocks} blocks in {duration(oldest.age_s)}"
+    )
+    return Alarm(instance_id, (words,), (_MOVES, -oldest.age_s / limit_s))
 
 
-def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm:
+def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
     """Names the way and the reason that are most frequent among the last that came to nothing."""
     num_failed, num_migrated = status.num_failed_moves_last_minute, status.num_migrated_last_minute
     name = "alarm_failed_moves"
     over = limits.over(CLUSTER, name, num_failed)
     share = CLEARED_SHARE if (CLUSTER, name) in limits.raised else 1.0
     if not over or num_failed <= share * num_migrated:
-        return Alarm(CLUSTER, (), (_MOVES, 0.0))
+        return None
     failed = Counter(
         f"{move.from_instance_id}>{move.to_instance_id} {move.why}"
         for move in status.ended_moves
@@ -302,25 +313,3 @@ def _why_not_drained(item: "InstanceStatus", status: "ClusterStatus") -> Iterato
     failed = Counter(each.why for each in moves if each.outcome != "migrated" and each.why)
     if failed and len(moves) <= 2 * failed.total():
         yield f"its moves fail: {failed.most_common(1)[0][0]}"
-
-
-def _slow_moves(status: "ClusterStatus", limit_s: float) -> tuple[str, str, float] | None:
-    """(who, what, for how long): the instance that most of the moves come from or go to that have
-    been under way for longer than that."""
-    slow = [each for each in status.moves if limit_s and each.age_s >= limit_s]
-    if not slow:
-        return None
-    to = Counter(each.to_instance_id for each in slow)
-    of = Counter(each.from_instance_id for each in slow)
-    (most_to, num_to), (most_of, num_of) = to.most_common(1)[0], of.most_common(1)[0]
-    towards = num_to >= num_of
-    who, number = (most_to, num_to) if towards else (most_of, num_of)
-    oldest = max(
-        (each for each in slow if who in (each.to_instance_id, each.from_instance_id)),
-        key=lambda each: each.age_s,
-    )
-    words = (
-        f"{number} slow move{'s' if number > 1 else ''} {'to' if towards else 'from'} it:"
-        f" {oldest.num_blocks_copied} of {oldest.num_blocks} blocks in {duration(oldest.age_s)}"
-    )
-    return who, words, oldest.age_s

@@ -84,8 +84,8 @@ class KeptForStatus(WireModel):
     waited_s: float
 
 
-class InstanceStatus(WireModel):
-    """One instance. Load figures are null until it has reported for the first time."""
+class MemberStatus(WireModel):
+    """What instances and frontends have in common."""
 
     id: str
     state: InstanceState
@@ -95,6 +95,11 @@ class InstanceStatus(WireModel):
     node: str = ""
     pid: int | None = None
     up_s: float | None = None
+
+
+class InstanceStatus(MemberStatus):
+    """One instance. Load figures are null until it has reported for the first time."""
+
     generation: int | None = None
     """Of its process's engine arguments: 0 for those of the cluster's start; null until known."""
     freeness_steps: float | None = None
@@ -137,15 +142,7 @@ class InstanceStatus(WireModel):
     """Why it gets no new requests, or no moves (docs/metrics.md); empty while it is open."""
 
 
-class FrontendStatus(WireModel):
-    id: str
-    state: InstanceState
-    detail: str = ""
-    incarnation: int
-    num_restarts: int = 0
-    node: str = ""
-    pid: int | None = None
-    up_s: float | None = None
+class FrontendStatus(MemberStatus):
     num_live_reqs: int = 0
     ttft_p99_s: float | None = None
     ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)

@@ -31,7 +31,7 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.model_weights import cached_config
 from controller.main.checks.vllm_arguments import ARGUMENTS
-from controller.main.machine.capacity import available_bytes
+from controller.main.machine.capacity import available_bytes, gib
 from controller.main.plan import ClusterPlan
 
 STRUCTURED_OUTPUTS = "structured_outputs_config"
@@ -226,8 +226,8 @@ def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[s
     needed, available = grows * plan.num_instances, available_bytes()
     if grows > 0 and needed > available:
         raise UsageError(
-            f"{plan.num_instances} instances would take {needed / preflight.GIB:.1f} GiB more,"
-            f" {available / preflight.GIB:.1f} GiB are available",
+            f"{plan.num_instances} instances would take {gib(needed)} more,"
+            f" {gib(available)} are available",
             f"{RESTART} kv_cache_memory_bytes=...",
         )
 

@@ -27,26 +27,27 @@ _SHARD = re.compile(r"-\d+-of-(\d+)\.\w+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """`unknown`: why `num_bytes` is not the size; empty where it is."""
+class MemorySize:
+    """Memory that the weights, or a whole instance, take. `unknown`: why the weights are not in
+    `num_bytes`; empty if they are."""
 
     num_bytes: int = 0
     unknown: str = ""
 
 
-def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Weights:
+def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> MemorySize:
     """Of vLLM's engine arguments. Of a model that is not here the hub is asked, and may take so
     long; with None it is not asked, and the size not known."""
     model = str(args["model"])
     load_format = args.get("load_format", "auto")
     if load_format not in ("auto", "hf", "safetensors", "pt"):
-        return Weights(unknown=f"load_format={load_format} does not read them from known files")
+        return MemorySize(unknown=f"load_format={load_format} does not read them from known files")
     if model == EMBEDDED_MODEL:  # `up` has not made it yet: a few megabytes
-        return Weights()
+        return MemorySize()
     folder = Path(model)
     if not folder.is_dir():
         if model.startswith((".", "/", "~")):
-            return Weights(unknown=f"there is no folder {model}")
+            return MemorySize(unknown=f"there is no folder {model}")
         config_file = cached_config(args)
         if config_file is None:
             return _at_hub(args, hub_timeout_s)
@@ -55,8 +56,8 @@ def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Weigh
             return _as_loaded(_of_index(folder) or _at_hub(args, hub_timeout_s), args, folder)
     num_bytes = _num_bytes(_sizes(folder), _index(folder))
     if not num_bytes:
-        return Weights(unknown=f"there is no file of weights in {folder}")
-    return _as_loaded(Weights(num_bytes), args, folder)
+        return MemorySize(unknown=f"there is no file of weights in {folder}")
+    return _as_loaded(MemorySize(num_bytes), args, folder)
 
 
 def cached_config(args: Mapping[str, Any]) -> Path | None:
@@ -125,36 +126,36 @@ def _num_bytes(sizes: Mapping[str, int], index: Mapping[str, Any]) -> int:
     return sum(sizes[name] for name in _names(sizes, _files(index)))
 
 
-def _of_index(folder: Path) -> Weights | None:
+def _of_index(folder: Path) -> MemorySize | None:
     """The index has the size of all, also before they are here."""
     metadata = _index(folder).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return Weights(size) if type(size) is int and size > 0 else None
+    return MemorySize(size) if type(size) is int and size > 0 else None
 
 
-def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> Weights:
+def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> MemorySize:
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
     model = str(args["model"])
     if timeout_s is None:
-        return Weights(unknown=f"{model} is not all here yet")
+        return MemorySize(unknown=f"{model} is not all here yet")
     try:
         info = HfApi().model_info(
             model, revision=args.get("revision"), files_metadata=True, timeout=timeout_s
         )
     except (HFValidationError, httpx.HTTPError, OSError) as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        return Weights(unknown=f"the hub does not tell the size of {model}: {why}")
+        return MemorySize(unknown=f"the hub does not tell the size of {model}: {why}")
     files = {each.rfilename: each.size for each in info.siblings or () if each.size is not None}
     num_bytes = _num_bytes({name: size for name, size in files.items() if "/" not in name}, {})
     if not num_bytes:
-        return Weights(unknown=f"the hub knows of no file of weights of {model}")
-    return Weights(num_bytes)
+        return MemorySize(unknown=f"the hub knows of no file of weights of {model}")
+    return MemorySize(num_bytes)
 
 
-def _as_loaded(found: Weights, args: Mapping[str, Any], folder: Path) -> Weights:
+def _as_loaded(found: MemorySize, args: Mapping[str, Any], folder: Path) -> MemorySize:
     """In memory they are as wide as `dtype` says, whatever they are in their files; those of a
     quantized model stay as they are."""
     asked = WIDTHS.get(str(args.get("dtype")))
@@ -169,4 +170,4 @@ def _as_loaded(found: Weights, args: Mapping[str, Any], folder: Path) -> Weights
     written = WIDTHS.get(str(config.get("torch_dtype") or config.get("dtype")))
     if written is None:
         return found
-    return Weights(found.num_bytes * asked // written, found.unknown)
+    return MemorySize(found.num_bytes * asked // written, found.unknown)

@@ -32,11 +32,10 @@ from controller.api.text.hints import CPU_WHEELS, engines_command
 from controller.core.admission.policies import find_policy
 from controller.core.load.snapshot import blocks_for
 from controller.main import emulation
-from controller.main.checks.model_weights import weights_of
-from controller.main.machine.capacity import available_bytes
+from controller.main.checks.model_weights import MemorySize, weights_of
+from controller.main.machine.capacity import GIB, available_bytes, gib
 from controller.main.machine.controller_ports import bound
 
-GIB = 1 << 30
 SUPPORTED = ("0.32.0",)
 """Versions of vLLM on which `tests/contract` passes. Moves read and write what vLLM keeps for
 itself, and another version may give those names another meaning: then a client's text would be
@@ -75,15 +74,6 @@ class Planned:
     num_gpus_per_instance: int
     num_instances: int
     engine_args: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceMemory:
-    """Memory of this machine that an instance takes, about. `unknown`: why its weights are not in
-    `num_bytes`; empty where they are."""
-
-    num_bytes: int
-    unknown: str = ""
 
 
 def check_vllm_version() -> InstalledVllm:
@@ -367,7 +357,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     return args
 
 
-def check_memory(args: Mapping[str, Any], num_instances: int) -> InstanceMemory:
+def check_memory(args: Mapping[str, Any], num_instances: int) -> MemorySize:
     """For CPUs only: vLLM checks a GPU's memory itself, once it has loaded the weights. Answers
     what one instance takes."""
     memory = instance_memory(args, num_gpus=0, hub_timeout_s=HUB_TIMEOUT_S)
@@ -376,8 +366,8 @@ def check_memory(args: Mapping[str, Any], num_instances: int) -> InstanceMemory:
     if each * num_instances > available:
         fits = available // each
         raise LlumctlError(
-            f"{num_instances} instances need about {each * num_instances / GIB:.1f} GiB"
-            f" ({each / GIB:.1f} GiB each), {available / GIB:.1f} GiB are available",
+            f"{num_instances} instances need about {gib(each * num_instances)}"
+            f" ({gib(each)} each), {gib(available)} are available",
             f"llumctl up -n {fits}"
             if fits
             else "llumctl up --engine-arg kv_cache_memory_bytes=...",
@@ -413,13 +403,13 @@ def _threads_of_user() -> int:
 
 def instance_memory(
     args: Mapping[str, Any], *, num_gpus: int, hub_timeout_s: float | None
-) -> InstanceMemory:
+) -> MemorySize:
     """On GPUs weights and KV cache are in theirs. `hub_timeout_s`: as of `weights_of`."""
     if num_gpus:
-        return InstanceMemory(INSTANCE_BYTES)
+        return MemorySize(INSTANCE_BYTES)
     kv_bytes = whole_number(args.get("kv_cache_memory_bytes")) or 0
     weights = weights_of(args, hub_timeout_s=hub_timeout_s)
-    return InstanceMemory(INSTANCE_BYTES + kv_bytes + weights.num_bytes, weights.unknown)
+    return MemorySize(INSTANCE_BYTES + kv_bytes + weights.num_bytes, weights.unknown)
 
 
 def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:

@@ -33,9 +33,8 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.model_weights import MemorySize
 from controller.main.checks.preflight import (
-    GIB,
-    InstanceMemory,
     Planned,
     check_vllm_version,
     installed,
@@ -45,8 +44,10 @@ from controller.main.doctor.gather import NodeFacts, Questions, RayFacts, Versio
 from controller.main.machine import run_folders
 from controller.main.machine.capacity import (
     FRONTEND_BYTES,
+    GIB,
     available_bytes,
     default_frontends,
+    gib,
     num_cores,
 )
 from controller.main.machine.ray_environment import own_environment
@@ -97,10 +98,6 @@ def run(settings: Settings) -> list[Check]:
         *ray_checks(settings),
         state_check,
     ]
-
-
-def gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"
 
 
 def row(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
@@ -327,11 +324,11 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
     return row(name, OK, what)
 
 
-def instance_memory(settings: Settings, planned: Planned) -> InstanceMemory:
+def instance_memory(settings: Settings, planned: Planned) -> MemorySize:
     """Of an instance that `up` would start: as `up` judges it, but nothing is made or fetched for
     it, and the hub has less time to answer."""
     if emulation.is_emulated(settings):
-        return InstanceMemory(emulation.INSTANCE_BYTES)
+        return MemorySize(emulation.INSTANCE_BYTES)
     folder = preflight.local_folder(settings.cluster.model)
     args = planned.engine_args | {"model": str(folder or settings.cluster.model)}
     return preflight.instance_memory(args, num_gpus=planned.num_gpus, hub_timeout_s=HUB_TIMEOUT_S)

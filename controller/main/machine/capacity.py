@@ -19,6 +19,20 @@ CGROUPS = (
 use that can be reclaimed."""
 
 
+GIB = 1 << 30
+FRONTEND_BYTES = 1_100_000_000
+"""A frontend has 0.7 GB when it has started; 1.2 GB were seen after overload."""
+DEFAULT_FRONTENDS = 2
+TWO_FROM_CORES = 4
+"""A frontend's start takes 9 s of a core. Under load it keeps a core busy, as an engine does."""
+BUSY = 2.0
+"""Processes that want to run, for each core. A start by itself has about one."""
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
 def available_bytes() -> int:
     """The machine's available memory, or what this process's cgroup may still take, if less."""
     available = int(psutil.virtual_memory().available)
@@ -37,15 +51,6 @@ def _cgroup_left(folder: Path, limit: str, use: str, reclaimable: str) -> int | 
         return most - used + int(dict(rows).get(reclaimable, 0))
     except (OSError, ValueError):
         return None
-
-
-FRONTEND_BYTES = 1_100_000_000
-"""A frontend has 0.7 GB when it has started; 1.2 GB were seen after overload."""
-DEFAULT_FRONTENDS = 2
-TWO_FROM_CORES = 4
-"""A frontend's start takes 9 s of a core. Under load it keeps a core busy, as an engine does."""
-BUSY = 2.0
-"""Processes that want to run, for each core. A start by itself has about one."""
 
 
 def default_frontends(num_cores: int, spare_bytes: int) -> int:
