@@ -1,14 +1,14 @@
-"""Auto-scaling: when the load is looked at, and what comes of a decision.
+"""The machine of auto-scaling: when the load is looked at, and how a decision is carried out.
 
-The rule (`decide`) says from the load how many instances more there are to be, which one goes,
-or which one stays that was to go. That is done in mode `on`, and only told in a dry run or while an
-operator's own scale holds it. Of a check under way:
+The rule (`decide`) says from the load how many instances are added, which one is removed, or which
+one stays that was to be removed. In mode `on` this is done; in a dry run, or while an operator's
+own scale holds auto-scaling, it is only reported. The states of a check:
 
-    RESTING     none is: with mode `off` for good, else until the next one is due
+    RESTING     no check is under way; with mode `off` for good, else until the next one is due
     LOOKING     the load is being looked at
-    CLEARING    instances that could not start go before others are launched in their place, as
-                they may keep a GPU
-    ACTING      instances are launched, one is drained, or kept
+    CLEARING    instances that could not start are removed before others are launched in their
+                place, as they may keep a GPU
+    ACTING      instances are launched, or one is drained, or one stays
 
     RESTING   Ticked        -> LOOKING if a check is due
     LOOKING   LoadSeen      -> CLEARING, ACTING; RESTING if nothing is to be done, or it cannot be
@@ -18,9 +18,9 @@ operator's own scale holds it. Of a check under way:
     either    ScaleRefused  -> RESTING
     any       Ticked        -> as from RESTING: whoever was to answer did not come to it
 
-An answer that comes later than that changes nothing. All that a controller needs in order to go on
-after another one is in the spec: the settings, the hold, the instances that were launched, and the
-drains of those that go.
+An answer that comes after that changes nothing. The spec has all that a new controller needs in
+order to go on: the settings, the hold, the instances that were launched, and the drains of those
+that are removed.
 """
 
 from collections import Counter
@@ -97,7 +97,7 @@ class ScaleReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """What one check hands to the next one. Times are the caller's, in seconds, of any origin."""
+    """What one check hands to the next one. Times are in seconds, by the caller's clock."""
 
     next_check_s: float
     low_since_s: float | None = None
@@ -120,16 +120,16 @@ class ScaleDecision:
     freeness_steps: float
     """F_scale now, of the schedulable instances."""
     freeness_started_steps: float
-    """F_scale with those that start as empty ones: what is compared with x."""
+    """F_scale with the instances that start counted as empty; it is compared with x."""
     freeness_less_steps: float | None
-    """F_scale without the memory of the one that would go next: what is compared with y. None
-    without a schedulable instance."""
+    """F_scale without the memory of the instance that would be removed next; it is compared with y.
+    None without a schedulable instance."""
     num_added: int = 0
     removed_id: str | None = None
     kept_id: str | None = None
-    """The instance that drains, and is to stay after all."""
+    """The instance that drains and stays after all."""
     estimate: Estimate = NOTHING_KNOWN
-    """For the next minute, once those serve that start."""
+    """For the next minute, once the instances that start serve."""
     estimate_less: Estimate = NOTHING_KNOWN
     """For the next minute with one instance less."""
     missed: Target | None = None
@@ -137,12 +137,12 @@ class ScaleDecision:
 
     @property
     def change(self) -> int:
-        """Instances more than without it; -1: one less."""
+        """By how many instances the decision changes the cluster; -1: one less."""
         return self.num_added + (self.kept_id is not None) - (self.removed_id is not None)
 
     @property
     def deed(self) -> str:
-        """`add 2`, `remove i-3`, `keep i-3`; empty where nothing is to be done."""
+        """`add 2`, `remove i-3`, `keep i-3`; empty if nothing is to be done."""
         if self.num_added:
             return f"add {self.num_added}"
         if self.removed_id is not None:
@@ -153,8 +153,8 @@ class ScaleDecision:
 def decide(
     config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, now_s: float
 ) -> tuple[ScaleDecision | None, ScaleState]:
-    """The decision and the state for the next check; None, and the same state, before
-    `state.next_check_s`."""
+    """The decision and the state for the next check. Before `state.next_check_s`: None, and the
+    same state."""
     if now_s < state.next_check_s:
         return None, state
     victim = _victim(load)
@@ -204,7 +204,7 @@ def _victim(load: ClusterLoad) -> InstanceSnapshot | None:
 def _choose(
     config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, outlook: Outlook, now_s: float
 ) -> tuple[ScaleReason, int]:
-    """Why, and how many instances more (-1: one less)."""
+    """The reason, and by how many instances the cluster changes (-1: one less)."""
     if load.action_pending:
         return ScaleReason.PENDING, 0
     num_serving = len(load.schedulable)
@@ -245,7 +245,7 @@ def _keep(
 
 
 def _up_reason(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> ScaleReason:
-    """Why more are wanted, if any are."""
+    """Why more instances are wanted, if any are."""
     if load.freeness_started() < config.up_below_steps:
         return ScaleReason.LOW_FREENESS
     missed = outlook.missed()
@@ -253,8 +253,8 @@ def _up_reason(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> 
 
 
 def _num_wanted(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> int:
-    """The fewest that bring F_scale back to x, and the estimates to the targets as far as more
-    instances help; at most `max_added`."""
+    """The fewest instances that bring F_scale back to x, and the estimates to the targets as far as
+    more instances help; at most `max_added`."""
     for num_added in range(1, config.max_added):
         enough = load.freeness_started(num_added) >= config.up_below_steps
         if enough and not outlook.helps(num_added):
@@ -356,7 +356,7 @@ def _wanted_s(target: Target, config: AutoscaleConfig) -> float:
 # -- the machine -----------------------------------------------------------------------------------
 
 ACTOR = "auto-scaling"
-"""Whose drains and launches they are."""
+"""The actor of these drains and launches."""
 
 
 # -- what it is told -----------------------------------------------------------------------
@@ -364,8 +364,7 @@ ACTOR = "auto-scaling"
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """`start_timeout_s`: an instance that does not serve for so long counts as one that cannot
-    start."""
+    """`start_timeout_s`: an instance that does not serve after so long counts as failed."""
 
     config: AutoscaleConfig
     start_timeout_s: float
@@ -373,21 +372,22 @@ class SettingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """How instances stand now. Live several times a second, else starts are measured coarsely."""
+    """How the instances are now. A live cluster sends this several times a second, so that the time
+    of starts is measured well."""
 
     planned: Collection[str]
-    """Instances that are to stay, whether they serve or not."""
+    """The instances that are to stay, whether they serve or not."""
     serving: Mapping[str, float]
-    """The instances that serve, also if they stall or drain, and for how long the process of each
-    had run at its last Hello, in seconds."""
+    """By instance that serves, even if it stalls or drains: for how many seconds its process had
+    run at its last Hello."""
     gave_up: Collection[str]
-    """Instances whose process says that it cannot start."""
+    """The instances whose process says that it cannot start."""
     num_schedulable: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeavingInstance:
-    """A drain after which its instance goes. `cannot_start`: it is one that failed."""
+    """A drain after which its instance is removed. `cannot_start`: the instance has failed."""
 
     instance_id: str
     actor: str
@@ -402,25 +402,27 @@ class LoadSeen:
     schedulable: Sequence[InstanceSnapshot]
     block_size: int
     new_capacity_blocks: int
-    """M of an instance that starts."""
+    """M of an instance that is launched now."""
     num_waiting: int = 0
     waiting_demand_blocks: int = 0
     recent: RecentLatencies | None = None
-    """What clients saw lately, where that is known; whether it is settled is decided here."""
+    """The latencies of clients lately, where they are known; this machine decides whether they are
+    settled."""
     leaving: Sequence[LeavingInstance] = ()
     restarting: Collection[str] = ()
-    """Instances that an operator restarts: they are back soon, and no reason to launch others."""
+    """Instances that an operator restarts. They are back soon, so no others are launched for
+    them."""
     fenced: Collection[str] = ()
-    """Instances that hang: nobody knows when they come back."""
+    """Instances that hang; it is not known when they come back."""
     hold: ScaleHold | None = None
     rolling: bool = False
-    """Whether a rolling restart goes on."""
+    """Whether a rolling restart is under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleDone:
-    """What was ordered is carried out, or begun. `added`: the new instances. `going`: all that are
-    on their way out by now."""
+    """The order is carried out, or begun. `added`: the new instances. `going`: all instances that
+    are being removed by now."""
 
     added: Sequence[str] = ()
     going: Sequence[str] = ()
@@ -428,7 +430,7 @@ class ScaleDone:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """For as many as were to be launched; nothing changed."""
+    """There is no room for as many instances as were to be launched. Nothing changed."""
 
     why: str
 
@@ -442,7 +444,7 @@ class ScaleRefused:
 
 @dataclass(frozen=True, slots=True)
 class HoldBegan:
-    """An operator's own scale wins from now on; the spec has it."""
+    """An operator's own scale, which is in the spec, wins from now on."""
 
     cause_id: str
     hold: ScaleHold
@@ -469,8 +471,8 @@ class LookAtLoad:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """So many instances. The answer to this one and the next two: ScaleDone, ScaleRefused or, to
-    this one, NoRoom."""
+    """Launch so many instances. The answer to this and the next two instructions is ScaleDone or
+    ScaleRefused; to this one it may also be NoRoom."""
 
     check: "Check"
     number: int
@@ -478,7 +480,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """These instances, which go once they are empty. `forced`: even if none serves beside them."""
+    """Drain these instances, which are removed once they are empty. `forced`: even if no other
+    instance serves."""
 
     check: "Check"
     instance_ids: Sequence[str]
@@ -487,7 +490,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The instance stays, which drains in order to go."""
+    """The instance, which drains in order to be removed, stays."""
 
     check: "Check"
     instance_id: str
@@ -516,9 +519,9 @@ class Outcome(StrEnum):
     """Nothing was to be done."""
     DONE = "done"
     WOULD = "would"
-    """It would have been done, but for the dry run or an operator's scale."""
+    """It would have been done without the dry run, or without an operator's scale."""
     BLOCKED = "blocked"
-    """It was to be done, and could not."""
+    """It was to be done and could not be done."""
 
 
 _TOLD_AS = {
@@ -531,8 +534,8 @@ _WANTED_IN_VAIN = (ScaleReason.AT_MAXIMUM, ScaleReason.START_FAILED, ScaleReason
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One look at the load, and what came of it. `time_s`: seconds since the epoch. `why`: in
-    words; of what was blocked also by what."""
+    """One look at the load, and its outcome. `time_s`: seconds since the epoch. `why`: the reason
+    in words, with what blocked it."""
 
     cause_id: str
     time_s: float
@@ -541,22 +544,22 @@ class Check:
     why: str
     added: tuple[str, ...] = ()
     num_wanted: int = 0
-    """Instances that are to be there by the decision."""
+    """How many instances there are to be by the decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleView:
     num_planned: int
-    """Instances that are there or start: those that cannot start do not count."""
+    """How many instances exist or start; those that cannot start do not count."""
     next_check_in_s: float | None
     """None with mode `off`."""
     cold_start_s: float | None
     last: Check | None
     """The last check since the mode or a setting changed."""
     last_change: Check | None
-    """The last check that decided to have more or fewer."""
+    """The last check that decided to have more or fewer instances."""
     num_checks: Mapping[ScaleReason, int]
-    """Of each reason, since this machine began."""
+    """By reason: how many checks there were since this machine began."""
 
 
 # -- the machine ---------------------------------------------------------------------------
@@ -570,9 +573,9 @@ class Phase(StrEnum):
 
 
 class Autoscaler:
-    """`handle` takes an event and returns what is to be done; the other methods change nothing.
-    Times are seconds of any one monotonic clock, but for those that are named `wall_s`. `epoch`
-    keeps the ids of checks apart from those of an earlier controller."""
+    """`handle` takes an event and returns what to do; the other methods change nothing. Times are
+    in seconds, of any monotonic clock, except for those named `wall_s`. `epoch` keeps the ids of
+    checks apart from those of an earlier controller."""
 
     def __init__(self, epoch: str, settings: SettingsChanged) -> None:
         self.phase = Phase.RESTING
@@ -584,17 +587,17 @@ class Autoscaler:
         self._planned: frozenset[str] = frozenset()
         self._num_schedulable = -1
         self._settled_since_s = 0.0
-        """Since when so many are schedulable."""
+        """Since when this number of instances is schedulable."""
         self._check: Check | None = None
-        """The one that is being carried out: in CLEARING and ACTING, and only there."""
+        """The check that is being carried out: set exactly in CLEARING and ACTING."""
         self._num_asked = 0
-        """How many instances are to be launched: from 1 to as many as the check under way decided,
-        0 if it adds none."""
+        """How many instances are to be launched: from 1 to the number that the check under way
+        decided; 0 if it adds none."""
         self._last: Check | None = None
         self._last_change: Check | None = None
         self._num_checks: Counter[ScaleReason] = Counter()
         self._told: tuple[object, ...] = ()
-        """What was told last, and goes on; empty: nothing does."""
+        """The last report, as long as it still holds; else empty."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -641,26 +644,26 @@ class Autoscaler:
         return None if self._state is None else self._state.next_check_s
 
     def held(self, hold: ScaleHold | None) -> ScaleHold | None:
-        """The operator's scale that wins, of the one in the spec."""
+        """The hold of the spec, if it wins over auto-scaling."""
         return None if self._settings.config.mode == "off" else hold
 
     def hold_for(self, actor: str, num_instances: int, wall_s: float) -> ScaleHold | None:
-        """What an operator's scale puts into the spec; None where nothing is to be held, as
-        auto-scaling is off."""
+        """The hold that an operator's scale puts into the spec; None if auto-scaling is off."""
         return self.held(ScaleHold(actor, num_instances, wall_s))
 
     def would_hold(self, num_instances: int, hold: ScaleHold | None) -> bool:
-        """Whether an operator's scale to so many changes what is held. `hold`: the spec's."""
+        """Whether an operator's scale to so many instances changes the hold. `hold`: the spec's."""
         is_same = hold is not None and hold.num_instances == num_instances
         return self._settings.config.mode != "off" and not is_same
 
     def load(self, seen: LoadSeen, now_s: float) -> ClusterLoad:
-        """What a check decides by: what was seen, as instances stood at the last tick."""
+        """What a check decides by: the load that was seen, and the instances as they were at the
+        last tick."""
         starts, failed = self.starts, set(self.starts.failed)
         ids = {each.instance_id for each in seen.schedulable}
         coming = {*starts.starting, *seen.restarting} & self._planned - failed - {*seen.fenced}
         unavailable = self._planned - ids - coming - failed
-        # One that could not start, and goes, holds nothing up.
+        # The removal of an instance that could not start does not hold anything up.
         leaving = [each for each in seen.leaving if not each.cannot_start]
         is_own = len(leaving) == 1 and leaving[0].actor == ACTOR
         launched = bool(starts.launched)

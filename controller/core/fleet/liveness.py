@@ -1,27 +1,30 @@
-"""Which instances live: who is asked for its status, who counts as stalled, who is fenced. And
-which of those that live step slowly (`Slowness`), or compute for nobody (`Busyness`).
+"""Which instances are alive: which ones are asked for their status, count as stalled, or are
+fenced. And which live instances step slowly (`Slowness`), or compute without a request
+(`Busyness`).
 
-An open port proves nothing: an instance lives by the progress that it reports. Of one that serves:
+An open port proves nothing: an instance counts as alive by the progress that it reports. The states
+of an instance that serves:
 
-    REPORTS    its status is young enough
-    STALLED    it was silent for its stall timeout: that is put on record, and it is asked until it
-               answers. It gets no requests; those that it has are kept
-    fenced     it was silent for longer: it is taken for dead, so that its requests run elsewhere
+    REPORTS    its last status is recent enough
+    STALLED    it was silent for its stall timeout. That is put on record, and the instance is asked
+               until it answers. It gets no requests, and keeps those that it has
+    fenced     it was silent for longer. It is taken for dead, so that its requests run elsewhere
 
     REPORTS -> STALLED -> REPORTS, which is put on record too;  either -> fenced
 
-Fencing is the costlier step. What the instance would have answered is computed anew, and its
-process drops all that it ran when it comes back. So it is done for one instance at a time, and for
-more only as far as the rest has memory for their requests: a fault that silences many at once (a
-network, a busy machine) would else crowd the few that are left, until they are silent too. This
-brake holds while another one is away, too.
+Fencing is costly: what the instance would have answered is computed anew, and its process drops all
+that it ran when it comes back. So only one instance is fenced at a time, and more only as far as
+the other instances have memory for their requests. Otherwise a fault that silences many instances
+at once (a network, a busy machine) would crowd the few that are left until they are silent too.
+The same limit holds while another instance is away.
 
-A node all of whose instances are silent is one fault, and goes as one.
+If all instances of a node are silent, that is one fault, and they are fenced together.
 
-An instance is silent since its last report, or, if this controller has none of the incarnation,
-since it began to wait for one. Only the engine's thread reports; the event loop of the same process
-says Hello all the while. So an instance that a restarted controller adopts while its engine hangs
-is fenced like any other, and a fenced one counts as away until it reports, whatever its loop says.
+The silence of an instance counts from its last report. If this controller has no report of the
+incarnation, it counts from when it began to wait for one. Only the engine's thread reports, while
+the event loop of the same process says Hello all the time. So an instance that a restarted
+controller adopts while its engine hangs is fenced like any other; and a fenced instance counts as
+away until it reports, whatever its event loop says.
 """
 
 from collections import defaultdict, deque
@@ -35,14 +38,15 @@ Key = tuple[str, int]
 """(instance id, incarnation)"""
 
 PULL_AFTER_S = 2.5
-"""Even an instance without work pushes a status each second. One that was silent for longer is
-asked before it counts as stalled."""
+"""Even an instance without work pushes a status each second. An instance that was silent for so
+long is asked before it counts as stalled."""
 MAX_TURN_S = 1.0
-"""A listener that looks less often than this was itself asleep: no silence of others counts beyond
-it. A controller that was stopped for a minute would else fence every instance."""
+"""If the controller looks less often than this, it was itself asleep, and only so much of the
+others' silence counts. Otherwise a controller that was stopped for a minute would fence every
+instance."""
 SETTLED_S = 5.0
-"""The requests of a fenced instance are in the statuses of others so long afterwards. Until then
-what they need counts as taken."""
+"""After so long the requests of a fenced instance are in the statuses of other instances. Until
+then the blocks that they need count as taken."""
 
 
 # -- what it is told -----------------------------------------------------------------------
@@ -57,16 +61,17 @@ class Serving:
     last_report_s: float | None
     """None: this controller has no report of the incarnation."""
     need_blocks: int
-    """What its requests take elsewhere, by its last status: what they hold, and what those in its
-    queue want; without a report all that they can."""
+    """The blocks that its requests would take elsewhere, by its last status: those that they hold,
+    and those that its queue needs. Without a report, as many as they can take at most."""
     stall_timeout_s: float
     node: str = ""
-    """The machine that it is on."""
+    """The machine on which it runs."""
     is_dead: bool = False
-    """The scheduler took it for dead, and has not heard since that it began to serve."""
+    """The scheduler took the incarnation for dead, and has not heard since that it began to
+    serve."""
     fenced: bool = False
-    """The process was fenced, and has not reported since. It runs nothing that could be fenced once
-    more."""
+    """The process was fenced and has not reported since. It is not fenced again, as it runs
+    nothing."""
 
     @property
     def key(self) -> Key:
@@ -79,8 +84,8 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class InstancesSeen:
-    """All that serve. Several times a second. `fence_after_s`: one that is silent for so long is
-    fenced; 0: never. `pulls_all`: none pushes its status."""
+    """All instances that serve, several times a second. `fence_after_s`: an instance that is silent
+    for so long is fenced; 0: never. `pulls_all`: the instances do not push their statuses."""
 
     serving: Sequence[Serving]
     fence_after_s: float
@@ -93,14 +98,15 @@ class Rest:
 
     num_schedulable: int
     free_blocks: int
-    """Of all of them, less what waits there and at the controller."""
+    """The free blocks of all of them, less what the waiting requests there and at the controller
+    need."""
     num_away: int
-    """Instances that were fenced, and whose engines have not reported since."""
+    """The number of instances that were fenced and whose engines have not reported since."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceGone:
-    """The incarnation died, or was ended: its silence is no news any more."""
+    """The incarnation died or was ended, so its silence does not count any more."""
 
     instance_id: str
     incarnation: int
@@ -121,8 +127,8 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class TellStall:
-    """It stalls from now on: for the scheduler, which sends it nothing, and for the journal.
-    `over`: no more, after `silence_s`."""
+    """Tells the scheduler, which sends it no requests then, and the journal that the instance
+    stalls. `over`: it does not stall any more, after a silence of `silence_s`."""
 
     instance_id: str
     silence_s: float
@@ -152,13 +158,15 @@ class Liveness:
     def __init__(self) -> None:
         self._silences = Silences()
         self._stalled: dict[Key, float] = {}
-        """The stalled incarnations, and when each reported last or, if it never did, when it began
-        to be waited for. At most one of an instance."""
+        """By stalled incarnation: when it reported last, or, if it never did, when the waiting for
+        it began. At most one incarnation of each instance."""
         self._silent: list[Silent] = []
-        """While `Rest` is awaited: all that could be fenced. Some are silent for long enough."""
+        """While `Rest` is awaited: all incarnations that could be fenced. Some are silent for long
+        enough."""
         self._fence_after_s = 0.0
         self._fenced: list[tuple[float, int]] = []
-        """When, and how many blocks the requests need, of those fenced lately; in order of time."""
+        """The incarnations that were fenced lately: when, and how many blocks their requests need;
+        in order of time."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -204,7 +212,7 @@ class Liveness:
             since_s = self._stalled.get(each.key)
             reported = each.last_report_s is not None and not each.is_dead
             if since_s is not None and (reports or (reported and last_s > since_s)):
-                # The scheduler knows of a report itself, perhaps of one that is old by now.
+                # If the instance reported, even long ago, the scheduler knows that itself.
                 del self._stalled[each.key]
                 instructions.append(TellStall(each.instance_id, last_s - since_s, over=True))
             is_silent = not each.is_dead and now_s - last_s > each.stall_timeout_s
@@ -248,9 +256,10 @@ class Silences:
         self._last_turn_s: float | None = None
 
     def turn(self, now_s: float, last_report_s: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-        """How long each incarnation has been silent by now, of those given with the time of their
-        last report; others are forgotten. One that never reported (-inf) is silent since it was
-        given first. Mutates. Call it several times a second."""
+        """How long each of the given incarnations has been silent by now; others are forgotten.
+        They are given with the time of their last report. The silence of an incarnation that never
+        reported (-inf) counts from when it was given first. Mutates. To be called several times a
+        second."""
         before_s = now_s if self._last_turn_s is None else self._last_turn_s
         self._last_turn_s = now_s
         heard_s = min(now_s - before_s, MAX_TURN_S)
@@ -263,7 +272,7 @@ class Silences:
 
 @value
 class Silent:
-    """An incarnation that serves, and for how long it has reported nothing."""
+    """An incarnation that serves, and for how long it has not reported."""
 
     instance_id: str
     incarnation: int
@@ -310,28 +319,28 @@ def _longest_first(fault: Sequence[Silent]) -> tuple[float, str]:
 
 # -- which one steps slowly ------------------------------------------------------------------------
 #
-# Far longer per step than the others, for a while. It is emptied.
+# An instance whose steps take far longer than the others' for a while is emptied.
 #
-# A step's length depends on what runs in it, and load differs between instances by less than two
-# times after rescheduling; a GPU that throttles, or a neighbour that takes the cores, shows as
-# more. A step with a long prompt is as slow as it is meant to be, so medians are compared.
+# The length of a step depends on what runs in it, and after rescheduling the load of instances
+# differs by less than two times. A GPU that throttles, or another process that takes the cores,
+# makes a larger difference. A step with a long prompt is slow by nature, so medians are compared.
 #
-# An instance is watched while it has something to do and nobody empties it; one that rested begins
-# anew. None is emptied while another one is: the others have enough to take. Whether it serves
-# again is for an operator to say, as an empty instance makes no steps that could tell.
+# An instance is watched while it has work and nobody empties it; after a rest the watch begins
+# anew. Only one instance is emptied at a time, as the others have enough to take. An operator
+# decides whether it serves again, as an empty instance takes no steps that could show it.
 
 SLOW_WATCH = "slow-watch"
-"""Whose drains they are."""
+"""The actor of these drains."""
 MIN_SAMPLES = 20
 MIN_OTHERS = 2
-"""With fewer nobody knows which one is the exception."""
+"""With fewer other instances it is not known which one is the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsSeen:
-    """The last step, in seconds, of each incarnation that has something to do. At even intervals.
-    `drained`: the instances that somebody empties. An instance is slow whose steps take `factor`
-    times as long as the others' for `window_s`; with factor 0 none is."""
+    """The length of the last step, in seconds, of each incarnation that has work. It comes at even
+    intervals. `drained`: the instances that somebody empties. An instance is slow if its steps take
+    `factor` times as long as the others' for `window_s`; with factor 0 none is."""
 
     step_times_s: Mapping[Key, float]
     drained: Collection[str]
@@ -341,7 +350,7 @@ class StepsSeen:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Drain the instance, as an operator would, if another one serves beside it."""
+    """Drain the instance, as an operator would, if another instance serves beside it."""
 
     instance_id: str
     incarnation: int
@@ -367,7 +376,7 @@ class Slowness:
 
     def __init__(self) -> None:
         self._samples: dict[Key, deque[tuple[float, float]]] = {}
-        """(when, the step) of just the incarnations that were busy at the last look, in order of
+        """By incarnation that was busy at the last look: (time, length of the step), in order of
         time, none older than the window."""
 
     def handle(self, seen: StepsSeen, now_s: float) -> list[Empty]:
@@ -416,30 +425,32 @@ class Slowness:
 
 # -- which ones compute though no request is there -------------------------------------------------
 #
-# For a while: that is put on record.
+# If this lasts for a while, it is put on record.
 #
-#     QUIET   it has work, or computes little
-#     BUSY    it computes without work; on record once that has lasted
+#     QUIET the instance has work, or computes little # BUSY the instance computes without work; on
+# record once that has lasted
 #
 #     QUIET -> BUSY -> QUIET, which is put on record too if the first was
 
 BUSY_CORES = 0.5
-"""A compiler that nobody can end (grammar_guard.py) or a thread that spins takes more. An idle
-instance takes 0.02."""
+"""A compiler that cannot be ended (grammar_guard.py), or a thread that spins, takes more. An idle
+instance takes 0.02 cores."""
 LASTS_S = 5.0
-"""Longer than a second, for which the CPU time of a request that has just ended still counts."""
+"""Longer than one second, as the CPU time of a request that has just ended still counts for a
+second."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleSeen:
-    """The CPU cores that each incarnation takes that serves and has nothing to do."""
+    """By incarnation that serves and has no work: the CPU cores that it uses."""
 
     cores: Mapping[Key, float]
 
 
 @dataclass(frozen=True, slots=True)
 class TellBusy:
-    """For the journal. `over`: it computes for nobody no more, after `lasted_s`."""
+    """Tells the journal that the instance computes without a request. `over`: it does not any more,
+    after `lasted_s`."""
 
     instance_id: str
     incarnation: int
@@ -453,9 +464,9 @@ class Busyness:
 
     def __init__(self) -> None:
         self._since_s: dict[Key, float] = {}
-        """Since when an incarnation computes for nobody."""
+        """By incarnation: since when it computes without a request."""
         self._on_record: set[Key] = set()
-        """Those of `_since_s` for which that has lasted."""
+        """The incarnations of `_since_s` for which this has lasted."""
 
     def handle(self, event: IdleSeen | InstanceGone, now_s: float) -> list[TellBusy]:
         if isinstance(event, InstanceGone):

@@ -1,4 +1,5 @@
-"""The destination of a move: reserves, receives, applies COMMIT, remembers how it ended.
+"""The machine of a move's destination: it reserves blocks, receives them, applies COMMIT, and
+remembers how the move ended.
 
     RESERVING   the engine is asked for blocks, and gets ready for COMMIT if the stage is the last
     RECEIVING   the blocks are reserved, and the bytes of the stage are expected
@@ -17,9 +18,9 @@ that comes later, and the source resumes the request; this answer is final, as i
 a move that is over. When the source died, the frontend may ask who owns the request: a move whose
 COMMIT did not come is then called off for good, so that the answer stays true.
 
-A source that counts as dead may live: its connection broke, or it stood still. So a destination
-that has the request and no acknowledgement asks the frontend to confirm that it reads the request
-from here. Once the frontend has, it grants the source no fence.
+A source that counts as dead may be alive: its connection broke, or it was stopped for a while. So a
+destination that has the request and no acknowledgement asks the frontend to confirm that it reads
+the request from here. Once the frontend has confirmed this, it grants the source no fence.
 """
 
 from collections.abc import Mapping
@@ -89,7 +90,8 @@ class SourceDied:
 
 @value
 class ClientLeft:
-    """The frontend itself tells of it; the engine has ended the request if it had it."""
+    """The frontend itself says that the client left. The engine has ended the request if it had
+    it."""
 
 
 @value

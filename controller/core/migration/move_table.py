@@ -1,11 +1,11 @@
-"""All moves of one instance, and what they know of a request for the one check (`refusals.py`) that
-each of them passes before it begins.
+"""All moves of one instance, and what they contribute to the one check (`refusals.py`) that each
+move passes before it begins.
 
 Relief, room for blocked requests, drains, evacuations and moves by hand all begin by `leave`, and
-what comes in begins by `arrive`; nothing else adds a move. The live instance and the one of the
+moves to this instance by `arrive`; nothing else adds a move. The live instance and the one of the
 fault simulation are subclasses, so both run this check.
 
-A move that is over is remembered as long as anybody may still ask about it.
+A move that is over is remembered for as long as anybody may still ask about it.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -50,8 +50,8 @@ Here = TypeVar("Here", bound=MoveHere)
 
 
 class MoveTable(Generic[Away, Here]):
-    """`requests`: those that run on this instance. `max_moves` counts both directions and may be
-    set at any time; moves under way go on."""
+    """`requests`: the requests that run on this instance. `max_moves` counts both directions and
+    may be set at any time; moves under way go on."""
 
     def __init__(self, requests: Container[str], max_moves: int) -> None:
         self._requests_here = requests
@@ -94,7 +94,8 @@ class MoveTable(Generic[Away, Here]):
         )
 
     def refusals(self, facts: Mapping[str, MoveFacts | None]) -> dict[str, MoveRefusal]:
-        """Of these requests those that could not move, if their moves waited for their turn."""
+        """The refusals of those requests that could not move even if their moves waited for their
+        turn."""
         here, moving = self._requests_here, self._moving_ids()
         refusals = {}
         for each, its_facts in facts.items():
@@ -113,8 +114,8 @@ class MoveTable(Generic[Away, Here]):
         return move
 
     def arrive(self, move: Here) -> MoveRefusal | None:
-        """Adds a move to here. It is remembered even if it is refused, for messages that come
-        late."""
+        """Adds a move to this instance. It is remembered even if it is refused, as messages may
+        come late."""
         refusal = None
         if move.request_id in self._requests_here or self._is_moving(move.request_id):
             refusal = MoveRefusal.MOVING
@@ -126,18 +127,19 @@ class MoveTable(Generic[Away, Here]):
         return refusal
 
     def leaving_ids(self) -> set[str]:
-        """The requests of which a move away is under way."""
+        """The requests with a move away under way."""
         return {r for r, move in self._leaving.items() if not move.machine.over}
 
     def _moving_ids(self) -> set[str]:
-        """All of which `_is_moving` holds."""
+        """All requests for which `_is_moving` is true."""
         moves = self.incoming.values()
         arriving = {move.request_id for move in moves if not move.machine.is_final}
         return self.leaving_ids() | arriving
 
     def _is_moving(self, request_id: str) -> bool:
-        """Also after its arrival, until its source has let go of it. In the hop after this one its
-        source goes on if the frontend fences this one, so nobody else may."""
+        """Whether the request is leaving or arriving. This is also true after its arrival until its
+        source has let go of it: if the frontend fences this hop, the source goes on in the next
+        one, so no other move may use that."""
         if self.under_way(request_id) is not None:
             return True
         for move in self.incoming.values():
@@ -147,7 +149,7 @@ class MoveTable(Generic[Away, Here]):
 
     @property
     def _has_place(self) -> bool:
-        """For one more move. Those that are over may still be in the tables."""
+        """Whether one more move may begin. Moves that are over may still be in the tables."""
         at_most = len(self._leaving) + len(self._arriving)
         return at_most < self.max_moves or self.num_moves < self.max_moves
 
@@ -168,7 +170,8 @@ class MoveTable(Generic[Away, Here]):
         return max(gone, key=lambda move: move.epoch, default=None)
 
     def is_arriving(self, request_id: str) -> bool:
-        """Whether a move to here may still hold something in the engine, though called off."""
+        """Whether a move to here may still hold something in the engine, even if it was called
+        off."""
         moves = self.incoming.values()
         return any(move.request_id == request_id and not move.machine.over for move in moves)
 
@@ -185,8 +188,7 @@ class MoveTable(Generic[Away, Here]):
         return max(epochs).attempt > attempt
 
     def handed_on(self, request_id: str, epoch: Epoch) -> bool:
-        """Whether another instance has the request in a later hop of this attempt, or may have
-        it."""
+        """Whether another instance has, or may have, the request in a later hop of this attempt."""
         handed = (SourceState.MIGRATED, *IN_DOUBT)
         return any(
             move.request_id == request_id and move.epoch >= epoch and move.machine.state in handed
@@ -194,7 +196,8 @@ class MoveTable(Generic[Away, Here]):
         )
 
     def fencing(self, request_id: str, fenced: Epoch) -> Away | None:
-        """The move whose source waits to hear whether it has the request back in that epoch."""
+        """The move whose source waits for the answer whether it has the request back in that
+        epoch."""
         move = self.under_way(request_id)
         if move is None or move.machine.state is not SourceState.FENCING:
             return None
@@ -202,7 +205,8 @@ class MoveTable(Generic[Away, Here]):
         return move if Epoch(attempt, hop + 2) == fenced else None
 
     def asked_about(self, request_id: str, epoch: Epoch) -> Here | None:
-        """The move that was to bring the request in that epoch: of several the last one."""
+        """The move that was to bring the request in that epoch; the last one if there were
+        several."""
         for move in reversed(self.incoming.values()):
             if (move.request_id, move.epoch) == (request_id, epoch):
                 return move
@@ -211,18 +215,19 @@ class MoveTable(Generic[Away, Here]):
     # -- the end -------------------------------------------------------------------------
 
     def forget(self, move: Away) -> None:
-        """Forgets a move away at once, whatever its state."""
+        """Forgets a move away at once in any state."""
         self.outgoing.pop(move.migration_id, None)
         if self._leaving.get(move.request_id) is move:
             del self._leaving[move.request_id]
 
     def forget_arrival(self, move: Here) -> None:
-        """Forgets a move to here at once, whatever its state."""
+        """Forgets a move to here at once in any state."""
         self.incoming.pop(move.migration_id, None)
         self._arriving.pop(move.migration_id, None)
 
     def tick_moves(self, now_s: float, tick: Callable[[Away | Here], None]) -> None:
-        """Lets `tick` tick each move, and forgets those about which nobody can ask any more."""
+        """Ticks each move with `tick`, and forgets the moves about which nobody can ask any
+        more."""
         for away in list(self.outgoing.values()):
             tick(away)
             if away.machine.forgettable(now_s):

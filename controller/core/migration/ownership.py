@@ -1,4 +1,4 @@
-"""Which instance owns one request, as the request's frontend knows it: whose tokens count.
+"""Which instance owns a request, and so whose tokens count, as the request's frontend knows it.
 
     announced   a source says that the destination may own the request soon, in hop + 1
     moved       the destination says that it owns the request; its tokens in hop + 1 say the same
@@ -15,18 +15,18 @@
                 earlier attempt counts for nothing, but for tokens below the one where the new
                 attempt begins
 
-So whatever two instances believe, the client reads one of them. The other one, and an instance
-that was taken for dead but lives, must be told to stop (`offer` tells).
+So whatever two instances believe, the client reads one of them. The other one, and an instance that
+was taken for dead but lives, must be told to stop (`offer` says so).
 
 `TokenOrder` is the rule by which each token of a request comes once and in order, whoever sends it.
-A request's owner changes: it moves (hop) or is replayed after a crash (attempt). Each message
-names the epoch of its sender and the index of its first token. Then two rules suffice:
+A request's owner changes when it moves (hop) or is replayed after a crash (attempt). Each message
+names the epoch of its sender and the index of its first token. Then two rules are enough:
 
     epoch    a higher one takes over from the index with which it begins. What a lower epoch says
              of earlier indices is still true: the new owner goes on from there, and its first
              message may overtake the old one's last. What it says of later indices drops, and
              no later epoch lets it in again
-    index    the next one is delivered; a later one is held until the gap closes; old ones drop
+    index the next token is delivered, a later one is held until the gap closes, old ones drop
 
 Indices count on over epochs: a token delivered once is never delivered again. A message that
 overlaps delivered tokens is delivered with the number of leading tokens to skip.
@@ -55,7 +55,7 @@ FIRST_EPOCH = Epoch()
 
 
 class Delivery(NamedTuple, Generic[T]):
-    """An item to deliver now, less its first `num_skip` tokens, which were delivered before."""
+    """An item to deliver now, without its first `num_skip` tokens, which were delivered before."""
 
     item: T
     num_skip: int = 0
@@ -73,12 +73,12 @@ class TokenOrder(Generic[T]):
 
     def __init__(self, epoch: Epoch = FIRST_EPOCH, next_index: int = 0) -> None:
         self.epoch = epoch
-        """The highest epoch known; `raise_epoch` alone changes it."""
+        """The highest epoch known; only `raise_epoch` changes it."""
         self._began: list[tuple[Epoch, int]] = [(epoch, next_index)]
         """(epoch, first index), both ascending: an epoch counts below the index where the next one
         begins. Epochs that a later one overtook at an earlier index are left out."""
         self.next_index = next_index
-        """Tokens delivered so far: the index of the next one."""
+        """How many tokens were delivered so far, and so the index of the next one."""
         self._noticed_index = -1
         """Index of the last notice delivered in this epoch."""
         self._held: dict[tuple[int, int], T] = {}

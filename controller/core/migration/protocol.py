@@ -1,5 +1,5 @@
-"""What source and destination of a move share: what they say to each other, when pre-copying ends,
-and the rules by which both machines go on.
+"""What source and destination of a move share: their messages, their time limits, the sizes of the
+stages, and the rules of both machines.
 
 Every message names its move and both incarnations (the shell's envelope) and may be lost, late
 or doubled. So each question is repeated until it is answered, and a repeated question gets the
@@ -71,38 +71,40 @@ class MoveMessage:
 
 # -- Time limits -------------------------------------------------------------------------
 
-# All that end something of a move, also below the machines and after them; `check` has their order.
+# All time limits that end something of a move, including those of links and frontends; `check`
+# asserts their order.
 OPEN_TIMEOUT_S = 5.0
-"""A link between two instances waits so long for an answer, for a connection and for a proof."""
+"""How long a link between two instances waits for a connection, for an answer and for a proof."""
 STALL_TIMEOUT_S = 10.0
-"""A slice that does not move for so long breaks its link, and all stages on it fail. Cancelled
-stages end long before that, as the slice that hangs is a copy of their blocks."""
+"""If a slice does not move for so long, its link breaks and all stages on it fail. Cancelled stages
+end long before that, as the slice that hangs is a copy of their blocks."""
 UNCLEAR_S = 5.0
-"""A frontend asks for so long where a request is whose owner died during a move; then it is lost.
+"""If the owner of a request dies during a move, its frontend asks for so long where the request is;
+then it is lost.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MoveTiming:
-    """What the two machines wait for, in seconds."""
+    """How long the two machines wait for what, in seconds."""
 
     retry_s: float = 0.2
-    """A question is repeated if so much has passed without an answer."""
+    """A question is repeated after so long without an answer."""
     answer_timeout_s: float = 2.0
-    """The source gives up a destination that does not answer for so long. A copy does not flow if
-    the destination has taken nothing of it for half as long."""
+    """The source gives up a destination that does not answer for so long. If the destination has
+    taken nothing of a copy for half as long, the copy counts as stalled."""
     suspended_timeout_s: float = 2.0
-    """All that the last copy has, as the request is out of the batch."""
+    """The time that the last copy has, as the request is out of the batch meanwhile."""
     lease_s: float = 10.0
-    """A destination that hears nothing for so long frees what it holds; the source says something
-    every quarter of it."""
+    """A destination that hears nothing for so long frees what it holds. The source sends a message
+    in each quarter of this time."""
     reserve_timeout_s: float = 20.0
     """A destination refuses a stage for which it is not ready within this time."""
     stage_timeout_s: float = 30.0
-    """The source gives up a stage that takes longer than this beyond what the bandwidth limit makes
-    it take. For so long it believes a destination that its engine is in a long step."""
+    """The source gives up a stage that takes so much longer than the bandwidth limit makes it take.
+    For so long it also believes a destination which says that its engine is in a long step."""
     memory_s: float = 60.0
-    """How long a move that is over is remembered, for what comes late."""
+    """How long a move that is over is remembered, as messages may come late."""
 
     def check(self) -> None:
         """Raises AssertionError if a limit ends something that another one is to end before."""
@@ -128,9 +130,9 @@ class IllegalMoveError(Exception):
 # -- The stages --------------------------------------------------------------------------
 
 LAST_STAGE_BLOCKS = 2
-"""Each stage copies what became full while the one before it was copied, so stages shrink. The last
-one stops the request, so it begins when so little is left; a block more costs less than another
-round trip."""
+"""Each stage copies the blocks that became full during the stage before it, so stages shrink. The
+last stage stops the request, so it begins when only so many blocks are left; one more block costs
+less than another round trip."""
 MAX_STAGES = 12
 """Bounds a copy that never catches up (a tight bandwidth limit)."""
 
@@ -141,8 +143,9 @@ def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES)
 
 
 def blocks_to_reserve(num_tokens: int, block_size: int, *, last: bool) -> int:
-    """Blocks in all: the full ones so far; before the last stage room for `block_size` tokens more
-    than there are, because the request decodes on until the answer has come."""
+    """How many blocks to reserve in all: the full ones so far. Before the last stage there is room
+    for `block_size` more tokens than there are, because the request decodes on until the answer
+    comes."""
     if last:
         return blocks_for(num_tokens + block_size, block_size)
     return num_tokens // block_size
@@ -158,8 +161,8 @@ class StageCopied:
 
 @value
 class StageLost:
-    """The stage's bytes will not come: the copy failed, or the receiver let go of the blocks as it
-    was told to."""
+    """The stage's bytes will not come: the copy failed, or the receiver let go of the blocks
+    because it was told to."""
 
     stage: int
     code: str
@@ -167,19 +170,19 @@ class StageLost:
 
 @value
 class Say:
-    """To the other side of the move."""
+    """Send a message to the other side of the move."""
 
     message: MoveMessage
 
 
 @value
 class CancelCopy:
-    """Of the stage under way."""
+    """Cancel the copy of the stage under way."""
 
 
 @value
 class SetRank:
-    """Change the request's rank, wherever the request is on this engine."""
+    """Change the request's rank on this engine, in any state of the request."""
 
     rank: int
 
@@ -193,9 +196,10 @@ Trigger = Verb | type
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[State]):
-    """Which states may follow upon an event in a state, and what is done. An event without a rule
-    raises and changes nothing, so the tables also name what a network brings late, to ignore it.
-    `act(machine, event)` returns the instructions, and the next state where `to` has several."""
+    """Which states may follow when an event comes in a state, and what is done. An event without a
+    rule raises an error and changes nothing; so the tables also name messages that a network may
+    bring late, in order to ignore them. `act(machine, event)` returns the instructions, and also
+    the next state where `to` has several."""
 
     to: tuple[State, ...]
     act: Callable[[Any, Any], Any]
@@ -210,7 +214,7 @@ def trigger_of(event: object) -> Trigger:
 
 def follow(table: Table[State], state: State, machine: object, event: object) -> Any:
     """(next state, instructions). Raises IllegalMoveError."""
-    # As `trigger_of`, without its call: simulations come here a hundred thousand times.
+    # The same as `trigger_of`, without a call, as simulations come here a hundred thousand times.
     trigger = event.verb if type(event) is MoveMessage else type(event)
     try:
         rule = table[state, trigger]

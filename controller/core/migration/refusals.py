@@ -1,16 +1,16 @@
-"""Why a request does not move, or a move came to nothing: the one list of codes, and the one check
+"""Why a request does not move, or why a move failed: the one list of codes, and the one check
 (`refusal_of`) whether a request may leave its instance now.
 
-Everybody who wants to move a request, or to show whether it can move, asks that check: orders by
-hand, relief, room, drains and their forecast, `llumctl requests`, live and simulated. An engine
-says what it knows of the request (`MoveFacts`), and the instance's table of moves the rest
-(`move_table.py`); neither of them decides.
+Whoever wants to move a request, or to show whether it can move, asks this check: orders by hand,
+relief, room, drains and their forecast, `llumctl requests`, live and simulated. The engine says
+what it knows of the request (`MoveFacts`), and the instance's table of moves (`move_table.py`) adds
+the rest; neither of them decides.
 
-A code goes over the wire, into events and metrics; `why` gives its sentence. What else follows from
-a code stands beside it.
+Codes are used in messages, events and metrics; `why` gives the sentence of a code. Its other
+properties are in the same list:
 
     lasts       The request never moves.
-    passes      It ends by itself within a few steps.
+    passes      The reason ends by itself within a few steps.
     elsewhere   Another destination may take the request.
     cools       The destination failed, and is avoided for a while (`emptying/openness.py`). A
                 full one is not at fault, nor one that takes all bytes while the bandwidth limit
@@ -51,7 +51,7 @@ class MoveRefusal(StrEnum):
 
 
 class ReliefRefusal(StrEnum):
-    """The request could move, and relief leaves it where it is for now."""
+    """The request could move, but relief leaves it where it is for now."""
 
     HEADROOM = "headroom"
     MOVED_LATELY = "moved_lately"
@@ -80,7 +80,7 @@ class MoveFacts:
 
 
 MOVABLE = MoveFacts()
-"""Nothing speaks against it. Also of a request whose engine has not been asked yet."""
+"""No fact speaks against a move. Also used for a request whose engine has not been asked yet."""
 
 
 def refusal_of(

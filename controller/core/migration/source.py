@@ -1,24 +1,27 @@
-"""The source of a move: sees it through, and owns the request until COMMIT was applied.
+"""The machine of a move's source: it carries the move through, and owns the request until COMMIT is
+applied.
 
     PLANNING        the engine is asked which blocks became full, and pins them
     PRE_ALLOCATING  the destination is asked for room for them
     COPYING         they are sent, while the request decodes on; then PLANNING again
-    SUSPENDING      little is left and there is room for it: out of the batch at the next boundary
+    SUSPENDING little is left to copy, and there is room for it: the request leaves the batch at
+                    the next step boundary
     SUSPENDED       the last blocks are sent
     COMMITTING      COMMIT was sent: who owns the request is in doubt until the answer comes
-    FENCING         no answer: the frontend is asked to read nothing of the destination's hop
+    FENCING         no answer came: the frontend is asked to read nothing of the destination's hop
 
-    MIGRATED        the destination owns it; what still comes here for it is forwarded
+    MIGRATED        the destination owns the request; messages for it that come here are forwarded
     STAYED          the request never stopped here
     RESUMED         the request was stopped and runs here again, in a newer hop
     ENDED           the request finished, or its client left
 
-Before COMMIT is sent the source may call the move off alone: nothing at the destination emits.
-Afterwards only two may decide otherwise: the destination, which refuses COMMIT and then never
-applies it; or the request's frontend, which reads hop + 2 or later from then on, so that
-whatever the destination does is without effect.
+Before COMMIT is sent the source may call the move off alone, as the destination emits nothing yet.
+Afterwards only two others may stop the move: the destination, which refuses COMMIT and then never
+applies it; or the request's frontend, which reads hop + 2 or later from then on, so that whatever
+the destination does has no effect.
 
-A copy that is called off is not waited for: what the source's copier still reads, nobody uses.
+The source does not wait for the end of a copy that is called off, as nobody uses what is still
+copied.
 """
 
 from collections.abc import Mapping
