@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -56,6 +56,7 @@ help:
 	@echo "make bench-recovery  an instance dies under 16 streams: replays beside clients that send again (5 minutes)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make paper-tables    docs/paper/*.csv: the figures of the Llumnix paper, simulated (minutes each on 16 cores)"
+	@echo "make paper-plots     docs/paper/*.svg: the plots of docs/paper.md, from those tables"
 	@echo "make clean           remove $(VENV) and what tools have left"
 
 install: $(STAMP)
@@ -213,6 +214,9 @@ bench-rehearsal: $(STAMP)
 # Runs that are missing in benchmarks/results/paper are made: minutes each on 16 cores.
 paper-tables: $(STAMP)
 	$(BIN)/python -m benchmarks.paper_tables $(ARGS)
+
+paper-plots: $(STAMP)
+	$(BIN)/python -m tools.paper_plots
 
 paths: $(STAMP)
 	$(BIN)/python -m benchmarks.paths $(ARGS)
