@@ -23,8 +23,7 @@ import uvloop
 import zmq
 
 from benchmarks.loop_probe import LoopProbe
-from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox, new_secret_key
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import EventKind

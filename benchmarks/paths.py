@@ -22,8 +22,8 @@ from types import FrameType
 import msgspec
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
-from controller.adapters.emulated.vllm_wire import Outputs
+from controller.adapters.emulated.emulated_kv import EmulatedKvTransfer
+from controller.adapters.emulated.emulated_request import Outputs
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import Operated, Operation
 from controller.adapters.http.request_orders import MigrateHandler

@@ -33,10 +33,10 @@ ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 SHORT_CUT = "It spares a simulated run what would change nothing: outcomes are equal without it."
 KNOWN: Mapping[str, str] = {
-    "controller/adapters/http/control_server.py: Guard._count": (
+    "controller/adapters/http/calls.py: Guard._count": (
         "Calls are refused by their token alone; the time decides when the log sums them up."
     ),
-    "controller/adapters/http/streams.py: LatestStatus.now": (
+    "controller/adapters/http/control_server.py: LatestStatus.now": (
         "A status that was built is shown for 50 ms; what it shows is decided elsewhere."
     ),
     "controller/runtime/controller/roster.py: Directories._tell": (

@@ -23,9 +23,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from typer.main import get_command
 
+from controller.adapters import prometheus
 from controller.adapters.http.control_server import CALLS
-from controller.adapters.prometheus import cluster_metrics
-from controller.adapters.prometheus.request_metrics import RequestMetrics
+from controller.adapters.prometheus import RequestMetrics
 from controller.api import errors
 from controller.api.operations.order import Danger, Order, SpecOrderBody
 from controller.api.operations.table import ORDERS
@@ -319,13 +319,13 @@ def _metrics() -> Iterator[str]:
     fields = {
         f"llumctl_{kind}_{each.name}": each.field
         for kind, figures in (
-            ("instance", (*cluster_metrics.INSTANCE_GAUGES, *cluster_metrics.INSTANCE_COUNTERS)),
-            ("instance_level", cluster_metrics.INSTANCE_LEVEL_GAUGES),
-            ("frontend", (*cluster_metrics.FRONTEND_GAUGES, *cluster_metrics.FRONTEND_COUNTERS)),
+            ("instance", (*prometheus.INSTANCE_GAUGES, *prometheus.INSTANCE_COUNTERS)),
+            ("instance_level", prometheus.INSTANCE_LEVEL_GAUGES),
+            ("frontend", (*prometheus.FRONTEND_GAUGES, *prometheus.FRONTEND_COUNTERS)),
         )
         for each in figures
     }
-    served = list(cluster_metrics.ClusterMetrics(_a_status(), {}, MoveLog()).collect())
+    served = list(prometheus.ClusterMetrics(_a_status(), {}, MoveLog()).collect())
     for title, prefix in (
         ("Cluster", ""),
         ("Instances", "llumctl_instance_"),

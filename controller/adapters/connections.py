@@ -1,25 +1,26 @@
-"""What uvicorn's connections lack, at the endpoint and at the control API: bounds before a key or a
-token is known, and an orderly end.
+"""What uvicorn's connections lack, at the endpoint and at the control API: bounds that hold before
+a key or a token is known, and an orderly end.
 
-**Bounds.** Whoever reaches the port may send a head, so its bytes are counted as well as its time,
-and so is all that is sent around a body: the extensions of chunks, trailers, blank lines. Trailers
-are dropped: uvicorn appends them to the headers, which the gate may have judged already. What is
-left of a body after its answer is read and dropped, as a client that still sends would not read the
-answer, but only so much of it and for so long. Where connections are limited, of too many the
-oldest that has no request on its way is closed: so who opens many keeps nobody else out.
+**Bounds.** Anyone who reaches the port may send a request's head, so its bytes and its time are
+bounded. The bytes around a body are bounded too: extensions of chunks, trailers, blank lines.
+Trailers are dropped, because uvicorn appends them to headers that the gate may have judged already.
+When an answer has been sent before its body has arrived in full, the rest of the body is read and
+dropped, up to a limit of bytes and time: a client that is still sending would not read the answer.
+Where the number of connections is limited, the oldest connection without a request under way is
+closed when there are too many. So a client that opens many connections keeps nobody else out.
 
-**Other protocols.** An offer to go on in another protocol (`Upgrade: h2c`, which Java's client adds
-to each request) is ignored, as HTTP allows. The parser knows no such thing: it takes what follows
-that head for the other protocol, so a new one is given the same head without the offer. A client of
-HTTP/1.0, which knows no chunks, gets a stream up to the connection's end.
+**Other protocols.** An offer to continue in another protocol (`Upgrade: h2c`, which Java's client
+adds to each request) is ignored, as HTTP allows. The parser cannot ignore it: it takes the bytes
+after that head for the other protocol. So a new parser gets the same head without the offer. A
+client of HTTP/1.0, which does not know chunks, gets a stream that ends with the connection.
 
-**End.** A connection is never closed under a request that is on its way.
+**End.** A connection is never closed while a request on it is under way.
 
-A client that sends its next request while the server closes the idle connection gets no answer,
-and cannot know whether the request was carried out. uvicorn closes after 5 idle seconds, which is
-also when httpx's pool gives a connection up: of 6,000 requests on used connections 518 were lost.
-So connections are kept for longer than clients and load balancers keep theirs; when there are too
-many, an answer announces that it is its connection's last, by `Connection: close`.
+A client that sends its next request while the server closes the idle connection gets no answer, and
+cannot know whether the request was carried out. uvicorn closes after 5 idle seconds, which is also
+when httpx's pool gives a connection up: of 6,000 requests on used connections 518 were lost. So
+connections are kept for longer than clients and load balancers keep theirs. When there are too
+many, an answer announces by `Connection: close` that it is the last one on its connection.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
 `pipeline`, `connections`, `shutdown`, `timeout_keep_alive_handler`, `ws_protocol_class`, its
@@ -40,28 +41,29 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 # Load balancers keep an idle connection for up to 600 s, clients' pools for 5 to 300 s.
 KEEP_ALIVE_S = 620
-# A connection with a request on its way is looked at again after this.
+# A connection whose request is under way is checked again after this time.
 AGAIN_S = 1.0
-# While the server ends, a client that has just connected may still send a request for so long.
+# While the server ends, a client that has just connected may still send a request for this long.
 FIRST_REQUEST_S = 1.0
 MAX_KEPT = 4096
-# A client that sends its request's head byte by byte holds a descriptor, but not for longer.
+# A client that sends its request's head byte by byte occupies a descriptor for at most this long.
 HEAD_TIMEOUT_S = 60.0
-# Request line and headers; other servers take 8 to 64 KiB. What has come of one header counts from
-# the second read on, which gets up to 256 KiB, as the first one does.
+# Of the request line and the headers; other servers take 8 to 64 KiB. An unfinished header counts
+# from the second read on. A read gets up to 256 KiB, the first one too.
 MAX_HEAD_BYTES = 64 * 1024
-# A header is followed and divided by so many bytes; counted even where it has no value.
+# Separators around each header. They count even for a header without a value.
 HEADER_EXTRA_BYTES = 4
-# A byte of a body earns so many others; the shortest chunk is one byte, and five around it.
+# Each byte of a body allows this many bytes around it. The shortest chunk has one byte, and five
+# around it.
 EXTRA_PER_BODY_BYTE = 16
-# Clients send a body to its end before they read that it is too large.
+# Clients send a body to its end before they read that the body is too large.
 MAX_DROPPED_BYTES = 64 * 1024 * 1024
-# After a refusal the rest of what was sent is read for so long: the kernel would throw the answer
-# away if the connection were closed with unread bytes.
+# After a refusal the rest of the request is read for this long: if the connection were closed with
+# unread bytes, the kernel would discard the answer.
 LINGER_S = 2.0
-# Requests that wait for the answers of those before them on the same connection.
+# Requests that may wait for the answers to earlier requests on the same connection.
 MAX_PIPELINED = 64
-# Headers of an offer to go on in another protocol. Without the first it is none.
+# Headers of an offer to continue in another protocol. Without the first header there is no offer.
 OFFER = frozenset({b"upgrade", b"http2-settings"})
 
 HEAD_TOO_LARGE = f"the request's headers have more than {MAX_HEAD_BYTES} bytes"
@@ -69,7 +71,7 @@ URL_TOO_LONG = f"the request's URL has more than {MAX_HEAD_BYTES} bytes"
 
 
 class NotReadError(Exception):
-    """What a client sends is not read further."""
+    """The server reads no further bytes of this client."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -79,8 +81,9 @@ class NotReadError(Exception):
 @dataclass(slots=True)
 class KeepAlive:
     """Makes uvicorn's protocol for each connection. Connections end with their answer while there
-    are more than `max_kept`, or when the server `ends`. `error_body`: of a status and a message, as
-    JSON. `max_open`: how many there may be; None: as many as there are descriptors."""
+    are more than `max_kept`, or when the server `ends`. `error_body` makes the JSON of an error
+    from a status and a message. `max_open` limits the number of connections; with None the number
+    of descriptors does."""
 
     max_kept: int
     error_body: Callable[[int, str], bytes]
@@ -99,16 +102,16 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
-        """Of the head's parts that are complete."""
+        """Bytes of the head's complete parts."""
         self._num_extra_bytes = 0
-        """What came without being a body, since the read in which the request began."""
+        """Bytes outside a body, since the read in which the request began."""
         self._num_dropped_bytes = 0
-        """Of a body whose answer has gone, or behind a refusal."""
+        """Bytes dropped: of a body whose answer has been sent, or after a refusal."""
         self._is_deaf = False
-        """Whether further bytes are dropped: the connection ends with what it has to answer."""
+        """Whether further bytes are dropped: the connection ends once its requests are answered."""
         self._opened_s = self.loop.time()
 
-    # uvicorn's method, too, takes a Transport where asyncio's takes any BaseTransport.
+    # uvicorn's method also takes a Transport where asyncio's takes any BaseTransport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head(HEAD_TIMEOUT_S)
@@ -117,7 +120,8 @@ class Connection(HttpToolsProtocol):
             self._show_one_out()
 
     def _show_one_out(self) -> None:
-        """Closes the oldest connection without a request on its way. This one has none yet."""
+        """Closes the oldest connection without a request under way. The present connection has no
+        request yet."""
         waiting = [
             each
             for each in self.connections
@@ -134,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._wait_no_more()
         super().connection_lost(exc)
 
-    # -- what comes --------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -171,7 +175,8 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
-        # uvicorn stops this timer at any bytes, so blank lines kept a connection for ever.
+        # uvicorn stops this timer at any bytes, so blank lines would keep a connection open for
+        # ever.
         self._unset_keepalive_if_required()
         self._in_headers = True
         self._num_head_bytes = self._num_extra_bytes = self._num_dropped_bytes = 0
@@ -200,13 +205,13 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise NotReadError(HTTPStatus.METHOD_NOT_ALLOWED, "this server is no proxy")
-            return  # the same head comes again, without the offer
+            return  # the parser gets the same head again, without the offer
         if len(self.pipeline) >= MAX_PIPELINED:
             raise NotReadError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait here")
         super().on_headers_complete()
         rule = self._keep_alive
         if rule.ends or len(self.connections) > rule.max_kept:
-            self.cycle.keep_alive = False  # its answer says so
+            self.cycle.keep_alive = False  # the answer announces it
 
     def on_body(self, body: bytes) -> None:
         self._num_extra_bytes -= len(body) * (1 + EXTRA_PER_BODY_BYTE)
@@ -224,8 +229,9 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answers what cannot be read, in the shape of other errors, and reads no more. Requests
-        that have come before it are answered first, and the last of them ends the connection."""
+        """Answers a request that cannot be read, in the shape of other errors, and reads no more.
+        Earlier requests on the connection are answered first; the last of those answers ends the
+        connection."""
         if self.transport.is_closing():
             return
         self._is_deaf = True
@@ -235,9 +241,9 @@ class Connection(HttpToolsProtocol):
             newest.keep_alive = False
             return
         if is_awaited and (self.pipeline or newest.response_started):
-            self.transport.close()  # within another answer this one cannot be told
+            self.transport.close()  # the refusal cannot be sent within another answer
             return
-        if is_awaited:  # its body will not be complete
+        if is_awaited:  # the body of that request stays incomplete
             newest.disconnected = True
             newest.message_event.set()
         body = self._keep_alive.error_body(status, why)
@@ -256,7 +262,7 @@ class Connection(HttpToolsProtocol):
         if self._num_dropped_bytes > MAX_DROPPED_BYTES:
             self.transport.close()
 
-    # -- how it ends -------------------------------------------------------------------
+    # -- ending -----------------------------------------------------------------------
 
     def _wait_for_head(self, patience_s: float) -> None:
         self._wait_no_more()
@@ -275,8 +281,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server ends. A request that has come is answered, which closes the connection; a
-        client that has just connected may still send its first request."""
+        """The server ends. A request that has arrived is answered, and the answer closes the
+        connection. A client that has just connected may still send its first request."""
         self._keep_alive.ends = True
         if self.cycle is None:
             later = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
@@ -292,7 +298,7 @@ class Connection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _has_request(self) -> bool:
-        """Whether a request has begun to arrive, perhaps only in the kernel."""
+        """Whether a request has begun to arrive, possibly only in the kernel's buffer."""
         if self._in_headers:
             return True
         found = self.transport.get_extra_info("socket")
@@ -304,8 +310,8 @@ class Connection(HttpToolsProtocol):
 
 
 class _UntilClosed:
-    """An answer to a client of HTTP/1.0: where no Content-Length says it, the connection's end says
-    where the answer ends. uvicorn sends each answer of unknown length in chunks."""
+    """An answer to a client of HTTP/1.0. Without a Content-Length the end of the connection marks
+    the end of the answer. uvicorn would send each answer of unknown length in chunks."""
 
     def __init__(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
         self._cycle = cycle
@@ -323,6 +329,6 @@ class _UntilClosed:
 
 
 def max_kept_connections() -> int:
-    """At most half of the descriptors; the others are for connections in use."""
+    """At most half of the descriptors; the other half is for connections in use."""
     may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_KEPT if may_open == resource.RLIM_INFINITY else min(MAX_KEPT, may_open // 2)

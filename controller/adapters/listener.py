@@ -1,8 +1,9 @@
 """The endpoint's listening socket: bound once, kept, and handed to every frontend.
 
-`listen` binds it. A keeper hands out duplicates of it to other processes, over a Unix socket, so
-every frontend accepts from the same queue. The folder is private to the user; both ends also ask
-the kernel which user is at the other end. `SharedListener` is a frontend's way to it.
+`listen` binds it. A keeper hands out duplicates of the socket to other processes, over a Unix
+socket, so every frontend accepts from the same queue. The keeper's folder is private to the user;
+both ends also ask the kernel which user is at the other end. A frontend gets the socket through
+`SharedListener`.
 """
 
 import asyncio
@@ -13,29 +14,29 @@ import struct
 import threading
 from pathlib import Path
 
-# What the kernel may hold back for a client that reads slowly; the kernel's own limit is 4 MB.
+# Bytes that the kernel may buffer for a client that reads slowly; the kernel's own limit is 4 MB.
 SEND_BUFFER_BYTES = 256 * 1024
-# Connections that wait for a frontend. uvicorn sets its default later, which is the same number.
+# Connections that may wait for a frontend. uvicorn later sets its default, which is the same
+# number.
 BACKLOG = 2048
 
 
 def listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
     """Binds the port. Without SO_REUSEPORT no other program can listen on it too.
 
-    A client that takes nothing for `write_timeout_s`, or is gone without a word, is cut by the
-    kernel; vLLM then hears that it has left, and aborts. Until then little is kept for it: the
-    kernel's buffer, 64 KB in the server, and what vLLM has generated meanwhile.
-    """
+    The kernel cuts a client that takes nothing for `write_timeout_s` or has vanished; vLLM then
+    sees that the client has left, and aborts the request. Until then little is kept for the client:
+    the kernel's buffer, 64 KB in the server, and what vLLM has generated meanwhile."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    found.setblocking(False)  # all processes share this flag, too
+    found.setblocking(False)  # all processes share this flag
     set_write_timeout(found, write_timeout_s)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return found
 
 
 def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
-    """Later connections inherit the time-out, whichever process accepts them."""
+    """Later connections inherit the timeout, whichever process accepts them."""
     milliseconds = round(write_timeout_s * 1000)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
@@ -47,7 +48,7 @@ HEAD = "head"
 
 class SharedListener:
     """The head process keeps the socket. Each frontend keeps it for the others too, so that a
-    frontend which starts again finds the socket although the head has died."""
+    restarted frontend finds the socket even if the head has died."""
 
     def __init__(self, folder: Path, frontend_id: str) -> None:
         self._folder = folder
@@ -58,7 +59,7 @@ class SharedListener:
     async def open(self) -> socket.socket:
         self._kept = await asyncio.to_thread(self._find)
         self._keeper = Keeper(self._kept, keeper_path(self._folder, self._frontend_id))
-        return self._kept.dup()  # the server closes the one that it got when it drains
+        return self._kept.dup()  # the server closes its copy when it drains
 
     def set_write_timeout(self, write_timeout_s: float) -> None:
         assert self._kept is not None
@@ -77,7 +78,7 @@ class SharedListener:
             except OSError as error:
                 log.warning("no listening socket from %s: %s", path.stem, error)
         raise ConnectionError(
-            "nobody keeps the endpoint's socket any more; llumctl down, then: llumctl up"
+            "no process has the endpoint's socket any more; run llumctl down, then llumctl up"
         )
 
 
@@ -85,15 +86,15 @@ def keeper_path(folder: Path, holder: str) -> Path:
     return folder / f"{holder}.sock"
 
 
-# A keeper answers at once; a keeper that is stopped or hangs is passed over.
+# A keeper answers at once. A keeper that is stopped or hangs is skipped.
 PATIENCE_S = 1.0
-# Without a free descriptor a keeper can accept nobody, and tries again after this.
+# Without a free descriptor a keeper can accept no connection, and tries again after this time.
 AGAIN_S = 0.5
 ROOT = 0
 
 
 class Keeper:
-    """Owns `kept` and hands it out, from a thread of its own, until the keeper is closed."""
+    """Owns the socket `kept` and hands it out, from its own thread, until the keeper is closed."""
 
     def __init__(self, kept: socket.socket, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,7 +110,7 @@ class Keeper:
     def close(self) -> None:
         """Other processes' duplicates of the socket stay open."""
         self._closed.set()
-        self._door.shutdown(socket.SHUT_RDWR)  # wakes its thread
+        self._door.shutdown(socket.SHUT_RDWR)  # wakes the keeper's thread
         self._thread.join()
         self._kept.close()
 
@@ -120,7 +121,7 @@ class Keeper:
                 caller, _ = self._door.accept()
             except OSError as error:
                 if not is_told and not self._closed.is_set():
-                    log.warning("nobody can ask for the listening socket now: %s", error)
+                    log.warning("the listening socket cannot be handed out now: %s", error)
                     is_told = True
                 self._closed.wait(AGAIN_S)
                 continue
@@ -135,7 +136,8 @@ class Keeper:
 
 
 def receive(path: Path) -> socket.socket:
-    """The socket that the keeper at `path` keeps. Raises OSError if it hands out none."""
+    """The socket that the keeper at `path` keeps. Raises OSError if the keeper hands out no
+    socket."""
     with socket.socket(socket.AF_UNIX) as keeper:
         keeper.settimeout(PATIENCE_S)
         keeper.connect(str(path))

@@ -33,10 +33,9 @@ import ray
 from controller.adapters.listener import HEAD, Keeper, keeper_path
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.head_watch import HeadWatch
-from controller.adapters.ray.ray_launcher import launch_actor
+from controller.adapters.ray.ray_launcher import ActorPlan, launch_actor
 from controller.adapters.ray.ray_starts import Start
-from controller.adapters.zmq.inbox_access import ClusterKey
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.api.settings.setting_values import changed
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
@@ -94,14 +93,12 @@ def head(endpoint: int, control: int, plan_file: str) -> None:
     inbox = controller_ports.bound_apart(bind_host(plan))
     keepers += controller_ports.keep(plan, for_control, inbox)
     plan = plan.model_copy(update={"members_port": inbox.getsockname()[1]})
-    actor = launch_actor(
-        plan.namespace,
-        "controller",
+    as_actor = ActorPlan(
         "controller.main.roles:controller",
         {"plan_json": plan.model_dump_json()},
-        plan.log_dir,
         node_id=_ray_node_id(),
     )
+    actor = launch_actor(plan.namespace, "controller", as_actor, plan.log_dir)
     _watch_birth(actor, stop)
     log.info("controller launched on Ray at %s", ray.get_runtime_context().gcs_address)
     stop.wait()
@@ -164,13 +161,12 @@ async def controller(plan_json: str, start: Start) -> None:
     if start.failure:
         log.error("the controller is given up: %s", start.failure)
         await asyncio.Event().wait()
-    from controller.adapters.files.event_file import EventFile
-    from controller.adapters.files.state_files import IncarnationFile, SpecFile
+    from controller.adapters import prometheus
+    from controller.adapters.files.state_files import EventFile, IncarnationFile, SpecFile
     from controller.adapters.http.cluster_view import ClusterLabels
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_settings import live_config
-    from controller.adapters.prometheus import cluster_metrics as metrics
-    from controller.adapters.ray.ray_launcher import ActorPlan, RayLauncher
+    from controller.adapters.ray.ray_launcher import RayLauncher
     from controller.api.settings.key_file import own_limits
     from controller.main.machine.capacity import available_bytes
     from controller.runtime.controller.cluster import ControllerProcess
@@ -226,10 +222,10 @@ async def controller(plan_json: str, start: Start) -> None:
         Access(table.host, table.port, plan.control_token, plan.view_token),
         AuditLog(plan.state_dir),
         settings,
-        metrics=lambda status: metrics.render(
+        metrics=lambda status: prometheus.render(
             status, service.journal.counts, service.operator_moves.log
         ),
-        metrics_type=metrics.CONTENT_TYPE,
+        metrics_type=prometheus.CONTENT_TYPE,
         log_dir=Path(plan.log_dir),
         listening=control_socket(plan),
         check_engine=partial(_check_engine, plan),
@@ -325,7 +321,7 @@ def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvT
         return InstanceRef(member.member_id, member.incarnation, address)
 
     if plan.profile is not None:
-        from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
+        from controller.adapters.emulated.emulated_kv import EmulatedKvTransfer
 
         return EmulatedKvTransfer(plan.profile, plan.settings.emulated.speed)
     from controller.adapters.tcp.transfer import TcpKvTransfer
@@ -338,11 +334,11 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
     if start.failure:
         await _stay_failed("frontend", member_id, plan, controller_address, start.failure)
     if plan.num_frontends > 1:  # before anything imports prometheus_client
-        from controller.adapters.prometheus import share
+        from controller.adapters.vllm.process_setup import share_metrics
 
-        share(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
+        share_metrics(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
     from controller.adapters.listener import SharedListener
-    from controller.adapters.prometheus.request_metrics import RequestMetrics
+    from controller.adapters.prometheus import RequestMetrics
     from controller.adapters.vllm.endpoint.frontend import FrontendConfig, OpenAIFrontend
     from controller.adapters.vllm.endpoint.gate import GateLimits
 

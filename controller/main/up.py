@@ -21,7 +21,7 @@ import psutil
 
 from controller.adapters.files.state_files import SPEC_FILE
 from controller.adapters.ray.ray_starts import failure_of
-from controller.adapters.zmq.inbox_access import new_secret_key
+from controller.adapters.zmq.zmq_mailbox import new_secret_key
 from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.settings.settings import Settings

@@ -43,7 +43,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine_args(model_path: Path) -> dict[str, Any]:
-    """Small enough for evictions, a step small enough to cut prefills."""
+    """Small enough for evictions, and with steps small enough to cut prefills."""
     return {
         "model": str(model_path),
         "served_model_name": "embedded",
@@ -66,7 +66,7 @@ def told() -> list[str]:
 
 @pytest.fixture(scope="session")
 def opened_ports() -> set[tuple[int, int]]:
-    """That the session's engine left open."""
+    """Ports that the session's engine left open."""
     return set()
 
 
@@ -108,8 +108,8 @@ def uncached_engine(session_uncached_engine: VllmEngine) -> Iterator[VllmEngine]
 
 
 def empty(engine: VllmEngine) -> None:
-    """Ends what is left, and looks for what is lost: pins, reservations, blocks, places in the
-    batch, the worker's memory of requests."""
+    """Ends the requests that are left, and looks for what is lost: pins, reservations, blocks,
+    places in the batch, the worker's memory of requests."""
     scheduler = engine._scheduler
     engine.abort(list(scheduler.requests))
     moves = engine.moves

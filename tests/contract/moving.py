@@ -18,7 +18,7 @@ BUFFER_BLOCKS = 4  # fewer than most moves need: a buffer is used again
 
 @dataclass
 class Told:
-    """What a request's frontend was told, by whichever engine."""
+    """What a request's frontend was told, by all engines."""
 
     num_logprobs: int | None = None
     tokens: list[int] = field(default_factory=list)
@@ -28,8 +28,8 @@ class Told:
 
 
 def alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Log-probabilities, but for the last digit kept. On a GPU those of a request in a batch are
-    up to 2e-6 off those of the request alone, moved or not, so they may be rounded otherwise."""
+    """Log-probabilities, except for the last digit. On a GPU those of a request in a batch are up
+    to 2e-6 off those of the request alone, moved or not, so they may be rounded differently."""
     return len(some) == len(others) and all(
         (ids, rank) == (other_ids, other_rank)
         and all(abs(a - b) < 1.5e-4 for a, b in zip(values, other_values, strict=True))
@@ -96,14 +96,14 @@ def tokenizer(model_path: Path) -> Any:
 
 
 class Readers:
-    """The frontend of some engines: sends requests, gathers what they say, moves requests."""
+    """The frontend of some engines: sends requests, gathers their outputs, moves requests."""
 
     def __init__(self, model_path: Path, *engines: VllmEngine) -> None:
         self.model_path = model_path
         self.engines = engines
         self.messages: dict[str, Frames] = {}
         self.prepared: dict[str, Any] = {}
-        """For the engine that it moves to."""
+        """The request, prepared for the engine to which it moves."""
         self.told: dict[str, Told] = {}
         self.at: dict[str, VllmEngine] = {}
 
@@ -117,7 +117,7 @@ class Readers:
         engine.add(engine.prepare(self.messages[request_id], 0))
 
     def step(self, *engines: VllmEngine) -> list[str]:
-        """One step of each engine (of all) that has work; who got tokens."""
+        """One step of each engine (of all) that has work. Returns the requests that got tokens."""
         emitted = []
         for engine in engines or self.engines:
             for outputs in engine.step() if engine.has_work() else ():
@@ -127,7 +127,7 @@ class Readers:
         return emitted
 
     def run(self, request_id: str, num_tokens: int) -> None:
-        """Until it has so many tokens, or has finished."""
+        """Runs until the request has this many tokens, or has finished."""
         told = self.told[request_id]
         while len(told.tokens) < num_tokens and told.finish_reason is None:
             self.step()
@@ -165,12 +165,10 @@ class Readers:
         between: Callable[[], object] | None = None,
         corrupt: Callable[[memoryview], None] | None = None,
     ) -> MoveRefusal | ReservedBlocks | None:
-        """`num_stages` copies while the request decodes on, then the cut. Between two stages
-        all engines make a step, or `between` is called. Moves to where it is, too: the id comes
-        back to an engine that has just released it.
-
-        Returns a refusal, what was reserved at the end, or None if it ended on the way.
-        """
+        """`num_stages` copies while the request continues to decode, then the cut. Between two
+        stages all engines make a step, or `between` is called. A move to the same engine is
+        possible too: the id comes back to an engine that has just released it. Returns a refusal,
+        what was reserved at the end, or None if the request ended on the way."""
         source = self.at[request_id]
         frm, there = source.moves, to.moves
         refusal = refusal_of(frm.facts(request_id))
@@ -231,7 +229,8 @@ class Readers:
         return reserved
 
     def replay(self, request_id: str, to: VllmEngine) -> None:
-        """Its engine has died, and it goes on at `to`. Raises ValueError if it cannot."""
+        """The request's engine has died, and the request continues at `to`. Raises ValueError if it
+        cannot."""
         self.at[request_id].abort([request_id])
         outputs = self.told[request_id].tokens
         self.prepared[request_id] = prepared = to.prepare(self.messages[request_id], 0)
@@ -240,7 +239,7 @@ class Readers:
         self.at[request_id] = to
 
     def _suspend(self, request_id: str) -> SuspendedRequest | None:
-        """Once the step in flight, if there is one, has given the request its token."""
+        """Suspends the request once a step in flight has given it its token."""
         source = self.at[request_id]
         suspended = source.moves.suspend(request_id)
         while suspended is None and request_id in source.moves._suspended:
@@ -282,7 +281,7 @@ class Readers:
         return to.moves.reserve(prepared, source.moves.outputs(request_id), num_blocks)
 
     def _compiled(self, request_id: str, to: VllmEngine) -> None:
-        """Once its grammar is, which nothing waits for at the commit."""
+        """Waits until the request's grammar is compiled, which nothing waits for at the commit."""
         compiling = to.moves.compiling(self.prepared[request_id])
         if compiling is not None:
             compiling.exception(timeout=60)
@@ -296,7 +295,8 @@ class Readers:
         first: int,
         corrupt: Callable[[memoryview], None] | None,
     ) -> None:
-        """The blocks of the request from `first` on, without those that the destination has."""
+        """Copies the blocks of the request from `first` on, without those that the destination
+        has."""
         num_cached = max(0, reserved.num_cached - first)
         pairs = list(zip(block_ids, reserved.block_ids[first:], strict=False))[num_cached:]
         frm, there = source.moves.blocks, to.moves.blocks

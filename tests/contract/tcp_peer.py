@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.adapters.zmq.inbox_access import ClusterKey
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.core.load.snapshot import InstanceRef
 from controller.ports.engine import StageCopy, TransferError
 from tests.unit.tcp.instances import ByteBlocks
@@ -25,7 +24,7 @@ BLOCK_BYTES = 64 << 10
 
 
 class SayingBlocks(ByteBlocks):
-    """Says so when the first slice comes after a `receive`."""
+    """Reports when the first slice comes after a `receive`."""
 
     def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
         if not self.touched:
@@ -87,7 +86,7 @@ class Peer:
         self._transfer.told(msgspec.msgpack.decode(head, type=InstanceRef), payload)
 
     def _on_lost(self, address: str) -> None:
-        """As a llumlet would."""
+        """Does what a llumlet would do."""
         for other in self._others.values():
             if other.address == address:
                 self._transfer.forget(other)

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.zmq.inbox_access import new_secret_key
+from controller.adapters.zmq.zmq_mailbox import new_secret_key
 
 PATIENCE_S = 60.0
 REPOSITORY = Path(__file__).parents[2]
 
 
 class PeerProcess:
-    """What it said and nobody waited for is kept."""
+    """Output that no caller waited for is kept."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class PeerProcess:
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
 
     async def says(self, *start: object) -> list[Any]:
-        """The next line that starts like this; returns its rest."""
+        """Waits for the next line that starts with this word; returns the rest of the line."""
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -48,7 +48,7 @@ class PeerProcess:
         return any(line[: len(start)] == list(start) for line in self._said)
 
     def drop(self, word: str) -> None:
-        """What it said so far with this word."""
+        """Drops the output so far with this word."""
         self._said = [line for line in self._said if line[0] != word]
 
     async def digest(self, num_blocks: int) -> str:
@@ -120,7 +120,7 @@ async def begin(
 async def copy(
     source: PeerProcess, destination: PeerProcess, stage_id: str, num_blocks: int
 ) -> None:
-    """It goes through, and the bytes are right."""
+    """The copy succeeds, and the bytes are right."""
     await begin(source, destination, stage_id, num_blocks)
     assert await source.says("sent", stage_id) == [num_blocks]
     assert await destination.says("received", stage_id) == [num_blocks]
@@ -128,6 +128,6 @@ async def copy(
 
 
 async def close(peer: PeerProcess) -> None:
-    """None of its threads is left."""
+    """None of the process's threads may be left."""
     peer.do("close")
     assert await peer.says("closed") == [[]]

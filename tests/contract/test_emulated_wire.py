@@ -1,4 +1,4 @@
-"""Our repetition of vLLM's messages against vLLM's own encoder, decoder and structs."""
+"""Our copy of vLLM's messages against vLLM's own encoder, decoder and structs."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics import stats as vllm_stats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from controller.adapters.emulated import vllm_wire as wire
+from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api import token_sequence
 from controller.model.profile import ModelConfig, load_profile
@@ -44,7 +44,7 @@ def request(request_id: str = "r-1", num_prompt_tokens: int = 40, **fields: Any)
 
 
 def children(num: int, **sampling: Any) -> list[Any]:
-    """The requests that vLLM makes of one with `n` answers."""
+    """The requests that vLLM makes of one request with `n` answers."""
     whole = request("whole", sampling={"n": num, **sampling})
     whole.external_req_id = "whole"
     parent = ParentRequest(whole)

@@ -1,6 +1,5 @@
-"""What a client gets for each kind of bad input: the app as it is served, gate and all.
-
-vLLM refuses most of these itself; where it stops doing so, a case here fails.
+"""What a client gets for each kind of bad input: the app as it is served, with the gate. vLLM
+refuses most of these itself; where it stops doing so, a case here fails.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from uvicorn import Config, Server
 from vllm.exceptions import GracefulHTTPError
 
 from controller.adapters import listener
-from controller.adapters.vllm.endpoint.error_bodies import error_type, is_anthropic
+from controller.adapters.vllm.endpoint.answers import error_type, is_anthropic
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Queue, TrialLimits, limits_of
@@ -97,7 +96,7 @@ def both(name: str, says: str, status: int = 400, **fields: Any) -> list[Case]:
 
 
 def literal(name: str, says: str, value: str) -> list[Case]:
-    """A value that Python's JSON would write otherwise."""
+    """A value that Python's JSON would write differently."""
     return [
         Case(f"{case.path}: {name}", 400, says, case.body[:-1] + f", {value}}}".encode(), case.path)
         for case in both(name, says)
@@ -413,7 +412,7 @@ CASES = [*BODIES, *MESSAGES, *SAMPLING, *CONSTRAINTS, *ROUTES]
 async def gated(
     bed: Bed, limits: GateLimits | None = None, keys: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[Gate, httpx.AsyncClient]]:
-    """Another gate before the same app."""
+    """Another gate in front of the same app."""
     gate = Gate(limits or GateLimits(MAX_BODY_BYTES), keys, {"normal": 0, "high": 1})
     gate.app, gate.json_paths = bed.gate.app, bed.gate.json_paths
     async with httpx.AsyncClient(
@@ -440,7 +439,7 @@ def assert_is_error(answer: httpx.Response, status: int, says: str) -> None:
 
 
 async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> None:
-    """One app, as building it takes long."""
+    """One app for all cases, because building it takes long."""
     async with serving(engine, engine_args) as bed:
         async with gated(bed) as (_, http):
             wrong = []
@@ -486,7 +485,7 @@ def assert_nothing_left(bed: Bed) -> None:
 
 
 async def what_is_good_passes(bed: Bed) -> None:
-    """What looks like the bad input above."""
+    """Good input that looks like the bad input above."""
     async with gated(bed) as (_, http):
         for fields in (
             {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1},
@@ -556,7 +555,8 @@ async def until_quiet(bed: Bed) -> None:
 
 
 async def keys(bed: Bed) -> None:
-    """All but what probes and collectors ask wants one, also what vLLM leaves open."""
+    """All paths need a key, including those that vLLM leaves open, except the paths of probes and
+    collectors."""
     async with gated(bed, keys=("sk-other", KEY)) as (_, http):
         paths = {
             getattr(route, "path", "") for route in bed.gate.app.routes if "{" not in route.path
@@ -603,7 +603,7 @@ async def one_id_for_many_requests(bed: Bed) -> None:
 
 
 async def a_grammar_that_gets_slow(bed: Bed) -> None:
-    """Ambiguous, and no regular expression: only the engine can find that out."""
+    """Ambiguous, and not a regular expression: only the engine can find that out."""
     from controller.adapters.vllm import grammar_guard
 
     limit_s, grammar_guard.MAX_CALL_S = grammar_guard.MAX_CALL_S, 0.02
@@ -630,7 +630,7 @@ async def a_grammar_that_gets_slow(bed: Bed) -> None:
 
 
 async def a_grammar_that_a_busy_machine_has_no_time_for(bed: Bed) -> None:
-    """Whether its trial or its instance has none: the request is not at fault."""
+    """Either its trial or its instance has no time: the request is not at fault."""
     from controller.adapters.vllm import grammar_guard
 
     wanted = {"structured_outputs": {"regex": "[a-f]{3,7}"}}
@@ -657,7 +657,7 @@ async def a_grammar_that_a_busy_machine_has_no_time_for(bed: Bed) -> None:
 
 
 async def what_only_another_backend_knows(bed: Bed) -> None:
-    """vLLM would let an engine take another backend for good, by its first request."""
+    """vLLM would let an engine's first request choose another backend for good."""
     async with gated(bed) as (_, http):
         body = {"model": "embedded", "prompt": "one", "max_tokens": 8}
         for wanted in ({"regex": r"\p{L}+"}, {"json": {"type": "integer", "multipleOf": 3}}):
@@ -672,7 +672,8 @@ async def what_only_another_backend_knows(bed: Bed) -> None:
 
 
 async def a_costly_grammar_keeps_nobody_waiting(bed: Bed) -> None:
-    """vLLM converts this pattern on its event loop: 1.4 s; another one's time is not its."""
+    """vLLM would convert this pattern on its event loop, in 1.4 s; the time of a separate process
+    does not count."""
     costly = {"json": {"type": "string", "pattern": "[a-z]{1,1990}"}}
     body = {"model": "embedded", "prompt": "one", "max_tokens": 4}
     async with gated(bed) as (_, http), longest_turn() as turns_s:
@@ -734,7 +735,7 @@ LONG_TEXT_FORM = {"type": "json_schema", "name": "x", "schema": LONG_SCHEMA}
 
 @contextmanager
 def limited_trials(bed: Bed, limits: TrialLimits) -> Iterator[None]:
-    """No verdict is known, and these are the limits of each."""
+    """No verdict is known, and these are the limits of each trial."""
     client = bed.llm.engine_core
     before = client._grammars
     client._grammars = GrammarTrials(bed.process, Queue(limits, 2, 64))
@@ -765,7 +766,7 @@ async def longest_turn() -> AsyncIterator[list[float]]:
 
 
 async def a_client_that_does_not_read(bed: Bed) -> None:
-    """Its request is aborted and its blocks are free again long before it would have ended."""
+    """Its request is aborted and its blocks are free long before the request would have ended."""
     num_blocks = bed.engine.snapshot("i-0", 1).num_free_blocks
     body = {"model": "embedded", "prompt": "one", "max_tokens": 500, "ignore_eos": True}
     content = json.dumps(body | {"stream": True, "logprobs": 20}).encode()
@@ -803,7 +804,7 @@ async def a_failure_in_mid_stream(bed: Bed) -> None:
 
 
 async def a_failure_in_mid_message(bed: Bed) -> None:
-    """Anthropic's clients tell an error by its event."""
+    """Anthropic's clients recognise an error by its event."""
     *chunks, error = await _answer_of_a_failure(bed, "/v1/messages", {"messages": USER})
     assert chunks
     event, data = error.split("\n")
@@ -865,7 +866,7 @@ def assert_is_the_failure(data: str, kind: str = "ServiceUnavailableError") -> N
 
 
 async def many_bad_items_are_few_errors(bed: Bed) -> None:
-    """vLLM's models would describe 117 kinds for each item that is none of them."""
+    """vLLM's models would describe 117 kinds for each item that fits none of them."""
     async with gated(bed) as (_, http):
         for path, fields in (
             ("/v1/responses", {"input": [{}] * 2000}),
@@ -882,7 +883,7 @@ async def many_bad_items_are_few_errors(bed: Bed) -> None:
 
 
 async def large_bodies_beside_a_canary(bed: Bed) -> None:
-    """In CPU time of the event loop's thread, as others may use the machine."""
+    """In CPU time of the event loop's thread, because others may use the machine."""
     longest_s = 0.0
 
     async def canary() -> None:

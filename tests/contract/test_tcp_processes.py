@@ -15,12 +15,12 @@ MANY = 1600
 
 
 async def ask(peer: PeerProcess) -> None:
-    """Its event loop answers."""
+    """Answered by the process's event loop."""
     await asyncio.wait_for(peer.digest(1), 10)
 
 
 async def loses(peer: PeerProcess, stage_id: str, name: str) -> None:
-    """It hears of the other's end by the link or by the mailbox, whichever is first."""
+    """The process hears of the other's end by the link or by the mailbox, whichever is first."""
     (why,) = await peer.says("failed", stage_id)
     assert why == f"{name} is gone" or why.startswith("the link broke"), why
 
@@ -119,8 +119,8 @@ async def test_a_stopped_source_holds_up_nothing_but_its_link() -> None:
 
 
 async def test_strangers_neither_end_a_process_nor_keep_moves_out() -> None:
-    """When links were Gloo's, either ended the process: a message for a place that there is not,
-    and one connection more than it had descriptors for."""
+    """When links were Gloo's, either of two things ended the process: a message for a place that
+    does not exist, and one connection more than the process had descriptors for."""
     async with peer_processes() as processes:
         a, b = [await processes.start(name, LOOPBACK, 100) for name in "ab"]
         await processes.introduce()

@@ -6,8 +6,8 @@ from controller.adapters.vllm.worker_side import RewindableGenerators
 
 
 def test_a_new_generator_is_not_taken_for_one_that_was_thrown_away() -> None:
-    """Within a step the worker forgets a request and meets another, whose generator may lie
-    where the first one's lay in memory."""
+    """Within a step the worker forgets a request and meets another one, whose generator may lie
+    where the first generator lay in memory."""
     generators = RewindableGenerators({})
     for seed in range(20):
         left = torch.Generator()

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from controller.adapters.vllm import process_setup
-from controller.adapters.vllm.endpoint.error_bodies import ENGINE_FLAGS
+from controller.adapters.vllm.endpoint.answers import ENGINE_FLAGS
 from controller.api.settings.vllm_options import (
     ENGINE_TOO,
     EndpointOptions,

@@ -19,7 +19,7 @@ Add = Callable[..., None]
 
 @pytest.fixture
 def add(engine: VllmEngine) -> Add:
-    """Adds a request of so many random prompt tokens, by way of the wire."""
+    """Adds a request with this many random prompt tokens, as an encoded message."""
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
@@ -58,21 +58,21 @@ def add(engine: VllmEngine) -> Add:
 
 @pytest.mark.usefixtures("engine")
 def test_it_leaves_no_port_open(opened_ports: set[tuple[int, int]]) -> None:
-    """Process groups of one listen for nobody (process_setup.py)."""
+    """The listeners of process groups of one serve nobody (process_setup.py)."""
     assert opened_ports == set()
 
 
 @pytest.mark.usefixtures("engine")
 def test_it_leaves_no_thread_to_groups_of_one() -> None:
-    """Only the groups of the world, of which vLLM keeps the backend, have Gloo's threads: they wake
-    a hundred times a second."""
+    """Only the groups of the world, whose backend vLLM keeps, have Gloo's threads: they wake a
+    hundred times a second."""
     tasks = Path("/proc/self/task").iterdir()
     names = [(task / "comm").read_text().strip() for task in tasks]
     assert names.count("gloo_tcp_loop") <= 2
 
 
 def look(engine: VllmEngine) -> InstanceSnapshot:
-    """A snapshot, compared with what vLLM itself says."""
+    """A snapshot, compared with vLLM's own state."""
     found = engine.snapshot("i-0", 7)
     scheduler = engine._core.scheduler
     requests = scheduler.requests.values()
@@ -105,7 +105,7 @@ def look(engine: VllmEngine) -> InstanceSnapshot:
 
 
 def finish(engine: VllmEngine) -> dict[str, list[int]]:
-    """Tokens by request until nothing is left to do; every moment is looked at."""
+    """Tokens by request until nothing is left to do; every moment is checked."""
     tokens: dict[str, list[int]] = {}
     while engine.has_work():
         for out in engine.step():
@@ -146,7 +146,7 @@ def test_the_engine_runs_in_this_process(engine: VllmEngine) -> None:
 
 
 def test_an_engine_that_is_told_of_a_lost_worker_ends_though_it_is_idle(engine: VllmEngine) -> None:
-    """By the executor of several ranks, whose worker processes it watches."""
+    """The executor of several ranks, which watches its worker processes, tells it."""
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -161,7 +161,7 @@ def test_an_engine_that_is_told_of_a_lost_worker_ends_though_it_is_idle(engine: 
 
 
 def test_the_methods_that_are_called(engine: VllmEngine) -> None:
-    """Their parameters, so that a change shows here and not at midnight."""
+    """Their parameters, so that a change shows here and not in production."""
     core, scheduler = engine._core, engine._scheduler
 
     def parameters(function: Any) -> list[str]:
@@ -305,7 +305,7 @@ def test_admissions_and_evictions_are_told_in_the_order_in_which_they_happen(
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 12])
 def test_abort_frees_all_blocks_at_once(engine: VllmEngine, add: Add, num_steps: int) -> None:
-    """Waiting, in mid-prefill, and decoding."""
+    """Of requests that wait, are in mid-prefill, and decode."""
     for n in range(3):
         add(f"r{n}", 150, max_tokens=50, arrival_s=float(n))
     for _ in range(num_steps):
@@ -438,7 +438,7 @@ def test_greedy_tokens_do_not_depend_on_company(engine: VllmEngine, add: Add) ->
 def test_neither_a_cut_prefill_nor_an_eviction_changes_the_tokens(
     engine: VllmEngine, add: Add, sampling: dict[str, Any]
 ) -> None:
-    """A seed is where the CPU needs our help (worker_side.py)."""
+    """Seeded requests on a CPU need our help (worker_side.py)."""
     assert STEP_TOKENS < 150
     add("r", 150, max_tokens=110, **sampling)
     cut = finish(engine)["r"]

@@ -1,4 +1,4 @@
-"""The table of vLLM's engine arguments and parsers, and what we refuse of them, against vLLM."""
+"""The table of vLLM's engine arguments and parsers, and our refusals of them, against vLLM."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from tools import reference, vllm_arguments
 
 @pytest.fixture(scope="module")
 def parser() -> argparse.ArgumentParser:
-    """Of vLLM's own server."""
+    """The parser of vLLM's own server."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -34,12 +34,12 @@ def parsed(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def test_the_table_is_that_of_the_installed_vllm() -> None:
-    """`make vllm-arguments` writes it anew."""
+    """`make vllm-arguments` writes the table."""
     assert vllm_arguments.TABLE.read_text() == vllm_arguments.source()
 
 
 def test_the_page_of_paths_is_that_of_the_installed_vllm() -> None:
-    """`make vllm-arguments` writes it anew."""
+    """`make vllm-arguments` writes the page."""
     assert (reference.FOLDER / reference.ENDPOINT).read_text() == reference.endpoint()
 
 
@@ -70,7 +70,7 @@ def test_the_arguments_of_ours_are_accepted(engine_args: dict[str, Any]) -> None
 
 
 def test_every_default_that_json_can_write_is_accepted() -> None:
-    """A check that refused what vLLM itself has would refuse too much."""
+    """A check that refused vLLM's own defaults would refuse too much."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     checked = 0
@@ -99,7 +99,7 @@ def test_the_server_takes_defaults_and_ours_over_them(engine_args: dict[str, Any
 
 
 def test_tables_become_vllm_s_classes(engine_args: dict[str, Any]) -> None:
-    """Of one that vLLM itself leaves a dict, whose attributes its server then wants."""
+    """vLLM itself leaves one of them a dict, of which its server then reads attributes."""
     from vllm.config import StructuredOutputsConfig
 
     from controller.adapters.vllm.endpoint import openai_app

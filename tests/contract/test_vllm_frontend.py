@@ -1,6 +1,5 @@
-"""vLLM's OpenAI app and AsyncLLM over our client: what they touch, and that they serve.
-
-The pool behind them is the real engine, stepped by the test; its router is played.
+"""vLLM's OpenAI app and AsyncLLM over our client: what they touch, and that they serve. The pool
+behind them is the real engine, stepped by the test; its router is a fake.
 """
 
 import ast
@@ -20,7 +19,7 @@ import httpx
 import pytest
 
 from controller.adapters.connections import KeepAlive
-from controller.adapters.vllm.endpoint.error_bodies import error_body
+from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials
 from controller.core.load.snapshot import InstanceRef
@@ -128,7 +127,7 @@ def test_calls_of_anthropic_s_messages() -> None:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
-    from controller.adapters.vllm.endpoint.anthropic import mend_calls
+    from controller.adapters.vllm.endpoint.answers import mend_calls
 
     serving = object.__new__(AnthropicServingMessages)
     serving.parser_cls = None
@@ -175,7 +174,7 @@ def test_calls_before_one_that_is_cut(name: str, calls: str, engine_args: dict[s
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.parser import ParserManager
 
-    from controller.adapters.vllm.endpoint.anthropic import mend_calls
+    from controller.adapters.vllm.endpoint.answers import mend_calls
 
     serving = object.__new__(AnthropicServingMessages)
     serving.parser_cls = ParserManager.get_parser(
@@ -233,15 +232,15 @@ class PlayedRouter:
     refusal: RejectCode | None = None
     retry_after_s: int = 1
     holding: asyncio.Event | None = None
-    """No request is dispatched before it is set."""
+    """No request is dispatched before this event is set."""
     inbox: Inbox = field(default_factory=lambda: Inbox({}))
     prompt_prefixes: PromptPrefixes = field(default_factory=PromptPrefixes)
     prefixes: list[tuple[int, ...]] = field(default_factory=list)
     holds_after: int | None = None
-    """No more than so many at a time are dispatched."""
+    """At most this many requests are dispatched at a time."""
     ranks: list[int] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
-    """Request id to how many tokens it has got."""
+    """Request id to the number of tokens that it has got."""
     aborted: list[str] = field(default_factory=list)
     arrivals: list[tuple[str, str, str | None]] = field(default_factory=list)
     """(request id, the client's own, the parent's)"""
@@ -364,7 +363,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
 
 
 async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -> None:
-    """One app, as building it takes long; every scenario leaves it as it was."""
+    """One app, because building it takes long; every scenario leaves it as it was."""
     async with serving(engine, engine_args) as bed:
         for scenario in (
             our_own_log,
@@ -479,7 +478,7 @@ async def priorities(bed: Bed) -> None:
 
 
 async def priorities_by_header(bed: Bed) -> None:
-    """Every sequence of a request has it, whatever route and task of vLLM's made it."""
+    """Every sequence of a request has the priority, whichever route and task of vLLM's made it."""
     question = [{"role": "user", "content": "A door?"}]
     short = {"model": "embedded", "max_tokens": 4}
     for path, body, num_sequences in (
@@ -547,7 +546,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 async def refused_streams(bed: Bed) -> None:
-    """A stream's status is that of its refusal, and so is what it has of several prompts."""
+    """A stream's status is that of its refusal, also for a stream of several prompts."""
     several = {"prompt": ["The old house", "The new one"], "n": 2, "max_tokens": 8}
     for code, status in ((RejectCode.OVERLOADED, 429), (RejectCode.UNAVAILABLE, 503)):
         bed.router.refusal, bed.router.retry_after_s = code, 17
@@ -566,7 +565,8 @@ async def refused_streams(bed: Bed) -> None:
 
 
 async def nothing_of_a_refused_stream_waits_for_the_garbage_collector(bed: Bed) -> None:
-    """That comes by after ten thousands of requests: a full collection looks at all of vLLM."""
+    """The collector may come only after ten thousands of requests: a full collection looks at all
+    of vLLM."""
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
     from controller.adapters.vllm.endpoint.exchange import Exchange
@@ -586,7 +586,7 @@ async def nothing_of_a_refused_stream_waits_for_the_garbage_collector(bed: Bed) 
 
 
 async def a_stream_that_is_held(bed: Bed) -> None:
-    """No byte of it leaves before its request has an instance; then its head does at once."""
+    """No byte of it leaves before its request has an instance; then its head is sent at once."""
     for path, body in STREAMS.items():
         bed.router.holding = asyncio.Event()
         num_before, sent = len(bed.router.arrivals), list[dict[str, Any]]()
@@ -747,7 +747,7 @@ def test_an_instance_that_serves_no_more_shows_no_load() -> None:
 
 
 def test_instances_that_share_a_series_are_added_up() -> None:
-    """Those that were added to a cluster which began with two."""
+    """Instances that were added to a cluster which began with two."""
     from controller.adapters.vllm.endpoint.pool_client import InstanceLoads
 
     loads, all_there = InstanceLoads(1), {"i-0": 1, "i-1": 1, "i-7": 1}

@@ -1,5 +1,6 @@
-"""Blocks as bytes: every layout that a cache may have, the order on a GPU, and who understands
-whose blocks."""
+"""Blocks as bytes: every layout that a cache may have, the order on a GPU, and which engines
+understand each other's blocks.
+"""
 
 import dataclasses
 import shutil
@@ -30,7 +31,7 @@ def compact() -> list[Any]:
 
 
 def interleaved() -> list[Any]:
-    """The blocks are not outermost, and a block is no single run of memory."""
+    """The blocks are not outermost, and a block is not contiguous in memory."""
     return [cache.transpose(0, 1) for cache in [numbered(H, B, N, C), numbered(H, B, N, C) * 2]]
 
 
@@ -97,7 +98,7 @@ def test_blocks_go_from_one_cache_to_another(layout: Callable[[], list[Any]]) ->
 
 
 def test_a_buffer_may_be_cut_elsewhere_on_the_other_side() -> None:
-    """One block follows the other."""
+    """The blocks follow each other in the buffer."""
     import torch
 
     source, empty = HostBlocks(compact(), B), [torch.zeros(B, H, N, C) for _ in range(3)]
@@ -138,7 +139,7 @@ def test_the_caches_of_an_engine(engine: VllmEngine) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """torch.cuda, as far as it is used, by a recorder; copies are made at once."""
+    """torch.cuda, as far as it is used, replaced by a recorder; copies are made at once."""
     import torch
 
     seen: list[str] = []

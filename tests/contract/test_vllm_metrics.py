@@ -1,6 +1,5 @@
-"""vLLM's own `/metrics` route shows what a frontend measures, in both of its modes.
-
-In processes of their own: prometheus_client has one registry and one mode per process.
+"""vLLM's own `/metrics` route shows what a frontend measures, in both of its modes. The tests run
+in separate processes: prometheus_client has one registry and one mode per process.
 """
 
 import subprocess
@@ -13,17 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 FRONTEND = """
 import asyncio, sys
 from pathlib import Path
-from controller.adapters.prometheus import share
+from controller.adapters.vllm.process_setup import share_metrics
 
 if sys.argv[1:]:
-    share(Path(sys.argv[1]))
+    share_metrics(Path(sys.argv[1]))
 
 import httpx
 from fastapi import FastAPI
 from prometheus_client import Counter
 from vllm.entrypoints.serve.instrumentator.metrics import attach_router
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
-from controller.adapters.prometheus.request_metrics import RequestMetrics
+from controller.adapters.prometheus import RequestMetrics
 
 metrics = RequestMetrics(("normal", "high"))
 unregister_vllm_metrics()  # as vLLM's logger does before it registers its own

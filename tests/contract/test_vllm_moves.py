@@ -65,7 +65,7 @@ def unmoved(readers: Readers, request_id: str, **options: Any) -> Told:
 
 
 def evict(engine: VllmEngine, request_id: str) -> None:
-    """As vLLM does it when a running request needs a block."""
+    """Evicts as vLLM does when a running request needs a block."""
     request = engine._scheduler.requests[request_id]
     engine._scheduler.running.remove(request)
     engine._scheduler._preempt_request(request, time.monotonic())
@@ -76,7 +76,8 @@ def evict(engine: VllmEngine, request_id: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
-    """There and back every few tokens, and to itself: an id that comes back at once."""
+    """The request moves there and back every few tokens, and to its own engine: an id that comes
+    back at once."""
     here, there = readers.engines
     options = {"max_tokens": 60} | KINDS[kind]
     alone = unmoved(readers, "r", **options)
@@ -99,7 +100,7 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
 
 
 def test_the_kinds_are_about_something(readers: Readers) -> None:
-    """Each of them changes the answer, or its test would show nothing."""
+    """Each kind changes the answer; otherwise its test would show nothing."""
     seen: dict[tuple[int, ...], str] = {}
     for name, options in KINDS.items():
         tokens = tuple(unmoved(readers, "r", **{"max_tokens": 60} | options).tokens)
@@ -111,7 +112,7 @@ def test_the_kinds_are_about_something(readers: Readers) -> None:
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, BLOCK_SIZE - 1])
 def test_moved_after_any_token(readers: Readers, num_prompt_tokens: int) -> None:
-    """The first, the last but one, at the boundary of blocks and on either side of it."""
+    """After the first, the last but one, at the boundary of blocks and on either side of it."""
     here, there = readers.engines
     options = {"num_prompt_tokens": num_prompt_tokens, "max_tokens": 36, "temperature": 1.0}
     alone = unmoved(readers, "r", seed=11, **options)
@@ -149,7 +150,8 @@ def test_others_go_on_as_if_nothing_had_happened(readers: Readers) -> None:
 
 
 def test_the_prefix_cache_spares_the_copy(readers: Readers) -> None:
-    """What the destination has already is not copied, and what it gets is there for others."""
+    """Blocks that the destination has are not copied, and blocks that it gets serve other requests
+    there."""
     here, there = readers.engines
     prompt = list(range(700, 700 + 3 * BLOCK_SIZE + 5))
     alone = unmoved(readers, "r", prompt=prompt, max_tokens=60)
@@ -320,7 +322,7 @@ def test_an_evicted_request_comes_back_to_itself(readers: Readers) -> None:
 
 
 def test_evicted_in_mid_prefill(readers: Readers) -> None:
-    """It has no outputs: it begins anew, and tells its prefill's figures once."""
+    """The request has no outputs: it begins anew, and reports its prefill's figures once."""
     here, there = readers.engines
     options = {"num_prompt_tokens": 3 * STEP_TOKENS, "temperature": 1.0, "seed": 5, "max_tokens": 9}
     alone = unmoved(readers, "r", prompt_logprobs=1, **options)
@@ -446,7 +448,7 @@ def test_outputs_that_the_grammar_does_not_accept(readers: Readers) -> None:
 
 @pytest.mark.parametrize("where", [3, BLOCK_BYTES // 2 + 3, BLOCK_BYTES - 1])
 def test_a_corrupted_byte_is_seen(readers: Readers, where: int) -> None:
-    """The negative control: what the other tests compare depends on all of the content. Here one
+    """The negative control: what the other tests compare depends on the whole content. Here one
     number of a block, in the first layer or the last, changes its sign."""
     options = {"max_tokens": 60, "logprobs": 3}
     alone = unmoved(readers, "r", **options)
@@ -467,8 +469,8 @@ def test_a_corrupted_byte_is_seen(readers: Readers, where: int) -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_copied_blocks_serve_others_by_the_prefix_cache(readers: Readers, swapped: bool) -> None:
-    """This shows that they are in their order: to the request itself that makes no difference,
-    since keys are stored with their position and attention is a sum."""
+    """This shows that the blocks are in order: to the request itself the order makes no difference,
+    because keys are stored with their position and attention is a sum."""
     here, there = readers.engines
     prompt = list(range(700, 800))
     heir = {"prompt": [*prompt[: BLOCK_SIZE + 3], *range(900, 930)], "logprobs": 2}

@@ -1,5 +1,6 @@
-"""Moves under vLLM's asynchronous scheduling (its default on a GPU), on its scheduler alone: the
-steps are scheduled ahead here, and the tokens come from us."""
+"""Moves under vLLM's asynchronous scheduling (its default on a GPU), with its scheduler alone: the
+steps are scheduled ahead here, and the test supplies the tokens.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class AsyncEngine:
             self.cache[block_id, offset] = self.gpu.num_done
 
     def land(self) -> list[str]:
-        """The oldest step under way ends; who got tokens."""
+        """The oldest step under way ends. Returns the requests that got tokens."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         scheduled = self.under_way.pop(0)
@@ -96,7 +97,7 @@ class AsyncEngine:
 
 
 class Gpu:
-    """It runs what was launched not before somebody waits for it, and steps in their order."""
+    """Runs launched work only when a caller waits for it, and steps in their order."""
 
     def __init__(self) -> None:
         self._launched: list[Callable[[], None]] = []
@@ -110,7 +111,7 @@ class Gpu:
         self._launched.append(step)
 
     def run(self, num_steps: int) -> None:
-        """Until so many are done in all."""
+        """Runs until this many steps are done in all."""
         while self.num_done < num_steps:
             self.num_done += 1
             self._launched[self.num_done - 1]()
@@ -118,8 +119,8 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """torch.cuda, as far as `CudaBlocks` uses it: what runs on its stream waits for steps only as
-    it is told to."""
+    """torch.cuda, as far as `CudaBlocks` uses it: work on its stream waits for steps only when told
+    to."""
     import torch
 
     made = Gpu()
@@ -273,8 +274,8 @@ def test_a_leaving_request_may_end_otherwise(engine: AsyncEngine, end: str) -> N
 def test_what_arrives_is_not_overwritten_by_a_step_under_way(
     engine: AsyncEngine, num_reserved_before: int
 ) -> None:
-    """A request ends with the output of one step while the next one computes a token for it: its
-    blocks are free for a reservation, and that token's slot is yet to be written."""
+    """A request ends with the output of one step while the next step computes a token for it: its
+    blocks are free for a reservation, and that token's slot is still to be written."""
     arrivals, outputs = engine.arrivals, [900]
     engine.add("old", 17, 20, stop=1001)
     engine.launch()

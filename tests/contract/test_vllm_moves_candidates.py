@@ -1,5 +1,6 @@
-"""What a real engine tells of its requests for a choice among them: every touch point of
-`VllmMoves.candidates`."""
+"""What a real engine reports of its requests so that some can be chosen: every touch point of
+`VllmMoves.candidates`.
+"""
 
 import random
 from collections.abc import Mapping
@@ -102,7 +103,8 @@ def test_what_goes_is_free_but_for_what_is_shared(engine: VllmEngine, readers: R
 
 
 def test_pins_are_its_own(engine: VllmEngine, readers: Readers) -> None:
-    """A move takes one more reference of each block that it reads; they go with the request."""
+    """A move takes one more reference of each block that it reads; these references go with the
+    request."""
     readers.add("r", num_prompt_tokens=STEP_TOKENS, max_tokens=80)
     readers.run("r", 3)
     assert engine.moves.pin("r", 0) is not None

@@ -111,7 +111,8 @@ def test_a_reservation_counts_and_grows_and_goes(engine: VllmEngine, model_path:
 def test_not_more_blocks_than_the_model_has_tokens_for(
     engine: VllmEngine, model_path: Path
 ) -> None:
-    """A last stage asks for room beyond what there is; at the end of the context it gets less."""
+    """A last stage asks for room beyond the present tokens; at the end of the context it gets
+    less."""
     found = reserve(engine, model_path, "r", 17)
     assert isinstance(found, ReservedBlocks)
     assert len(found.block_ids) == engine.max_model_len // BLOCK_SIZE == 16
@@ -194,7 +195,7 @@ def test_what_a_running_prefill_still_takes_is_left_free(
 
 
 def test_a_place_in_the_batch_is_kept(engine: VllmEngine, readers: Readers) -> None:
-    """Reserved while there is one, it is still there at the commit."""
+    """A reserved place is still there at the commit."""
     cut = suspended(readers)
     size = engine.max_num_running
     for n in range(size - 1):
@@ -343,7 +344,8 @@ def test_a_generator_belongs_to_a_seeded_request(engine: VllmEngine, readers: Re
 def test_an_id_that_comes_back_before_the_worker_forgot_it(
     engine: VllmEngine, readers: Readers
 ) -> None:
-    """KeyError in the worker, and the engine is dead, or the blocks it had before."""
+    """Otherwise a KeyError in the worker would end the engine, or the request would get its old
+    blocks."""
     scheduler = engine._scheduler
     readers.add("r", engine, max_tokens=60)
     readers.run("r", 5)
@@ -407,7 +409,7 @@ def test_a_dropped_one_that_was_leaving_again(engine: VllmEngine, readers: Reade
 
 
 def test_suspended_again_before_its_first_step(engine: VllmEngine, readers: Readers) -> None:
-    """What the next engine gets is what this one got."""
+    """The next engine gets what this one got."""
     cut = suspended(readers, temperature=1.0, seed=3)
     prepared = engine.prepare(readers.messages["r"], 0)
     assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)

@@ -1,4 +1,6 @@
-"""The source's half of a move against vLLM's own state: every touch point of source_moves.py."""
+"""The source's half of a move against vLLM's own state: every touch point of `SourceMoves` in
+moves.py.
+"""
 
 import inspect
 from pathlib import Path
@@ -143,7 +145,7 @@ def test_out_of_the_batch_and_back(engine: VllmEngine, readers: Readers) -> None
 def test_blocks_with_computed_tokens_are_handed_over(
     engine: VllmEngine, readers: Readers, num_outputs: int, num_blocks: int
 ) -> None:
-    """The last token is not computed yet: a block that it alone would need is left out."""
+    """The last token is not computed yet: a block that only that token would need is left out."""
     readers.add("r", num_prompt_tokens=BLOCK_SIZE, max_tokens=50)
     readers.run("r", num_outputs)
     suspended = engine.moves.suspend("r")
@@ -156,7 +158,7 @@ def test_blocks_with_computed_tokens_are_handed_over(
 def test_a_suspended_request_is_neither_evicted_nor_stepped(
     engine: VllmEngine, readers: Readers
 ) -> None:
-    """Though it would be the first to go."""
+    """It would otherwise be the first to be evicted."""
     readers.add("late", num_prompt_tokens=4 * BLOCK_SIZE, max_tokens=120, arrival_s=99.0)
     alone = readers.finish()["late"]
     readers.add("late", num_prompt_tokens=4 * BLOCK_SIZE, max_tokens=120, arrival_s=99.0)
@@ -267,7 +269,8 @@ def test_a_request_that_waits_for_its_grammar(engine: VllmEngine, readers: Reade
 
 
 def test_a_rank_that_changes(engine: VllmEngine, readers: Readers) -> None:
-    """Of one that waits, is suspended from the queue, runs, or is suspended from the batch."""
+    """Of a request that waits, is suspended from the queue, runs, or is suspended from the
+    batch."""
     engine.moves.set_rank("unknown", 1)
     for name, arrival_s in [("a", 1.0), ("b", 2.0), ("c", 3.0)]:
         readers.add(name, num_prompt_tokens=10, max_tokens=20, arrival_s=arrival_s)
@@ -299,7 +302,7 @@ def test_a_rank_that_changes(engine: VllmEngine, readers: Readers) -> None:
 def test_a_rank_that_changes_decides_who_is_evicted_and_who_is_admitted(
     engine: VllmEngine, readers: Readers
 ) -> None:
-    """vLLM's own scheduler goes by it from the next step on."""
+    """vLLM's own scheduler uses it from the next step on."""
     names = [f"r{n}" for n in range(engine.max_num_running)]
     for n, name in enumerate(names):
         readers.add(name, num_prompt_tokens=BLOCK_SIZE, max_tokens=200, arrival_s=float(n))

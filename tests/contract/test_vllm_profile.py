@@ -1,5 +1,6 @@
-"""What `llumctl profile` needs of a real engine: its sizes, its requests, and that steps do what
-the measurement takes them for."""
+"""What `llumctl profile` needs of a real engine: its sizes, its requests, and steps that do what
+the measurement assumes.
+"""
 
 import json
 import time
@@ -54,7 +55,7 @@ def test_a_trial_request_runs_to_its_length(engine: VllmEngine) -> None:
 
 
 def test_a_lone_prompt_is_cut_as_the_points_say(uncached_engine: VllmEngine) -> None:
-    """vLLM's scheduler, asked at each step."""
+    """vLLM's scheduler, checked at each step."""
     engine, taken = uncached_engine, []
     schedule = engine._scheduler.schedule
 
@@ -103,4 +104,4 @@ def driven(engine: VllmEngine) -> DrivenEngine:
 
 @pytest.fixture(autouse=True)
 def _left_clean(engine: VllmEngine, uncached_engine: VllmEngine) -> None:
-    """Both engines are looked at after each test: nothing is left in them."""
+    """Both engines are checked after each test: nothing is left in them."""

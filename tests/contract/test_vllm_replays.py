@@ -1,4 +1,4 @@
-"""Requests that go on at another real engine from their outputs: their readers cannot tell."""
+"""Requests that continue on another real engine from their outputs: their readers cannot tell."""
 
 import threading
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def readers(model_path: Path, engine: VllmEngine, uncached_engine: VllmEngine) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
-    """Its engines die at its first token, in the middle, and one token before its end."""
+    """The request's engines die at its first token, in the middle, and one token before its end."""
     here, there = readers.engines
     options = {"max_tokens": 60} | KINDS[kind]
     alone = unmoved(readers, "r", **options)
@@ -45,7 +45,7 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties"])
 def test_a_prefill_that_takes_several_steps(readers: Readers, kind: str) -> None:
-    """vLLM draws in each of them, and takes it back."""
+    """vLLM draws in each of the steps, and takes the draw back."""
     here, there = readers.engines
     options = {"max_tokens": 30, "num_prompt_tokens": 2 * STEP_TOKENS + 5} | KINDS[kind]
     alone = unmoved(readers, "r", **options)
@@ -117,7 +117,7 @@ LETTERS = {"regex": "[a-z]{30}"}
 
 @contextmanager
 def no_time_to_compile(engine: VllmEngine) -> Iterator[None]:
-    """The engine's compiler has something else to do."""
+    """The engine's compiler is busy."""
     executor = engine._core.structured_output_manager.executor
     go_on = threading.Event()
     busy = [executor.submit(go_on.wait, 60) for _ in range(executor._max_workers)]
@@ -132,8 +132,8 @@ def no_time_to_compile(engine: VllmEngine) -> Iterator[None]:
 def test_an_abort_of_an_earlier_attempt_leaves_the_grammar_of_the_next_one(
     readers: Readers, engine: VllmEngine
 ) -> None:
-    """An instance drops what it has of a request that comes again, while its grammar waits for the
-    compiler. The grammar was called off with that, and the client got a 400."""
+    """An instance drops its part of a request that comes again, while the request's grammar waits
+    for the compiler. The grammar was cancelled with that, and the client got a 400."""
     readers.messages["r"] = message("r", readers.model_path, max_tokens=4, guided=LETTERS)
     readers.told["r"] = Told()
     with no_time_to_compile(engine):

@@ -1,5 +1,6 @@
-"""What vLLM's sampler draws of a seeded request's generator for a token. For a replay as much is
-drawn beforehand (worker_side.py `drawn_generator`, decision 0033)."""
+"""What vLLM's sampler draws from a seeded request's generator for a token. A replay draws as much
+beforehand (worker_side.py `drawn_generator`, decision 0033).
+"""
 
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import torch
 from controller.adapters.vllm import worker_side
 
 VOCAB_SIZE = 515
-"""Of no width that a kernel likes."""
+"""Not a width that kernels prefer."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

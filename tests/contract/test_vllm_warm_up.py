@@ -43,7 +43,7 @@ def used_s() -> float:
 
 
 def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> float:
-    """The longest that the engine's thread, or its process's loop, was kept by this request."""
+    """The longest time for which this request kept the engine's thread, or its process's loop."""
     dice = random.Random(request_id)
     sampling = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True} | sampling
     num_prompt_tokens = sampling.pop("num_prompt_tokens", 40)
@@ -72,7 +72,8 @@ def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> 
 
 
 def test_the_first_request_of_each_kind_stalls_nobody(engine: VllmEngine) -> None:
-    """As in a new process: what other tests had compiled is dropped, and the start's part done."""
+    """As in a new process: what other tests had compiled is dropped, and the start's part is
+    done."""
     torch._dynamo.reset()
     manager = engine._core.structured_output_manager
     manager.backend = None

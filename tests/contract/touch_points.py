@@ -26,7 +26,7 @@ class TouchPoint(NamedTuple):
 
 
 def by_touch_point() -> dict[TouchPoint, list[str]]:
-    """The modules of ours that rely on each."""
+    """Our modules that rely on each touch point."""
     users = defaultdict(list)
     for file in sorted(OURS.glob("**/*.py")):
         for point in of_module(file):
@@ -43,7 +43,8 @@ def of_module(file: Path) -> frozenset[TouchPoint]:
 def behind(places: Iterable[tuple[Path, str]], test: Path) -> list[TouchPoint]:
     """What a failure has touched. `places`: files and statements of its traceback, from the outside
     in. The innermost place in a module with touch points counts: those that its statement names, or
-    all of the module. Without one, all of the modules that the test imports."""
+    all of the module. Without such a place, all touch points of the modules that the test imports.
+    """
     for file, statement in reversed(list(places)):
         points = of_module(file) if file.is_relative_to(OURS) else frozenset()
         if points:
@@ -54,7 +55,7 @@ def behind(places: Iterable[tuple[Path, str]], test: Path) -> list[TouchPoint]:
 
 
 def what_is_missing(point: TouchPoint) -> str:
-    """In the installed vLLM; empty where nothing is."""
+    """What the installed vLLM lacks; empty if it lacks nothing."""
     names = _names(point.path)
     if names is None:
         return f"vllm/{point.path} does not exist"

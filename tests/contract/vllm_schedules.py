@@ -1,7 +1,8 @@
-"""vLLM's own scheduler on a scenario, without an engine: it decides, and the tokens come from us.
+"""vLLM's own scheduler on a scenario, without an engine: it decides, and the test supplies the
+tokens.
 
-`python -m tests.contract.vllm_schedules` records the scenarios anew, for example after an
-upgrade of vLLM; what changed is then to be seen in the file's diff.
+`python -m tests.contract.vllm_schedules` records the scenarios anew, for example after an upgrade
+of vLLM; the file's diff then shows what changed.
 """
 
 import json

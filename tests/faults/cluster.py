@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.zmq.inbox_access import new_secret_key
+from controller.adapters.zmq.zmq_mailbox import new_secret_key
 from tests.e2e.cluster import free_ports
 from tests.faults.children import Child, wait_for
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from controller.adapters.emulated import vllm_wire as wire
+from controller.adapters.emulated import emulated_request as wire
 from controller.core.load.snapshot import InstanceRef
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import EngineFactory, Frames, KvTransfer
@@ -64,7 +64,7 @@ def vllm_args(model: str) -> dict[str, Any]:
 
 def kv_transfer(kind: str, me: Callable[[], InstanceRef]) -> KvTransfer:
     if kind == "emulated":
-        from controller.adapters.emulated.emulated_transfer import EmulatedKvTransfer
+        from controller.adapters.emulated.emulated_kv import EmulatedKvTransfer
 
         return EmulatedKvTransfer(PROFILE, 1.0)
     from controller.adapters.tcp.transfer import TcpKvTransfer
@@ -89,7 +89,7 @@ def prompt_of(request_id: str, num_tokens: int) -> list[int]:
 
 
 def request_frames(request_id: str, prompt: Sequence[int], max_tokens: int) -> Frames:
-    """A greedy request as a frontend of vLLM sends it, position by position (vllm_wire.py)."""
+    """A greedy request as a frontend of vLLM sends it, by position (emulated_request.py)."""
     sampling = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True}
     fields = [request_id, prompt, None, sampling, None, 0.0, None, None, None]
     return [msgspec.msgpack.encode(fields)]

@@ -17,8 +17,7 @@ from typing import Any
 
 import uvloop
 
-from controller.adapters.zmq.inbox_access import ClusterKey
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.destination import DestinationMove

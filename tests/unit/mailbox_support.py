@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from controller.adapters.zmq.inbox_access import ClusterKey
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 
 PATIENCE_S = 10.0
 

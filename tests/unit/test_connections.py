@@ -18,7 +18,7 @@ from uvicorn import Config, Server
 
 from controller.adapters import connections
 from controller.adapters.connections import KeepAlive, max_kept_connections
-from controller.adapters.vllm.endpoint.error_bodies import error_body
+from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.endpoint.gate import Gate
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"

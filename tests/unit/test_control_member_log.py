@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.adapters.http.streams import MAX_LINE_CHARS, MAX_LINES
+from controller.adapters.http.control_server import MAX_LINE_CHARS, MAX_LINES
 from tests.unit.control_support import VIEW_TOKEN, listening
 
 HEADERS = {"Authorization": f"Bearer {VIEW_TOKEN}"}

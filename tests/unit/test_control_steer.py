@@ -748,7 +748,7 @@ async def test_all_that_changes_the_cluster_takes_a_key(
 
 
 async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.adapters.http.control_server.MAX_KEPT", 2)
+    monkeypatch.setattr("controller.adapters.http.calls.MAX_KEPT", 2)
     for key in "abc":
         await with_key(bed, key, reason="a fan")
     assert (await with_key(bed, "c", reason="two fans")).status_code == 409

@@ -152,7 +152,7 @@ async def test_resuming_after_a_position_and_a_gap(both: Both) -> None:
 
 
 async def test_a_quiet_stream_pings(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.adapters.http.streams.PING_EVERY_S", 0.05)
+    monkeypatch.setattr("controller.adapters.http.control_server.PING_EVERY_S", 0.05)
     _, client = both
     async with client.stream("GET", "/v1/watch", params={"events": "false"}) as stream:
         frames = await read(stream.aiter_lines(), 3, pings=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.adapters.listener import Keeper
-from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox, new_secret_key
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import ControlTable, Settings
 from controller.main.checks import preflight

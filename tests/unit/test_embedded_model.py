@@ -18,15 +18,17 @@ from tokenizers import Tokenizer
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.embedded_model import model_folder as build_module
-from controller.adapters.embedded_model.language import (
+from controller.adapters.embedded_model.model_folder import (
+    EOS_ID,
+    HIDDEN,
     SHARES,
     SPECIAL_TOKENS,
     STATES,
     byte_symbol,
+    tokenizer,
     vocabulary,
     words,
 )
-from controller.adapters.embedded_model.model_folder import EOS_ID, HIDDEN, tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = tokenizer()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.files import event_file
-from controller.adapters.files.event_file import EventFile
+from controller.adapters.files import state_files
+from controller.adapters.files.state_files import EventFile
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.journal import Journal
 
@@ -45,7 +45,7 @@ def test_events_come_back_with_their_positions(tmp_path: Path) -> None:
     keep(EventFile(tmp_path, "run"), 3)
     assert EventFile(tmp_path, "run").load(10) == [(f"a-{n}", event(n)) for n in (1, 2, 3)]
     assert kept(tmp_path, max_events=2) == [2, 3]
-    assert stat.S_IMODE((tmp_path / event_file.FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / state_files.FILE).stat().st_mode) == 0o600
 
 
 def test_there_is_nothing_to_find_at_the_start(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ NO_POSITION = b'["nowhere",{"kind":"migrated","time_s":1.0,"cause_id":"c","reaso
 )
 def test_a_torn_line_costs_no_other(tmp_path: Path, torn: bytes) -> None:
     keep(EventFile(tmp_path, "run"), 1, 2)
-    with (tmp_path / event_file.FILE).open("ab") as file:
+    with (tmp_path / state_files.FILE).open("ab") as file:
         file.write(torn)
     assert kept(tmp_path) == [1, 2]
     keep(EventFile(tmp_path, "run"), 3)
@@ -81,7 +81,7 @@ def test_a_torn_line_costs_no_other(tmp_path: Path, torn: bytes) -> None:
 
 
 def test_a_header_that_was_torn_begins_anew(tmp_path: Path) -> None:
-    (tmp_path / event_file.FILE).write_bytes(b'{"ru')
+    (tmp_path / state_files.FILE).write_bytes(b'{"ru')
     assert kept(tmp_path) == []
     keep(EventFile(tmp_path, "run"), 1)
     assert kept(tmp_path) == [1]
@@ -116,12 +116,12 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, hanging_disk: threadi
     deadline_s = time.monotonic() + PATIENCE_S
     while store._waiting and time.monotonic() < deadline_s:
         time.sleep(0.01)  # the thread has taken it and hangs
-    for number in range(2, 2 * event_file.MAX_WAITING):
+    for number in range(2, 2 * state_files.MAX_WAITING):
         store.keep(f"a-{number}", event(number))
-    assert len(store._waiting) == event_file.MAX_WAITING
+    assert len(store._waiting) == state_files.MAX_WAITING
     hanging_disk.set()
     store.close()
-    assert kept(tmp_path, max_events=10**6)[-1] == 2 * event_file.MAX_WAITING - 1
+    assert kept(tmp_path, max_events=10**6)[-1] == 2 * state_files.MAX_WAITING - 1
 
 
 def test_a_disk_that_takes_nothing_is_told_of_once(
@@ -140,7 +140,7 @@ def test_a_disk_that_takes_nothing_is_told_of_once(
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
-    (tmp_path / event_file.FILE).symlink_to(target)
+    (tmp_path / state_files.FILE).symlink_to(target)
     keep(EventFile(tmp_path, "run"), 1)
     assert target.read_text() == "precious"
 

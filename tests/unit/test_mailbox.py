@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
-from controller.adapters.zmq.zmq_mailbox import HIGH_WATER_MARK, MAX_PER_TURN, ZmqMailbox
+from controller.adapters.zmq.zmq_mailbox import (
+    HIGH_WATER_MARK,
+    MAX_PER_TURN,
+    ClusterKey,
+    ZmqMailbox,
+    new_secret_key,
+)
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
@@ -194,7 +199,7 @@ async def test_a_malformed_message_is_logged_and_the_next_one_is_heard(
 
 PEER = """
 import asyncio, os, sys
-from controller.adapters.zmq.inbox_access import ClusterKey
+from controller.adapters.zmq.zmq_mailbox import ClusterKey
 from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
 
 async def main():

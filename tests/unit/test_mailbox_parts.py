@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
-from controller.adapters.zmq.zmq_mailbox import MAX_PART_BYTES, cut, joined
+from controller.adapters.zmq.zmq_mailbox import (
+    MAX_PART_BYTES,
+    ClusterKey,
+    cut,
+    joined,
+    new_secret_key,
+)
 from tests.unit.mailbox_support import Inbox
 
 EDGES = [0, 1, MAX_PART_BYTES - 1, MAX_PART_BYTES, MAX_PART_BYTES + 1, 2 * MAX_PART_BYTES]

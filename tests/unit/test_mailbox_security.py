@@ -14,9 +14,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from controller.adapters.zmq import inbox_access, zmq_mailbox
-from controller.adapters.zmq.inbox_access import ClusterKey, new_secret_key
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
+from controller.adapters.zmq import zmq_mailbox
+from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox, new_secret_key
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
@@ -154,7 +153,7 @@ async def test_an_inbox_without_a_handler_admits_nobody(
     bare: Bare, inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox, friend = bare.socket(zmq.PULL), inboxes()
-    monkeypatch.setattr(inbox_access, "ZAP_ADDRESS", "inproc://where-nobody-asks")
+    monkeypatch.setattr(zmq_mailbox, "ZAP_ADDRESS", "inproc://where-nobody-asks")
     door = ClusterKey(SECRET).guard(inbox)
     inbox.bind("tcp://127.0.0.1:*")
     address = inbox.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -252,7 +251,7 @@ async def test_a_stranger_who_says_nothing_is_cut(
 async def test_of_too_many_strangers_the_oldest_are_shown_out(
     inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_access, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(zmq_mailbox, "MAX_STRANGERS", 8)
     inbox, friend = inboxes(), inboxes()
     await still_serves(inbox, friend)
     strangers = [await open_door(inbox) for _ in range(50)]
@@ -274,7 +273,7 @@ def test_where_the_kernel_does_not_tell_nobody_is_shown_out() -> None:
         def getsockopt(self, *_: int) -> bytes:
             return bytes(100)
 
-    assert inbox_access.has_shown_the_key(Silent())
+    assert zmq_mailbox.has_shown_the_key(Silent())
 
 
 @pytest.mark.parametrize(
@@ -393,7 +392,7 @@ async def test_what_is_no_message_of_ours_is_refused_and_not_quoted(
         await heard_by.close()
     assert heard == [AbortRequests(("r",)), StatusPull()]
     assert caplog.messages == [
-        f"message refused: {len(sent)} bytes that are no message of the cluster"
+        f"message refused: {len(sent)} bytes are not a message of the cluster"
     ]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "4242" not in caplog.text
@@ -416,5 +415,5 @@ def test_a_descriptor_that_has_become_a_files_is_not_kept() -> None:
     with Path(os.devnull).open() as file:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):
-            inbox_access.Doorkeeper()._accepted(file.fileno())
+            zmq_mailbox.Doorkeeper()._accepted(file.fileno())
         assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -96,7 +96,7 @@ def test_the_weights_of_a_hub_model_are_memory_too(
 def test_weights_of_which_nobody_knows_the_size_are_no_room(no_room: NoRoom) -> None:
     """`scale --force` starts them all the same."""
     assert no_room(1, num_bytes=GIB, available=2 * GIB, unknown="m is not all here yet") == (
-        "nobody knows whether the memory holds their weights: m is not all here yet"
+        "it is not known whether their weights fit into the memory: m is not all here yet"
     )
 
 

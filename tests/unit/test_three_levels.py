@@ -6,7 +6,7 @@ import tomllib
 from controller.adapters.http.cluster_view import cluster_status
 from controller.adapters.http.live_settings import live_config
 from controller.adapters.http.requests import RequestsQuery, list_requests
-from controller.adapters.prometheus.cluster_metrics import render
+from controller.adapters.prometheus import render
 from controller.api.settings.settings import Settings
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.migration.move_records import MoveLog

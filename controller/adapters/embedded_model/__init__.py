@@ -1,7 +1,7 @@
 """A tiny language model made on the spot, so that llumctl runs without weights or network.
 
-It writes grammatical nonsense that depends on every token before it, ends by itself, and
-follows guided decoding. Needs neither torch nor vLLM to be made.
+It writes grammatical nonsense that depends on every token before it, ends by itself, and follows
+guided decoding. Making it needs neither torch nor vLLM.
 """
 
 import shutil
@@ -17,13 +17,12 @@ _RECIPE_SUFFIXES = (".py", ".txt", ".jinja")
 def ensure(cache_dir: Path) -> Path:
     """The model's folder below `cache_dir`, made on first use.
 
-    Its name carries a fingerprint of this package, so another recipe is another folder. It
-    appears by one rename, whole or not at all; of several builders one wins and the others
-    drop theirs. A folder named `.building-*` is left by a builder that was killed.
+    Its name carries a fingerprint of this package, so a changed recipe gets another folder. The
+    folder appears by one rename, whole or not at all. If several processes build it, one wins and
+    the others drop their drafts. A folder named `.building-*` is left by a builder that was killed.
 
     Raises:
-        OSError: `cache_dir` cannot be written.
-    """
+        OSError: `cache_dir` cannot be written."""
     folder = folder_of(cache_dir)
     if folder.is_dir():
         return folder

@@ -1,26 +1,367 @@
-"""The engine model in real time, behind the Engine port.
+"""The engine model in real time, behind the Engine port, and live moves of its requests.
 
-A step is decided at once and then waited for: the engine thread sleeps until the time that the
-profile gives the step is over. What is emulated is when tokens come and what memory they take.
-Nothing is computed: the tokens are those of `controller.api.token_sequence`.
+A step is decided at once and then waited for: the engine thread sleeps for as long as the profile
+says that the step takes. The times of the tokens and the use of memory are emulated. Nothing is
+computed: the tokens are those of `controller.api.token_sequence`.
 """
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
-from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.emulated_moves import EmulatedMoves, block_hashes, model_request
-from controller.adapters.emulated.emulated_request import EmulatedRequest, answer_to
+import msgspec
+
+from controller.adapters.emulated.emulated_kv import DIGEST_BYTES, NOTHING, EmulatedBlocks
+from controller.adapters.emulated.emulated_request import (
+    FINISH_REASONS,
+    PREEMPTED,
+    QUEUED,
+    SCHEDULED,
+    EmulatedRequest,
+    Output,
+    Outputs,
+    PrefillStats,
+    RequestEvent,
+    SchedulerStats,
+    answer_to,
+    decode_request,
+    encode_outputs,
+)
+from controller.core.emptying.relief import Candidate
+from controller.core.load.snapshot import blocks_for
+from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel, StepResult
+from controller.model.engine_state import ModelRequest
+from controller.model.model_moves import MovingState
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import (
     EmittedTokens,
     Emulation,
     EngineEvent,
     Frames,
+    KvBlocks,
+    PinnedBlocks,
+    ReservedBlocks,
     StepOutputs,
     StepPhase,
+    SuspendedRequest,
 )
+
+# -- what blocks hold ------------------------------------------------------------------------------
+# A block's bytes are a digest of all tokens up to its end (`BlockHashes`), so a swapped, stale,
+# half written or foreign block is found. The digests are also the keys under which the prefix cache
+# finds full blocks. `block_bytes` is the size of the profile's blocks, and copying takes the time
+# that blocks of that size would need.
+
+
+class BlockHashes:
+    """`hashes(i)` stands for the tokens of blocks 0 to i, of the prompt and the answer, and for the
+    salt: two requests have the same hash exactly if all of these are equal.
+
+    Hashes are computed when they are asked for, and kept: 16 bytes a block."""
+
+    def __init__(
+        self, token_at: Callable[[int], int], block_size: int, salt: str | None = None
+    ) -> None:
+        self._token_at = token_at
+        self._block_size = block_size
+        self._salt = b"" if salt is None else b"+" + salt.encode()
+        self._digests: list[bytes] = []
+
+    def __call__(self, index: int) -> bytes:
+        digests, size = self._digests, self._block_size
+        while len(digests) <= index:
+            first = len(digests) * size
+            before = digests[-1] if digests else self._salt
+            digests.append(self._digest(before, first, first + size))
+        return digests[index]
+
+    def up_to(self, num_tokens: int) -> bytes:
+        """The hash of the last block that `num_tokens` tokens touch, with only those tokens in
+        it."""
+        index = (num_tokens - 1) // self._block_size
+        before = self(index - 1) if index else self._salt
+        return self._digest(before, index * self._block_size, num_tokens)
+
+    def _digest(self, before: bytes, first: int, end: int) -> bytes:
+        tokens = array("I", map(self._token_at, range(first, end)))
+        return blake2b(before + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+# -- moves -----------------------------------------------------------------------------------------
+# Live moves of requests (`controller.ports.engine`).
+#
+# The engine model keeps the state of moves; this part adds the contents of the blocks and the other
+# state of a request that travels. The answer is a function of the prompt and needs no copy. But a
+# request that arrives with a wrong KV block gives wrong tokens from then on, without any other
+# sign, as on a real engine.
+
+
+class _Travelling(msgspec.Struct, array_like=True, frozen=True):
+    """A suspended request's state. Monotonic clocks differ between hosts, so an event travels with
+    its age instead of its time."""
+
+    num_outputs: int
+    rank: int
+    queued: bool
+    evicted: bool
+    admitted_before: bool
+    wrong_from: int | None
+    news: list[RequestEvent]
+    prefill_stats: PrefillStats | None
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """Block numbers of a request on its source."""
+
+    live: EmulatedRequest
+    hashes: BlockHashes
+    pinned: tuple[int, ...] = ()
+    suspended: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Arriving:
+    live: EmulatedRequest
+    hashes: BlockHashes
+    block_ids: tuple[int, ...]
+    num_cached: int
+
+
+class EmulatedMoves:
+    """`live` is the engine's, by id. `on_gone` is called when a request has left the batch."""
+
+    def __init__(
+        self, model: EngineModel, live: dict[str, EmulatedRequest], on_gone: Callable[[], None]
+    ) -> None:
+        profile, block_size = model.profile, model.config.block_size
+        self._blocks = EmulatedBlocks(block_size * profile.kv_bytes_per_token)
+        self.blocks: KvBlocks = self._blocks
+        self.fingerprint = f"emulated {profile.name} {block_size} {profile.kv_bytes_per_token}"
+        self._model = model
+        self.set_rank = model.moves.set_rank
+        self.facts, self.is_queued = model.moves.facts, model.moves.is_queued
+        self._live = live
+        self._on_gone = on_gone
+        self._block_size = block_size
+        self._outgoing: dict[str, _Outgoing] = {}
+        self._arriving: dict[str, _Arriving] = {}
+        self._decoder = msgspec.msgpack.Decoder(_Travelling)
+
+    # -- source --------------------------------------------------------------------------
+
+    def candidates(self) -> Sequence[Candidate]:
+        return self._model.moves.candidates(self._num_tokens_left)
+
+    def outputs(self, request_id: str) -> Sequence[int]:
+        """Raises KeyError if the request is not here."""
+        live = self._live[request_id]
+        return [live.output(position) for position in range(live.num_emitted)]
+
+    def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
+        num_full = self._model.moves.pin(request_id, first_block)
+        if num_full is None:
+            return None
+        live, out = self._live[request_id], self._outgoing_of(request_id)
+        block_ids = self._blocks.make([out.hashes(i) for i in range(first_block, num_full)])
+        out.pinned += block_ids
+        return PinnedBlocks(block_ids, live.num_tokens)
+
+    def unpin(self, request_id: str) -> None:
+        self._model.moves.unpin(request_id)
+        out = self._outgoing.get(request_id)
+        if out is not None:
+            self._blocks.drop(out.pinned)
+            out.pinned = ()
+            self._forget_if_done(request_id, out)
+
+    def suspend(self, request_id: str) -> SuspendedRequest | None:
+        moved = self._model.moves.suspend(request_id)
+        if moved is None:
+            return None
+        live, out = self._live[request_id], self._outgoing_of(request_id)
+        if not moved.queued:
+            out.suspended = self._blocks.make(self._contents(out.hashes, moved.num_tokens - 1))
+        now_s = time.monotonic()
+        state = _Travelling(
+            live.num_emitted,
+            moved.rank,
+            moved.queued,
+            moved.evicted,
+            live.admitted_before,
+            live.wrong_from,
+            [RequestEvent(event.type, now_s - event.timestamp) for event in live.news],
+            live.prefill_stats,
+        )
+        self._on_gone()
+        return SuspendedRequest(out.suspended, [msgspec.msgpack.encode(state)], live.num_tokens)
+
+    def resume(self, request_id: str) -> None:
+        """Does nothing for a request that is not suspended: it was aborted meanwhile."""
+        self._model.moves.resume(request_id)
+        self.forget_suspended(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Does nothing for a request that is not suspended: it was aborted meanwhile."""
+        if self._model.moves.release(request_id):
+            self.forget_suspended(request_id)
+            del self._live[request_id]
+            self._on_gone()
+
+    def forget_suspended(self, request_id: str) -> None:
+        """Drops the blocks of a request that was resumed, released or aborted."""
+        out = self._outgoing.get(request_id)
+        if out is not None:
+            self._blocks.drop(out.suspended)
+            out.suspended = ()
+            self._forget_if_done(request_id, out)
+
+    # -- destination ---------------------------------------------------------------------
+
+    def compiling(self, prepared: EmulatedRequest) -> None:
+        """An emulated answer follows no grammar, so there is nothing to compile."""
+
+    def reserve(
+        self, prepared: EmulatedRequest, output_token_ids: Sequence[int], num_blocks: int
+    ) -> ReservedBlocks | MoveRefusal:
+        live, request = prepared, prepared.request
+        hashes = block_hashes(live, self._block_size)
+        live.num_emitted = len(output_token_ids)
+        live.wrong_from = next(
+            (i for i, token in enumerate(output_token_ids) if token != live.answer.token(i)), None
+        )
+        num_cached = self._model.moves.reserve(
+            model_request(live, hashes), live.num_emitted, num_blocks
+        )
+        if isinstance(num_cached, MoveRefusal):
+            return num_cached
+        cached = [hashes(index) for index in range(num_cached)]
+        block_ids = self._blocks.make(cached + [NOTHING] * (num_blocks - num_cached))
+        self._arriving[request.request_id] = _Arriving(live, hashes, block_ids, num_cached)
+        return ReservedBlocks(block_ids, num_cached)
+
+    def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
+        """Raises KeyError if nothing is reserved for the request."""
+        arriving = self._arriving[request_id]
+        if not self._model.moves.extend(request_id, num_blocks):
+            return None
+        num_missing = max(0, num_blocks - len(arriving.block_ids))
+        arriving.block_ids += self._blocks.make([NOTHING] * num_missing)
+        return ReservedBlocks(arriving.block_ids, arriving.num_cached)
+
+    def cancel(self, request_id: str) -> None:
+        self._model.moves.cancel(request_id)
+        arriving = self._arriving.pop(request_id, None)
+        if arriving is not None:
+            self._blocks.drop(arriving.block_ids)
+
+    def commit(self, request_id: str, state: Frames) -> None:
+        """Raises KeyError if nothing is reserved for the request."""
+        arriving = self._arriving[request_id]
+        live = arriving.live
+        moved = self._decoded(state)
+        num_tokens = len(live.prompt) + moved.num_outputs
+        live.wrong_from = moved.wrong_from  # before the model asks for hashes
+        self._model.moves.commit(
+            request_id, MovingState(num_tokens, moved.rank, moved.queued, moved.evicted)
+        )
+        del self._arriving[request_id]
+        live.num_emitted = moved.num_outputs
+        live.admitted_before = moved.admitted_before
+        now_s = time.monotonic()
+        live.news = [RequestEvent(event.type, now_s - event.timestamp) for event in moved.news]
+        live.prefill_stats = moved.prefill_stats
+        if not moved.queued:
+            expected = self._contents(arriving.hashes, num_tokens - 1)
+            found = self._blocks.contents(arriving.block_ids[: len(expected)])
+            if found != expected and live.wrong_from is None:
+                live.wrong_from = live.num_emitted
+        self._blocks.drop(arriving.block_ids)
+        self._live[request_id] = live
+
+    # -- replay --------------------------------------------------------------------------
+
+    def drawn_generator(self, prepared: EmulatedRequest, num_output_tokens: int) -> None:
+        """An emulated answer is not sampled."""
+
+    def reenter(
+        self, prepared: EmulatedRequest, output_token_ids: Sequence[int], generator: None
+    ) -> None:
+        assert generator is None
+        found = self.reserve(prepared, output_token_ids, num_blocks=0)
+        if isinstance(found, MoveRefusal):
+            raise ValueError(why(found))
+        live = self._arriving.pop(prepared.request.request_id).live
+        moved = MovingState(live.num_tokens, -live.request.priority, queued=True, evicted=True)
+        self._model.moves.commit(live.request.request_id, moved)
+        live.admitted_before = True
+        self._live[live.request.request_id] = live
+
+    def drop(self, request_id: str) -> None:
+        self._model.abort([request_id])
+        self.forget_suspended(request_id)
+        self._live.pop(request_id, None)
+        self._on_gone()
+
+    # ------------------------------------------------------------------------------------
+
+    def _num_tokens_left(self, request_id: str) -> int:
+        """How many more tokens the request may get, by the client's limit and the model's."""
+        live = self._live[request_id]
+        num_left = self._model.config.max_model_len - live.num_tokens
+        params = live.request.sampling_params
+        limit = params.max_tokens if params else None
+        return num_left if limit is None else min(num_left, limit - live.num_emitted)
+
+    def _decoded(self, state: Frames) -> _Travelling:
+        try:
+            (frame,) = state
+            return self._decoder.decode(frame)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not the state of an emulated request: {error}") from error
+
+    def _contents(self, hashes: BlockHashes, num_computed: int) -> list[bytes]:
+        """Contents of the blocks that hold the first `num_computed` tokens; the last block may be
+        partly filled."""
+        num_full = num_computed // self._block_size
+        contents = [hashes(index) for index in range(num_full)]
+        if blocks_for(num_computed, self._block_size) > num_full:
+            contents.append(hashes.up_to(num_computed))
+        return contents
+
+    def _outgoing_of(self, request_id: str) -> _Outgoing:
+        live = self._live[request_id]
+        out = self._outgoing.get(request_id)
+        if out is None:
+            out = self._outgoing[request_id] = _Outgoing(live, block_hashes(live, self._block_size))
+        elif out.live is not live:  # the request left and came back; its old pins are still there
+            out.live, out.hashes = live, block_hashes(live, self._block_size)
+        return out
+
+    def _forget_if_done(self, request_id: str, out: _Outgoing) -> None:
+        if not out.pinned and not out.suspended:
+            del self._outgoing[request_id]
+
+
+def block_hashes(live: EmulatedRequest, block_size: int) -> BlockHashes:
+    return BlockHashes(live.token_at, block_size, live.request.cache_salt)
+
+
+def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
+    return ModelRequest(
+        request_id=live.request.request_id,
+        num_prompt_tokens=len(live.prompt),
+        max_output_tokens=live.answer.num_tokens,
+        rank=-live.request.priority,
+        arrival_time_s=live.request.arrival_time,
+        block_hash=hashes,
+    )
+
+
+# -- the engine ------------------------------------------------------------------------------------
 
 MAX_CATCH_UP_S = 0.01
 # A step that ends later than this share of its length counts as late.
@@ -33,21 +374,20 @@ class Pace:
 
     Steps that follow each other keep the profile's time: the time that the process spends between
     two steps, and the delay of a late step, are taken off the next step's wait. A real engine's
-    profile has such moments in it already. A delay over `MAX_CATCH_UP_S` is not caught up: the
-    machine is too busy then, and `Emulation` shows it.
-    """
+    profile already contains such moments. A delay over `MAX_CATCH_UP_S` is not caught up: the
+    machine is too busy then, and `Emulation` shows it."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._clock = clock
         self._sleep = sleep
         self._due_s: float | None = None
-        """When the last step should have ended; None before the first and after a rest."""
+        """When the last step should have ended; None before the first step and after a rest."""
         self._ended_s = 0.0
         self._began_s = 0.0
         self.total = Emulation()
 
     def begin(self) -> None:
-        """A step begins at the time when the last one should have ended, if that was just now."""
+        """A step begins when the last step should have ended, if that was just now."""
         now_s = self._clock()
         follows = self._due_s is not None and now_s - self._due_s <= MAX_CATCH_UP_S
         self._began_s = self._due_s if follows and self._due_s is not None else now_s
@@ -69,7 +409,7 @@ class Pace:
         self._ended_s = now_s
 
     def rest(self) -> None:
-        """The engine has nothing to do, so the next step follows none."""
+        """The engine has nothing to do, so the next step does not follow another one."""
         self._due_s = None
 
 
@@ -78,7 +418,7 @@ class EmulatedEngine:
     steps, in seconds."""
 
     supported_tasks: tuple[str, ...] = ("generate",)
-    encode = staticmethod(wire.encode_outputs)
+    encode = staticmethod(encode_outputs)
 
     def __init__(
         self,
@@ -109,7 +449,7 @@ class EmulatedEngine:
         return self._pace.total
 
     def prepare(self, frames: Frames, frontend_index: int) -> EmulatedRequest:
-        request = wire.decode_request(frames)
+        request = decode_request(frames)
         answer = answer_to(request, self.max_model_len)
         return EmulatedRequest(request, request.prompt_token_ids or (), answer, frontend_index)
 
@@ -117,7 +457,7 @@ class EmulatedEngine:
         """Raises ValueError for a request that could never run."""
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
         self._live[prepared.request.request_id] = prepared
-        prepared.news.append(wire.RequestEvent(wire.QUEUED, time.monotonic()))
+        prepared.news.append(RequestEvent(QUEUED, time.monotonic()))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._model.abort(request_ids)
@@ -127,8 +467,8 @@ class EmulatedEngine:
         self._rest_if_idle()
 
     def step(self) -> Sequence[StepOutputs]:
-        """A step takes as long as the profile says, or as its bookkeeping takes if that is
-        longer. As it is decided at once, its tokens are in the books from `after-schedule` on."""
+        """A step takes as long as the profile says, or as its bookkeeping takes if that is longer.
+        It is decided at once, so its tokens are counted from `after-schedule` on."""
         self._pace.begin()
         result = self._model.step()
         self.on_phase("after-schedule")
@@ -141,13 +481,13 @@ class EmulatedEngine:
         self.on_phase("after-update")
         return outputs
 
-    def encode_one(self, body: wire.Outputs, request_id: str) -> Frames:
+    def encode_one(self, body: Outputs, request_id: str) -> Frames:
         outputs = [output for output in body.outputs if output.request_id == request_id]
-        part = wire.Outputs(body.engine_index, outputs, timestamp=body.timestamp)
-        return wire.encode_outputs(part)
+        part = Outputs(body.engine_index, outputs, timestamp=body.timestamp)
+        return encode_outputs(part)
 
     def encode_rest(self) -> Frames:
-        return wire.encode_outputs(wire.Outputs(scheduler_stats=wire.SchedulerStats()))
+        return encode_outputs(Outputs(scheduler_stats=SchedulerStats()))
 
     def take_events(self) -> Sequence[EngineEvent]:
         events, self._events = self._events, []
@@ -165,24 +505,24 @@ class EmulatedEngine:
         now_s, monotonic_s = time.time(), time.monotonic()
         for request_id in result.evicted:
             live = self._live[request_id]
-            live.news.append(wire.RequestEvent(wire.PREEMPTED, monotonic_s))
+            live.news.append(RequestEvent(PREEMPTED, monotonic_s))
             self._events.append(EngineEvent("evicted", request_id, now_s, live.num_tokens))
         for request_id in result.admitted:
             live = self._live[request_id]
             num_cached = result.num_cached_tokens[request_id]
-            live.news.append(wire.RequestEvent(wire.SCHEDULED, monotonic_s))
+            live.news.append(RequestEvent(SCHEDULED, monotonic_s))
             self._events.append(
                 EngineEvent("admitted", request_id, now_s, live.num_tokens, num_cached)
             )
             if not live.admitted_before:
                 num_prompt_tokens = len(live.prompt)
-                live.prefill_stats = wire.PrefillStats(
+                live.prefill_stats = PrefillStats(
                     num_prompt_tokens, num_prompt_tokens - num_cached, num_cached, num_cached
                 )
             live.admitted_before = True
 
     def _outputs(self, result: StepResult) -> list[StepOutputs]:
-        by_frontend: dict[int, tuple[list[EmittedTokens], list[wire.Output]]] = {}
+        by_frontend: dict[int, tuple[list[EmittedTokens], list[Output]]] = {}
         finished = frozenset(result.finished)
         for request_id in result.emitted:
             live = self._live[request_id]
@@ -192,22 +532,22 @@ class EmulatedEngine:
             if request_id in finished:
                 del self._live[request_id]
                 reason = live.answer.finish_reason
-                output.finish_reason = wire.FINISH_REASONS.index(reason)
+                output.finish_reason = FINISH_REASONS.index(reason)
                 output.stop_reason = live.answer.stop_reason
             outputs.append(output)
             emitted.append(EmittedTokens(request_id, 1, reason))
         stats = self._stats()
         if not by_frontend:
-            return [StepOutputs(0, (), wire.Outputs(scheduler_stats=stats))]
+            return [StepOutputs(0, (), Outputs(scheduler_stats=stats))]
         return [
-            StepOutputs(index, tuple(emitted), wire.Outputs(outputs=outputs, scheduler_stats=stats))
+            StepOutputs(index, tuple(emitted), Outputs(outputs=outputs, scheduler_stats=stats))
             for index, (emitted, outputs) in by_frontend.items()
         ]
 
-    def _next_token(self, live: EmulatedRequest) -> wire.Output:
+    def _next_token(self, live: EmulatedRequest) -> Output:
         token_id = live.output(live.num_emitted)
         live.num_emitted += 1
-        output = wire.Output(
+        output = Output(
             live.request.request_id,
             [token_id],
             events=live.news or None,
@@ -216,9 +556,9 @@ class EmulatedEngine:
         live.news, live.prefill_stats = [], None
         return output
 
-    def _stats(self) -> wire.SchedulerStats:
+    def _stats(self) -> SchedulerStats:
         """The figures that vLLM's own metrics show."""
         found = self.snapshot("", 0)
-        return wire.SchedulerStats(
+        return SchedulerStats(
             found.num_running, found.num_queued, found.num_used_blocks / found.num_total_blocks
         )

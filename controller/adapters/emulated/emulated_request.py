@@ -1,11 +1,140 @@
-"""A request of an emulated engine, from `prepare` to its last token, and its answer: known in full
-before the first step, but for its timing."""
+"""A request of an emulated engine: vLLM's messages that bring the request and carry its tokens,
+without vLLM; and its answer, which is known in full, except for its timing, before the first step.
+
+Touch points of vLLM (tests/contract/test_emulated_wire.py): v1/engine/__init__.py
+`EngineCoreRequest`, `EngineCoreOutputs`, `EngineCoreOutput`, `EngineCoreEvent`, `FinishReason`,
+`EngineCoreEventType`; sampling_params.py `SamplingParams`; v1/metrics/stats.py `PrefillStats`,
+`SchedulerStats`; v1/serial_utils.py: the first frame is the message, others are tensors.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from controller.adapters.emulated import vllm_wire as wire
+import msgspec
+
 from controller.api import token_sequence
+from controller.ports.engine import Frames
+
+# -- vLLM's messages -------------------------------------------------------------------------------
+# Importing vLLM costs a process 9 s and 0.8 GB; for sixteen processes that is more than a laptop
+# has. So the structs below repeat vLLM's as far as llumctl uses them: by position (most are arrays)
+# or by name (SamplingParams and the statistics are maps). A field that is never read has the type
+# `Any`; positions after the last listed one are ignored.
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+"""A reason's place is its number in vLLM."""
+QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
+"""Kinds of `RequestEvent`."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """The parameters that bound an answer, or ask for more than tokens."""
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop_token_ids: list[int] | None = None
+    eos_token_id: int | None = msgspec.field(name="_eos_token_id", default=None)
+    """None if the client ignores the end (`ignore_eos`) or the model has no end token."""
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Any = None
+    logprob_token_ids: list[int] | None = None
+    structured_outputs: Any = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+
+class Request(msgspec.Struct, array_like=True, frozen=True):
+    """`EngineCoreRequest`, position by position as far as `resumable`."""
+
+    request_id: str
+    prompt_token_ids: list[int] | None
+    mm_features: list[Any] | None
+    sampling_params: SamplingParams | None
+    pooling_params: Any
+    arrival_time: float
+    lora_request: Any
+    cache_salt: str | None
+    data_parallel_rank: int | None
+    prompt_embeds: Any = None
+    prompt_is_token_ids: list[bool] | None = None
+    client_index: int = 0
+    current_wave: int = 0
+    priority: int = 0
+    trace_headers: dict[str, str] | None = None
+    resumable: bool = False
+
+
+class RequestEvent(msgspec.Struct):
+    """`EngineCoreEvent`, from which vLLM's own metrics measure queueing."""
+
+    type: int
+    timestamp: float
+    """Monotonic clock, seconds."""
+
+
+class PrefillStats(msgspec.Struct, omit_defaults=True):
+    """Shown to clients as `usage.prompt_tokens_details`: how much of a prompt the prefix cache
+    had."""
+
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_local_cached_tokens: int = 0
+
+
+class SchedulerStats(msgspec.Struct, omit_defaults=True):
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+
+
+class Output(msgspec.Struct, array_like=True, omit_defaults=True):
+    """`EngineCoreOutput`, position by position as far as `prefill_stats`."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: None = None
+    new_prompt_logprobs_tensors: None = None
+    pooling_output: None = None
+    finish_reason: int | None = None
+    stop_reason: int | str | None = None
+    events: list[RequestEvent] | None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    trace_headers: None = None
+    prefill_stats: PrefillStats | None = None
+
+
+class Outputs(msgspec.Struct, array_like=True, omit_defaults=True):
+    """`EngineCoreOutputs`, position by position as far as `timestamp`."""
+
+    engine_index: int = 0
+    outputs: list[Output] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    """Monotonic clock, seconds."""
+
+
+_decoder = msgspec.msgpack.Decoder(Request)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def decode_request(frames: Frames) -> Request:
+    """Raises ValueError for a message that is not a request of this vLLM."""
+    try:
+        return _decoder.decode(frames[0])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a request of the vLLM that llumctl was made for: {error}") from error
+
+
+def encode_outputs(outputs: Outputs) -> Frames:
+    return [_encoder.encode(outputs)]
+
+
+# -- the request and its answer --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +159,16 @@ class EmulatedRequest:
     """`news` and `prefill_stats` go out with the next token.
 
     From position `wrong_from` on the answer has the tokens of another prompt: a move brought the
-    request here with wrong KV blocks, and a real engine would go wrong too.
-    """
+    request here with wrong KV blocks, and a real engine would go wrong too."""
 
-    request: wire.Request
+    request: Request
     prompt: Sequence[int]
     answer: Answer
     frontend_index: int
     num_emitted: int = 0
     admitted_before: bool = False
-    news: list[wire.RequestEvent] = field(default_factory=list)
-    prefill_stats: wire.PrefillStats | None = None
+    news: list[RequestEvent] = field(default_factory=list)
+    prefill_stats: PrefillStats | None = None
     wrong_from: int | None = None
 
     @property
@@ -55,16 +183,16 @@ class EmulatedRequest:
         return answer.token(position)
 
     def token_at(self, index: int) -> int:
-        """The token at `index` of the prompt and the answer behind it."""
+        """The token at `index` of the prompt and the answer after it."""
         num_prompt_tokens = len(self.prompt)
         if index < num_prompt_tokens:
             return self.prompt[index]
         return self.output(index - num_prompt_tokens)
 
 
-def answer_to(request: wire.Request, max_model_len: int) -> Answer:
-    """Raises ValueError for a parameter that only a computed answer could honour, and for a
-    prompt that leaves no room for an answer."""
+def answer_to(request: Request, max_model_len: int) -> Answer:
+    """Raises ValueError for a parameter that needs a computed answer, and for a prompt that leaves
+    no room for an answer."""
     prompt, params = request.prompt_token_ids, request.sampling_params
     if params is None:
         raise ValueError("the emulated engine computes no embeddings or scores")
@@ -78,7 +206,7 @@ def answer_to(request: wire.Request, max_model_len: int) -> Answer:
     return _bounded(prompt, params, max_model_len)
 
 
-def _refuse_what_needs_logits(params: wire.SamplingParams) -> None:
+def _refuse_what_needs_logits(params: SamplingParams) -> None:
     asked = {
         "logprobs": params.logprobs,
         "prompt_logprobs": params.prompt_logprobs,
@@ -94,9 +222,9 @@ def _refuse_what_needs_logits(params: wire.SamplingParams) -> None:
             raise ValueError(f"the emulated engine computes no logits, so it has no {name}")
 
 
-def _bounded(prompt: Sequence[int], params: wire.SamplingParams, max_model_len: int) -> Answer:
-    """The answer ends at the first of these: a stop token, its natural length, max_tokens, the
-    end of the context."""
+def _bounded(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> Answer:
+    """The answer ends at the first of these: a stop token, its natural length, max_tokens, the end
+    of the context."""
     room = max_model_len - len(prompt)
     if room < 1:
         raise ValueError(

@@ -1,9 +1,14 @@
-"""What the cluster must find again, in files of mode 0600 in its state folder, beside the audit
-log: its spec, and which incarnations its members were given.
+"""What the controller reads when it starts again, in files of mode 0600 in the cluster's state
+folder, beside the audit log: the cluster's spec, the incarnations of its members, and the last
+events.
 """
 
 import logging
 import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +19,21 @@ from controller.api.errors import LlumctlError
 from controller.api.state import user_files
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
+from controller.core.record.event_log import LoggedEvent, parse_position
+
+log = logging.getLogger(__name__)
 
 # -- the spec --------------------------------------------------------------------------------------
-# The cluster's spec as a JSON file of mode 0600 in its state folder, beside the audit log.
+# The cluster's spec as a JSON file.
 #
-# The file holds the nonce of the cluster's run, as a spec ends with its run. Within one
-# `schema_version` fields are only added; unknown ones are ignored on reading.
+# The file holds the nonce of the cluster's run, because a spec ends with its run. Within one
+# `schema_version` fields are only added; unknown fields are ignored on reading.
 
 SPEC_FILE = "spec.json"
 MAX_SPEC_BYTES = 16 << 20
 SCHEMA_VERSION = 3
-"""1 had one drain order for each instance, in which the one before was nested; 2 had cordons in
-place of marks."""
+"""Version 1 had one drain order for each instance, with the earlier order nested in it; version 2
+had cordons in place of marks."""
 
 
 class _Version(BaseModel):
@@ -63,8 +71,8 @@ class SpecFile:
         return kept.spec if kept.nonce == self._nonce else None
 
     def save(self, spec: ClusterSpec) -> None:
-        """Blocks the event loop, which keeps changes in their order: for 2 ms as a rule, 7 ms at
-        most, in 50 tries on the local disk of a busy machine."""
+        """Blocks the event loop, so that changes keep their order: usually for 2 ms, 7 ms at most,
+        in 50 tries on the local disk of a busy machine."""
         kept = _Kept(nonce=self._nonce, spec=spec)
         try:
             user_files.replace(self.path, kept.model_dump_json(indent=2) + "\n")
@@ -75,7 +83,7 @@ class SpecFile:
 
 
 def _parsed(text: str) -> _Kept:
-    """Raises ValueError unless all of the file can be read: a part of a spec is of no use."""
+    """Raises ValueError unless the whole file can be read: a part of a spec is useless."""
     if (version := _Version.model_validate_json(text).schema_version) != SCHEMA_VERSION:
         age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise ValueError(
@@ -95,13 +103,11 @@ def _first_line(error: ValueError) -> str:
 
 
 # -- incarnations ----------------------------------------------------------------------------------
-# Which incarnations members were given, as lines of JSON in the cluster's state folder, mode 0600.
+# Which incarnations members were given, as lines of JSON.
 #
-# A line is appended before its Welcome is sent and outlives the controller's process, but not the
-# machine: a cluster whose controller's machine died is over. It takes 0.05 ms, without a wait for
-# the disk. The first line names the run of the cluster.
-
-log = logging.getLogger(__name__)
+# A line is appended before its Welcome is sent. It outlives the controller's process, but not the
+# machine: a cluster whose controller's machine died is over. Appending takes 0.05 ms and does not
+# wait for the disk. The first line names the run of the cluster.
 
 INCARNATION_FILE = "incarnations.jsonl"
 
@@ -132,7 +138,7 @@ class IncarnationFile:
 
     def keep(self, member_id: str, last: LastIncarnation) -> None:
         try:
-            # A line begins with its newline, so that a torn one costs no other.
+            # A line begins with its newline, so that a torn line spoils no other.
             self._append(b"\n" + msgspec.json.encode((member_id, last)))
         except OSError as error:
             log.error("%s: incarnation %d is not kept: %s", member_id, last.incarnation, error)
@@ -145,3 +151,127 @@ class IncarnationFile:
                 file.truncate(0)
                 line = self._header + line
             file.write(line)
+
+
+# -- events ----------------------------------------------------------------------------------------
+# The last events, as lines of JSON.
+#
+# The event loop only appends to a queue; a thread writes the queue ten times a second, so a
+# controller that is killed loses the events of a tenth of a second. When a file has 4 MiB, some
+# 13,000 events, a new one is begun, and the previous file is kept. The first line of each file
+# names the run of the cluster; files of an earlier run are removed. No event holds what users wrote
+# to the model.
+
+FILE = "events.jsonl"
+MAX_BYTES = 4 << 20
+# While the disk hangs at most this many events wait; then the oldest are dropped.
+MAX_WAITING = 10_000
+BATCH_S = 0.1
+
+Kept = tuple[str, LoggedEvent]
+_decoder = msgspec.json.Decoder(Kept)
+
+
+class EventFile:
+    def __init__(self, state_dir: str | Path, nonce: str, max_bytes: int = MAX_BYTES) -> None:
+        self.path = Path(state_dir) / FILE
+        self._before = self.path.with_name(FILE + ".1")
+        self._header = msgspec.json.encode({"run": nonce}) + b"\n"
+        self._max_bytes = max_bytes
+        self._waiting: deque[Kept] = deque(maxlen=MAX_WAITING)
+        self._there = threading.Event()
+        self._closed = False
+        self._failing = False
+        self._thread: threading.Thread | None = None
+
+    def load(self, max_events: int) -> list[Kept]:
+        kept: deque[Kept] = deque(maxlen=max_events)
+        for path in self._before, self.path:
+            kept.extend(self._events_of(path))
+        return list(kept)
+
+    def keep(self, position: str, event: LoggedEvent) -> None:
+        self._waiting.append((position, event))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+            self._thread.start()
+        self._there.set()
+
+    def close(self) -> None:
+        """Returns when every event given to the file is written or lost."""
+        self._closed = True
+        self._there.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _events_of(self, path: Path) -> Iterable[Kept]:
+        try:
+            header, *lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("earlier events cannot be read: %s", error)
+            return
+        if header + b"\n" != self._header:
+            return
+        for line in lines:
+            try:
+                kept = _decoder.decode(line)
+                parse_position(kept[0])
+            except (msgspec.MsgspecError, ValueError):  # torn when the controller was killed
+                continue
+            yield kept
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                return file.read(len(self._header)) == self._header
+        except FileNotFoundError:
+            return False
+
+    def _run(self) -> None:
+        while not (self._closed and not self._waiting):
+            self._there.wait()
+            if not self._closed:
+                time.sleep(BATCH_S)
+                self._there.clear()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if lines := b"".join(map(_line, batch)):
+                self._write(lines)
+
+    def _write(self, batch: bytes) -> None:
+        try:
+            self._append(batch)
+        except OSError as error:
+            if not self._failing:
+                log.error("events are not kept on disk: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _append(self, batch: bytes) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o600)
+        with os.fdopen(descriptor, "ab", buffering=0) as file:
+            size = file.tell()
+            if os.pread(descriptor, len(self._header), 0) != self._header:
+                file.truncate(0)
+                if not self._is_ours(self._before):
+                    self._before.unlink(missing_ok=True)
+                batch = self._header + batch
+            elif os.pread(descriptor, 1, size - 1) != b"\n":
+                batch = b"\n" + batch  # the last line was torn
+            file.write(batch)
+            if file.tell() < self._max_bytes:
+                return
+        self.path.replace(self._before)
+
+
+def _line(kept: Kept) -> bytes:
+    """Empty for an event that JSON cannot hold, such as an event with half a character: the writing
+    thread must survive such an event."""
+    try:
+        return msgspec.json.encode(kept) + b"\n"
+    except (ValueError, OverflowError, TypeError) as error:
+        log.error("event %s is not kept on disk: %s", kept[0], error)
+        return b""

@@ -1,12 +1,12 @@
-"""The controller's half of rolling restarts and of changed settings."""
+"""The controller's half of scaling, rolling restarts and changed settings."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 
-from controller.adapters.http.answers import ApiError
+from controller.adapters.http.calls import ApiError
 from controller.adapters.http.cluster_view import rolling_report
-from controller.adapters.http.drain_reports import SteerReports
+from controller.adapters.http.instance_orders import SteerReports, caused_by, remove_claim
 from controller.adapters.http.live_settings import PlannedChanges
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
 from controller.api.errors import UsageError
@@ -16,13 +16,19 @@ from controller.api.operations.on_cluster import (
     RollingDismissRequest,
     RollingRequest,
     RollingStopRequest,
+    Scale,
+    ScaleReport,
+    ScaleRequest,
     SetSettings,
     SettingChanges,
     SettingsPatch,
     StopRolling,
 )
-from controller.api.operations.on_instances import DrainReport
-from controller.api.operations.order import CLUSTER, Wanted
+from controller.api.operations.on_instances import (
+    DrainReport,
+    until,
+)
+from controller.api.operations.order import CLUSTER, Order, Wanted
 from controller.api.operations.table import Undo
 from controller.api.text.quantities import setting_value
 from controller.api.wire.status import PlannedRestart, RollingReport
@@ -48,7 +54,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
     row = Rolling
 
     async def look(self) -> None:
-        """Finds the arguments with which all are to start, too."""
+        """Also determines the arguments with which all instances are to start."""
         self.check()
         spec, given = self.controller.keeper.spec, self.wanted.engine_args
         self.engine = spec.engine.changed(given, spec.next_generation)
@@ -58,7 +64,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
                 await asyncio.to_thread(check, given, spec.engine.args, after)
             except UsageError as error:
                 raise ApiError(400, "bad_setting", error.message, error.hint) from error
-            self.check()  # again: that took time
+            self.check()  # again, as checking the engine took time
 
     def check(self) -> None:
         self.operated.check_revision(self.wanted.if_revision)
@@ -187,7 +193,79 @@ class SetHandler(Handler[SettingsPatch, SettingChanges]):
         return ""
 
 
-HANDLERS = (SetHandler, RollingHandler, StopRollingHandler, DismissRollingHandler)
+class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
+    row = Scale
+
+    def __init__(self, operated: Operated, order: Order[ScaleRequest, ScaleReport]) -> None:
+        super().__init__(operated, order)
+        self.reports = SteerReports(operated.controller)
+        self.added: Sequence[str] = ()
+
+    async def look(self) -> None:
+        """Plans without checking the revision if there is nothing left to change: an earlier call,
+        whose answer got lost, may have changed the revision."""
+        self.operated.check_running()
+        wanted, scaling = self.wanted, self.controller.scaling
+        target = wanted.target
+        if target is None:
+            target = scaling.num_planned + (wanted.change or 0)
+        if target != scaling.num_planned:
+            self.operated.check_revision(wanted.if_revision)
+        with as_api_errors():
+            self.scaling = scaling.plan(target, force=wanted.force, agreed=wanted.draining)
+        self.holds = self.controller.autoscaling.would_hold(self.scaling.target)
+        if self.holds and not self.scaling.changes and not wanted.dry_run:
+            self.operated.check_revision(wanted.if_revision)
+        self.revision = self.controller.keeper.spec.revision
+
+    def check(self) -> None:
+        """Checks that exactly this plan, which the audit log names, can still be carried out."""
+        self.operated.check_revision(self.wanted.if_revision)
+        with as_api_errors():
+            self.controller.scaling.check_still(self.scaling, force=self.wanted.force)
+
+    async def plan(self) -> ScaleReport:
+        return await self.reports.planned_scale(self.scaling, self.wanted)
+
+    def deeds(self) -> Sequence[Deed]:
+        """One for the scaling, one for auto-scaling if it is held, and one for each instance that
+        is removed or kept after all."""
+        plan = self.scaling
+        if not (plan.changes or self.holds):
+            return ()
+        deeds = [(f"scale {plan.previous} to {plan.target}", CLUSTER)]
+        deeds += [(f"hold auto-scaling at {plan.target}", CLUSTER)] if self.holds else []
+        deeds += [(f"undrain {each}", each) for each in plan.undrained]
+        how = until(self.wanted.deadline_s, self.wanted.on_deadline)
+        deeds += [(f"remove {each} once drained{how}", each) for each in plan.drained]
+        return deeds
+
+    async def carry_out(self, operation: Operation) -> None:
+        plan, autoscaling = self.scaling, self.controller.autoscaling
+        if plan.changes:
+            operation.undo = self.undone_by(
+                {"instances": plan.previous}, {"instances": plan.target}
+            )
+        hold = autoscaling.hold(operation.actor, plan.target)
+        claim = caused_by(operation, remove_claim(self.wanted))
+        self.added = self.controller.scaling.carry_out(plan, claim, hold)
+        if hold is not None:
+            autoscaling.tell_held(operation.cause_id, hold)
+        self.revision = self.controller.keeper.spec.revision
+
+    async def report(self) -> ScaleReport:
+        plan = self.scaling
+        going = await self.reports.several(plan.drained, self.revision)
+        return self.reports.scaled(plan, self.revision, self.added, going)
+
+    @classmethod
+    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
+        planned = operated.controller.scaling.num_planned
+        same = planned == undo.made["instances"]
+        return "" if same else f"{planned} instances are planned by now"
+
+
+HANDLERS = (ScaleHandler, SetHandler, RollingHandler, StopRollingHandler, DismissRollingHandler)
 
 
 def _planned_restart(report: DrainReport) -> PlannedRestart:

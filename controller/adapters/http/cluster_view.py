@@ -1,20 +1,23 @@
-"""The whole status of the cluster: the controller's state as the wire models of `controller.api`.
-What is said of each member stands in `member_view`.
+"""The status of the cluster, and of each instance and frontend in it: the controller's state as the
+wire models of `controller.api`.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
-from controller.adapters.http.member_view import frontend_status, instance_status, not_launched
 from controller.api.wire.status import (
     AutoscaleCheck,
     AutoscaleHoldStatus,
     AutoscaleStatus,
     ClusterState,
     ClusterStatus,
+    DrainStatus,
+    EmulationStatus,
     EndedMoveStatus,
     EndedReplayStatus,
     EngineChangeStatus,
@@ -28,6 +31,7 @@ from controller.api.wire.status import (
     KeyStatus,
     LevelStatus,
     MoveStatus,
+    QueueHeadStatus,
     RefusedStatus,
     ReplaysStatus,
     ReplayStatus,
@@ -36,23 +40,46 @@ from controller.api.wire.status import (
     RollingReport,
     SavedStatus,
 )
-from controller.core.admission.placement import WaitingPlace, WaitingView
+from controller.core.admission.instance_pool import InstanceRecord
+from controller.core.admission.placement import WaitingPlace, WaitingView, queue_reason
 from controller.core.admission.waiting_requests import Waiting
 from controller.core.fleet.autoscaler import Check
-from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES
-from controller.core.load.snapshot import Level
+from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, planned_instances
+from controller.core.load.closed import Closed
+from controller.core.load.freeness import (
+    freeness,
+    headroom_by_rank,
+    instance_virtual_usage,
+    total_headroom_blocks,
+)
+from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.move_records import EndedMove
 from controller.core.migration.refusals import why
 from controller.core.replay.replay_log import ReplayLog, Way
 from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.roster import Member
+from controller.runtime.messages.members import StatusPushed
 
 RESTART = "llumctl down, then llumctl up"
-"""What helps where no process can be started or ended."""
+"""The remedy where no process can be started or ended."""
 MAX_KEYS = 100
-"""Keys that are told of, those that use most: each is a series of every metric by key."""
+"""Keys in a status, those that use most: each is a series of every metric by key."""
 MAX_REPLAYS = 64
 """Replays under way in a status: the oldest. An instance may have had hundreds of requests."""
+
+
+LevelNames = Callable[[int], str]
+"""By rank. A rank without a level is named by its number."""
+
+
+def level_names(levels: Iterable[Level]) -> LevelNames:
+    names = {level.rank: level.name for level in levels}
+    return lambda rank: names.get(rank, str(rank))
+
+
+def rounded(value: float | None, num_digits: int = 4) -> float | None:
+    return None if value is None else round(value, num_digits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +177,14 @@ def _cluster_state(
     words = ", ".join(f"{m.id} is {m.state}" for m in absent)
     if loss is not None:
         return ClusterState.DEGRADED, "; ".join(filter(None, (without_launcher(loss), words)))
-    # An instance that is added to a serving cluster takes its time to start; nothing is wrong.
+    # An instance that is added to a serving cluster takes time to start, which is no fault.
     if any(m.state != InstanceState.STARTING for m in absent):
         return ClusterState.DEGRADED, words
     return ClusterState.READY, words
 
 
 def without_launcher(loss: LauncherLoss) -> str:
-    """For a status: what is wrong, what it means, and what helps."""
+    """For a status: the fault, its consequence, and the remedy."""
     ends = ""
     if loss.ends_after_s is not None:
         ends = f", and after {_duration(loss.ends_after_s)} without it all processes end"
@@ -179,7 +206,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaitingNow:
-    """`held`: None if nothing is."""
+    """`held`: None if no request is held."""
 
     held: HeldStatus | None
     kept_for: dict[str, KeptForStatus]
@@ -195,19 +222,19 @@ def held_status(view: WaitingView, levels: Sequence[Level], now_s: float) -> Wai
     first, oldest = view.first(), view.oldest()
     if first is None or oldest is None:
         return WaitingNow(None, {})
-    names = {level.rank: level.name for level in levels}
+    name = level_names(levels)
     return WaitingNow(
         HeldStatus(
-            num_by_level={names.get(rank, str(rank)): number for rank, number, _ in view.ranks()},
+            num_by_level={name(rank): number for rank, number, _ in view.ranks()},
             demand_blocks=view.demand_blocks or None,
             oldest_wait_s=_waited_s(oldest.waiting, now_s),
-            head=_held_head(first, names, now_s),
-            oldest=None if oldest.place == 1 else _held_head(oldest, names, now_s),
+            head=_held_head(first, name, now_s),
+            oldest=None if oldest.place == 1 else _held_head(oldest, name, now_s),
         ),
         {
             instance_id: KeptForStatus(
                 request_id=held.request_id,
-                level=names.get(held.rank, str(held.rank)),
+                level=name(held.rank),
                 demand_blocks=held.demand_blocks,
                 lacking_blocks=lacking_blocks,
                 waited_s=_waited_s(held, now_s),
@@ -217,13 +244,13 @@ def held_status(view: WaitingView, levels: Sequence[Level], now_s: float) -> Wai
     )
 
 
-def _held_head(found: WaitingPlace, names: Mapping[int, str], now_s: float) -> HeldHeadStatus:
+def _held_head(found: WaitingPlace, name: LevelNames, now_s: float) -> HeldHeadStatus:
     held = found.waiting
     return HeldHeadStatus(
         **dict(place_status(found)),
         request_id=held.request_id,
         frontend_id=held.key[0],
-        level=names.get(held.rank, str(held.rank)),
+        level=name(held.rank),
         rank=held.rank,
         waited_s=_waited_s(held, now_s),
     )
@@ -248,7 +275,6 @@ def _waited_s(held: Waiting, now_s: float) -> float:
 def autoscale_status(controller: ControllerProcess) -> AutoscaleStatus:
     held, live = controller.autoscaling.held, controller.live.autoscale
     found = controller.autoscaling.view()
-    next_in_s = found.next_check_in_s
     return AutoscaleStatus(
         mode=live.config.mode,
         held=None
@@ -262,8 +288,8 @@ def autoscale_status(controller: ControllerProcess) -> AutoscaleStatus:
         target_tpot_s=live.config.target_tpot_s,
         num_instances=found.num_planned,
         num_wanted=None if found.last is None else found.last.num_wanted,
-        cold_start_s=_rounded_s(found.cold_start_s),
-        next_check_in_s=None if next_in_s is None else round(next_in_s, 1),
+        cold_start_s=rounded(found.cold_start_s),
+        next_check_in_s=rounded(found.next_check_in_s, 1),
         last=_autoscale_check(found.last),
         last_change=_autoscale_check(found.last_change),
         num_checks_by_reason={str(key): count for key, count in found.num_checks.items()},
@@ -285,28 +311,22 @@ def _autoscale_check(check: Check | None) -> AutoscaleCheck | None:
         num_requests=decision.num_requests,
         freeness_steps=round(decision.freeness_steps, 1),
         freeness_started_steps=round(decision.freeness_started_steps, 1),
-        freeness_less_steps=None
-        if decision.freeness_less_steps is None
-        else round(decision.freeness_less_steps, 1),
-        ttft_s=_rounded_s(decision.estimate.ttft_s),
-        tpot_s=_rounded_s(decision.estimate.tpot_s),
+        freeness_less_steps=rounded(decision.freeness_less_steps, 1),
+        ttft_s=rounded(decision.estimate.ttft_s),
+        tpot_s=rounded(decision.estimate.tpot_s),
         added=check.added,
         removed=decision.removed_id,
         kept=decision.kept_id,
     )
 
 
-def _rounded_s(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
-
-
 def refused(controller: ControllerProcess) -> tuple[RefusedStatus, ...]:
-    names = {level.rank: level.name for level in controller.live.scheduler.levels}
+    name = level_names(controller.live.scheduler.levels)
     records, now_s = controller.admission_records, controller.now_s()
     return tuple(
         RefusedStatus(
             reason=code,
-            level=names.get(rank, str(rank)),
+            level=name(rank),
             num_refused=refusals.number,
             num_refused_last_minute=records.num_last_minute(code, rank, now_s),
         )
@@ -329,7 +349,7 @@ def keys(controller: ControllerProcess) -> tuple[KeyStatus, ...]:
 
 
 def moves_under_way(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
-    """Moves under way by the sources' last reports, the oldest first."""
+    """Moves under way according to the sources' last reports, the oldest first."""
     found = [
         MoveStatus(
             migration_id=move.migration_id,
@@ -393,7 +413,7 @@ def _ended_move(move: EndedMove, ended_s: float) -> EndedMoveStatus:
         ended_s=round(ended_s, 3),
         num_blocks=record.num_blocks,
         num_bytes=record.num_bytes,
-        downtime_s=None if move.downtime_s is None else round(move.downtime_s, 6),
+        downtime_s=rounded(move.downtime_s, 6),
     )
 
 
@@ -413,7 +433,7 @@ def replays_now(controller: ControllerProcess) -> ReplaysStatus:
 def with_replays(
     controller: ControllerProcess, instances: Iterable[InstanceStatus]
 ) -> tuple[InstanceStatus, ...]:
-    """The instances with the replays under way to each and from each."""
+    """The instances with the replays under way to and from each."""
     to, lost_with = controller.replays.num_by_instance()
     if not lost_with:
         return tuple(instances)
@@ -449,7 +469,7 @@ def _ended_replays(log: ReplayLog, since_s: float) -> Iterable[EndedReplayStatus
             code=replay.code,
             reason=log.reason(replay.cause_id),
             num_tokens=replay.num_tokens,
-            pause_s=None if replay.pause_s is None else round(replay.pause_s, 6),
+            pause_s=rounded(replay.pause_s, 6),
             ended_s=round(since_s + replay.ended_s, 3),
         )
 
@@ -510,8 +530,8 @@ def _turn(controller: ControllerProcess, instance_id: str, began_s: float) -> Re
 
 
 def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, ...]:
-    """Empty while every instance has the arguments of the cluster's start; else the cluster's own
-    first, which new instances get."""
+    """Empty while every instance has the arguments of the cluster's start. Otherwise the cluster's
+    own arguments, which new instances get, come first."""
     spec = controller.keeper.spec
     known = {spec.engine.generation: spec.engine}
     known |= {each.generation: each for each in spec.engines.values()}
@@ -526,3 +546,207 @@ def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, .
         )
         for each in known.values()
     )
+
+
+# -- members ---------------------------------------------------------------------------------------
+# A figure that an instance counts (`InstanceSnapshot`, `StatusPushed`) is a field of the status by
+# the same name, and needs no line here.
+
+T = TypeVar("T")
+
+_OTHERWISE = {"incarnation", "queue_head", "emulation"}
+"""Fields whose values are computed below."""
+_COUNTED = InstanceStatus.model_fields.keys() & InstanceSnapshot.__annotations__.keys() - _OTHERWISE
+_PUSHED = InstanceStatus.model_fields.keys() & StatusPushed.__annotations__.keys() - _OTHERWISE
+
+
+def frontend_status(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus:
+    return FrontendStatus(
+        id=member.member_id,
+        state=_process_state(member, stopping=stopping) or InstanceState.ACTIVE,
+        detail=member.detail,
+        incarnation=member.incarnation,
+        num_restarts=member.num_restarts,
+        node=member.node,
+        pid=member.pid if member.alive else None,
+        up_s=_up_s(member, now_s),
+        num_live_reqs=member.num_live_reqs,
+        ttft_p99_s=rounded(member.said.ttft_p99_s),
+        ttft_p99_by_level_s={
+            name: round(ttft_s, 4) for name, ttft_s in member.said.ttft_p99_by_level_s.items()
+        },
+        tpot_p99_s=rounded(member.said.tpot_p99_s),
+        age_s=None if member.heard_s is None else round(now_s - member.heard_s, 3),
+    )
+
+
+def instance_status(
+    controller: ControllerProcess,
+    member: Member,
+    schedulable: list[InstanceSnapshot],
+    now_s: float,
+    kept_for: KeptForStatus | None,
+) -> InstanceStatus:
+    record = controller.scheduler.instances.get(member.member_id)
+    status = InstanceStatus(
+        id=member.member_id,
+        state=_instance_state(controller, member, record),
+        detail=member.detail,
+        incarnation=member.incarnation,
+        num_restarts=member.num_restarts,
+        node=member.node,
+        pid=member.pid if member.alive else None,
+        up_s=_up_s(member, now_s),
+        generation=member.said.generation,
+        drain=_drain(controller, member.member_id),
+        kept_for=kept_for,
+        closed_by=controller.openness.closed_by(member.member_id, now_s),
+    )
+    if record is None or record.snapshot is None or not record.alive:
+        return status
+    pushed = controller.statuses[member.member_id]
+    levels = controller.live.scheduler.levels
+    return status.model_copy(
+        update=_by_name(record.snapshot, _COUNTED)
+        | _by_name(pushed, _PUSHED)
+        | _load(levels, record.snapshot, schedulable)
+        | {
+            "num_unreported_reqs": record.unreported.num_requests,
+            "num_moves_out": len(pushed.moves),
+            "cpu_cores": rounded(pushed.cpu_cores),
+            "detail": _detail(controller, member),
+            "emulation": pushed.emulation
+            and EmulationStatus(
+                profile_time_s=round(pushed.emulation.profile_time_s, 4),
+                wall_time_s=round(pushed.emulation.wall_time_s, 4),
+                num_late_steps=pushed.emulation.num_late_steps,
+            ),
+            "ttft_p99_s": rounded(pushed.ttft_p99_s),
+            "ttft_p99_by_level_s": {
+                name: round(ttft_s, 4)
+                for name, ttft_s in _by_level(pushed.ttft_p99_by_rank_s, levels).items()
+            },
+            "age_s": round(now_s - record.last_report_s, 3),
+        }
+    )
+
+
+def not_launched(controller: ControllerProcess) -> list[InstanceStatus]:
+    """Instances of the spec whose process could not be launched yet."""
+    return [
+        InstanceStatus(
+            id=instance_id,
+            state=InstanceState.STOPPING if controller.stopping else InstanceState.STARTING,
+            detail="" if controller.stopping else "could not be launched; it is tried again",
+            incarnation=0,
+            drain=_drain(controller, instance_id),
+            closed_by=(Closed.NOT_SERVING,),
+        )
+        for instance_id in planned_instances(controller.keeper.spec)
+        if instance_id not in controller.roster.members
+    ]
+
+
+def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
+    """None for a process that serves. `stopping`: the whole cluster is being stopped, and no
+    process that has ended comes back."""
+    if not member.alive or member.phase == "starting":
+        if stopping:
+            return InstanceState.STOPPING
+        if member.fenced:
+            return InstanceState.STALLED
+        return (
+            InstanceState.RESTARTING
+            if member.incarnation > 1 or (member.incarnation and not member.alive)
+            else InstanceState.STARTING
+        )
+    return InstanceState.FAILED if member.phase == "failed" else None
+
+
+def _instance_state(
+    controller: ControllerProcess, member: Member, record: InstanceRecord | None
+) -> InstanceState:
+    if state := _process_state(member, stopping=controller.stopping):
+        return state
+    if record is None or record.snapshot is None:
+        # The instance's event loop says that it serves, but its engine has not reported in this
+        # incarnation.
+        hangs = member.fenced or (record is not None and record.stalled)
+        return InstanceState.STALLED if hangs else InstanceState.STARTING
+    closed_by = record.closed_by
+    if Closed.NOT_SERVING in closed_by or Closed.STALLED in closed_by:
+        return InstanceState.STALLED
+    return InstanceState.DRAINING if Closed.DRAINING in closed_by else InstanceState.ACTIVE
+
+
+def _drain(controller: ControllerProcess, instance_id: str) -> DrainStatus | None:
+    progress = controller.drains.progress(instance_id)
+    if (claims := progress.claims) is None:
+        return None
+    return DrainStatus(
+        drain_id=claims.drain_id,
+        num_requests_left=progress.num_left,
+        num_moved=progress.num_moved,
+        deadline_s=claims.strongest.deadline_s,
+        on_deadline=claims.strongest.on_deadline,
+        safe_to_delete=progress.safe_to_delete,
+        removes=claims.goes,
+        restarts=claims.restarts,
+        evacuates=claims.notice is not None,
+    )
+
+
+def _detail(controller: ControllerProcess, member: Member) -> str:
+    if controller.fleet.is_busy(member):
+        return "computes without a request"
+    return member.detail
+
+
+def _up_s(member: Member, now_s: float) -> float | None:
+    if not member.alive or member.heard_s is None:
+        return None
+    return round(member.said.up_s + now_s - member.heard_s, 1)
+
+
+def _by_level(by_rank: Mapping[int, T], levels: Sequence[Level]) -> dict[str, T]:
+    """The highest rank first."""
+    name = level_names(levels)
+    return {name(rank): value for rank, value in sorted(by_rank.items(), reverse=True)}
+
+
+def _by_name(told: object, names: Collection[str]) -> dict[str, object]:
+    """Times and shares with six decimals."""
+    found = ((name, getattr(told, name)) for name in names)
+    return {name: round(each, 6) if isinstance(each, float) else each for name, each in found}
+
+
+def _load(
+    levels: Sequence[Level], snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
+) -> dict[str, object]:
+    name = level_names(levels)
+    usage, steps = instance_virtual_usage(snapshot, levels), freeness(snapshot, levels)
+    head = snapshot.queue_head
+    return {
+        "freeness_steps": round(steps, 1) if math.isfinite(steps) else None,
+        "virtual_usage_blocks": round(usage) if math.isfinite(usage) else None,
+        "headroom_blocks": total_headroom_blocks(snapshot, levels),
+        "max_running_reqs": snapshot.max_num_running or None,
+        "num_running_reqs": snapshot.num_running,
+        "num_running_by_level": _by_level(snapshot.num_running_by_rank, levels),
+        "num_waiting_reqs": snapshot.num_queued,
+        "num_waiting_by_level": _by_level(snapshot.num_queued_by_rank, levels),
+        "headroom_by_level_blocks": _by_level(headroom_by_rank(snapshot, levels), levels),
+        "kv_cache_usage": round(snapshot.num_used_blocks / max(1, snapshot.num_total_blocks), 4),
+        "queue_head": head
+        and QueueHeadStatus(
+            request_id=head.request_id,
+            level=name(head.rank),
+            demand_blocks=head.demand_blocks,
+            waited_s=round(max(0.0, time.time() - head.arrival_time_s), 3),
+            evicted=head.evicted,
+            evicted_for_s=None
+            if head.evicted_at_s is None
+            else round(max(0.0, time.time() - head.evicted_at_s), 3),
+            why=str(queue_reason(snapshot, schedulable) or ""),
+        ),
+    }

@@ -1,27 +1,26 @@
 """The control API's listener: bearer tokens, JSON in and out, small errors.
 
-`ControlServer` has the routes of what is looked at, and takes those of orders from their handlers.
-Before them stands the `Guard`, which says who may call, and how large a body may be. `AnswersByKey`
-lets calls take effect once. `CALLS` describes the routes (`GET /openapi.json`), by the wire models
-that they read and answer with; those of orders are described by their table. A test compares both.
+`ControlServer` has the routes that only look, and takes the routes of orders from their handlers.
+What all calls share stands in `calls.py`. `CALLS` describes the routes (`GET /openapi.json`), by
+the wire models that they read and answer with; orders are described by their table. A test compares
+both.
 """
 
 import asyncio
-import hashlib
-import hmac
+import contextlib
 import json
 import logging
 import socket
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaMode
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,14 +28,17 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.http import cluster_orders, instance_orders, request_orders
-from controller.adapters.http.answers import (
+from controller.adapters.http.calls import (
+    KEY_HEADER,
+    MAX_KEY_CHARS,
+    AnswersByKey,
     ApiError,
-    Endpoint,
-    error_response,
+    BodyTooLargeError,
+    Guard,
     json_answer,
     on_api_error,
     on_crash,
@@ -44,10 +46,11 @@ from controller.adapters.http.answers import (
     on_http_error,
     on_invalid_input,
     on_revision_conflict,
+    on_too_large,
     unread_body,
 )
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status, rolling_report
-from controller.adapters.http.drain_reports import SteerReports
+from controller.adapters.http.instance_orders import SteerReports
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import (
     EngineCheck,
@@ -69,43 +72,48 @@ from controller.adapters.http.requests import (
     list_requests,
     name_request,
 )
-from controller.adapters.http.streams import (
-    EventsQuery,
-    LatestStatus,
-    LogQuery,
-    TrafficStream,
-    WatchQuery,
-    frames,
-    member_log,
-    wanted_traffic,
-)
 from controller.api.errors import LlumctlError
-from controller.api.hosts import is_own_host, own_names
 from controller.api.operations.on_cluster import SettingList
 from controller.api.operations.on_instances import DrainList
 from controller.api.operations.table import ORDERS, OperationList
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
+from controller.api.state.log_tail import LogTail
 from controller.api.text.hints import own_version
-from controller.api.wire import ErrorBody
+from controller.api.wire import ErrorBody, WireModel
 from controller.api.wire.requests import (
     EventPage,
     Explanation,
     RequestDetail,
     RequestList,
     RequestName,
+    RequestState,
 )
 from controller.api.wire.status import ClusterStatus, RollingReport, StopProgress, StopRequest
-from controller.api.wire.stream import Frame, MemberLog, TrafficBatch, TrafficRequest
+from controller.api.wire.stream import (
+    EventFrame,
+    Frame,
+    GapFrame,
+    MemberLog,
+    PingFrame,
+    RequestTraffic,
+    StatusFrame,
+    TrafficBatch,
+    TrafficRequest,
+)
 from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operated_cluster import RevisionConflictError
+from controller.runtime.controller.traffic import Batch, Traffic, TrafficRecording
+from controller.runtime.messages.requests import TrafficAsked
 
 log = logging.getLogger(__name__)
 
 MAX_WATCHERS = 64
-# Watch streams never end by themselves; a stopping server does not wait for them.
+# Watch streams never end by themselves; a server that stops does not wait for them.
 LAST_BYTES_S = 1
-# Who has no token may connect, too. Of more connections the oldest without a request is closed.
+# Clients without a token may connect too. When there are more connections than this, the oldest one
+# without a request is closed.
 MAX_CONNECTIONS = 256
 
 HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
@@ -129,10 +137,10 @@ class Access:
 
 
 class ControlServer:
-    """`settings`: those that the controller runs with. `metrics` renders the answer to `/metrics`,
+    """`settings`: those with which the controller runs. `metrics` renders the answer to `/metrics`,
     of media type `metrics_type`. Members write their logs to `log_dir`. `listening`: a socket on
-    the address of `access`; without it the server makes one. `check_engine` looks at engine
-    arguments that a rolling restart is to change."""
+    the address of `access`; without it the server makes one. `check_engine` checks engine arguments
+    that a rolling restart is to change."""
 
     def __init__(
         self,
@@ -161,8 +169,9 @@ class ControlServer:
         self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
-        # asyncio does this only where a socket names its protocol, which one of create_server does
-        # not: an answer's body then waited 40 ms until the client had acknowledged its head.
+        # asyncio does this only if a socket names its protocol, which a socket of create_server
+        # does not. Without it the body of an answer waited 40 ms until the client had acknowledged
+        # its head.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         app = Starlette(
             routes=[
@@ -202,7 +211,7 @@ class ControlServer:
                 LlumctlError: on_failure,
                 HTTPException: on_http_error,
                 ValidationError: on_invalid_input,
-                BodyTooLargeError: _on_too_large,
+                BodyTooLargeError: on_too_large,
                 Exception: on_crash,
             },
         )
@@ -220,7 +229,7 @@ class ControlServer:
         self._server = uvicorn.Server(config)
 
     async def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Serve while `work` runs; whichever ends or fails first ends both."""
+        """Serves while `work` runs. When either of them ends or fails, both end."""
         with self._socket:
             async with asyncio.TaskGroup() as group:
                 working = group.create_task(work)
@@ -271,7 +280,7 @@ class ControlServer:
             finally:
                 self._num_watchers -= 1
 
-        self._num_watchers += 1  # before anything is awaited: many may ask in one turn
+        self._num_watchers += 1  # before any await, as many clients may ask in one turn
         return StreamingResponse(counted(), media_type="application/x-ndjson")
 
     async def _requests(self, request: Request) -> Response:
@@ -322,9 +331,9 @@ class ControlServer:
     # -- acting --------------------------------------------------------------------------
 
     async def _stop(self, request: Request) -> Response:
-        """Idempotent: asked again, it tells how far the stop has come."""
+        """Idempotent: asked again, it reports how far the stop has come."""
         order = StopRequest.model_validate_json(await request.body() or b"{}")
-        if self._controller.would_stop(order.drain):  # else this call only asks how far it is
+        if self._controller.would_stop(order.drain):  # otherwise the call only asks for progress
             how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
             await self._log.note(request.scope, how, "the cluster", "begun")
             self._controller.stop(order.drain, order.grace_s)
@@ -335,14 +344,15 @@ class ControlServer:
 
     async def _traffic(self, request: Request) -> Response:
         """Records until the caller leaves."""
-        asked = wanted_traffic(await request.body())
+        wanted = TrafficRequest.model_validate_json(await request.body())
+        asked = TrafficAsked(bytes.fromhex(wanted.key), wanted.prefix_hash_tokens)
         return TrafficStream(self._controller.traffic, asked, self._log)
 
 
 def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:
-    """The query's parameters. Of a name that is not `repeatable` the last value counts.
+    """The query's parameters. For a name that is not `repeatable` the last value counts.
 
-    Raises ValidationError, for an unknown name too, so that a typing error is not ignored."""
+    Raises ValidationError, also for an unknown name, so that a typing error is not ignored."""
     given: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)
@@ -350,173 +360,208 @@ def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = 
     return model.model_validate(given)
 
 
-async def _on_too_large(_request: Request, _error: Exception) -> Response:
-    return error_response(413, "too_large", "the body is too large")
+# -- what is read line by line ---------------------------------------------------------------------
+# Statuses and events as they come, the traffic that is being recorded, and the logs of members.
+#
+# Nothing is queued for a slow reader of the watch stream: it gets the events that the journal still
+# has, and a gap frame for the events that the journal has dropped.
+
+PING_EVERY_S = 1.0
+# Events, or requests, that come this close together are sent together.
+GATHER_S = 0.05
+PAGE_EVENTS = 500
+# As often as one watcher may ask for a status. With 64 instances a status takes 3 ms to build: 64
+# watchers, each with a status of its own, took four cores.
+STATUS_LASTS_S = 0.05
+LATEST = "latest"
 
 
-MAX_BODY_BYTES = 65_536
-MAX_DIGITS = len(str(MAX_BODY_BYTES))
-# Where such a header is given twice, one reader takes the first and another the last.
-ONCE = (b"authorization", b"content-length", b"host", b"idempotency-key", b"origin")
-# Refused calls are counted, and the log tells of them at most this often.
-TELL_EVERY_S = 60.0
-LOOKING = ("GET", "HEAD")
+class EventsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
-OnRefused = Callable[[Scope, str], Awaitable[None]]
+    after: str = Field(default="", max_length=64)
+    limit: int = Field(default=1000, ge=1, le=10_000)
 
 
-class Guard:
-    """The control token may do everything, the view token may look (GET). Browsers are refused: a
-    page that makes a browser call here gives itself away by an Origin, or by a foreign Host.
+class WatchQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
-    `on_refused` is called when the holder of the view token asks for more than to look,
-    `on_acted` before whoever asked for more gets his answer."""
+    after: str = Field(default=LATEST, max_length=64)
+    events: bool = True
+    status_every_s: float | None = Field(default=None, ge=0.05, le=3600)
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        control_token: str,
-        view_token: str,
-        host: str,
-        on_refused: OnRefused,
-        on_acted: Callable[[], None],
-    ) -> None:
-        self._app = app
-        self._control = f"Bearer {control_token}".encode()
-        self._view = f"Bearer {view_token}".encode()
-        self._own_hosts = own_names([host])
-        self._on_refused = on_refused
-        self._on_acted = on_acted
-        self._refused: Counter[str] = Counter()
-        self._told_s = float("-inf")
+
+class LatestStatus:
+    """The status for all readers, built again when it is older than 50 ms."""
+
+    def __init__(self, build: Callable[[], ClusterStatus]) -> None:
+        self._build = build
+        self.lasts_s = STATUS_LASTS_S
+        self._latest: tuple[ClusterStatus, float] | None = None
+        """The status, and the time at which it was built."""
+        self._line: bytes | None = None
+
+    def now(self) -> ClusterStatus:
+        now_s = time.monotonic()
+        if self._latest is None or now_s >= self._latest[1] + self.lasts_s:
+            self._latest, self._line = (self._build(), now_s), None
+        return self._latest[0]
+
+    def line(self) -> bytes:
+        """The status as a line of the watch stream, which is the same for all watchers."""
+        status = self.now()
+        if self._line is None:
+            self._line = _line(StatusFrame(time_s=time.time(), status=status))
+        return self._line
+
+    def forget(self) -> None:
+        """An operator changed something, which the next reader has to see."""
+        self._latest = None
+
+
+def frames(journal: Journal, statuses: LatestStatus, query: WatchQuery) -> AsyncIterator[bytes]:
+    """Raises ValueError if `query.after` is not a position."""
+    position = journal.log.last_position if query.after == LATEST else query.after or None
+    journal.log.after(position, 0)
+    return _frames(journal, statuses, query, position)
+
+
+def _line(frame: WireModel) -> bytes:
+    return frame.model_dump_json().encode() + b"\n"
+
+
+async def _frames(
+    journal: Journal,
+    statuses: LatestStatus,
+    query: WatchQuery,
+    position: str | None,
+) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    status_at_s = loop.time() if query.status_every_s is not None else float("inf")
+    ping_at_s = 0.0
+    while True:
+        lines: list[bytes] = []
+        if query.events:
+            page = journal.log.after(position, PAGE_EVENTS)
+            position = page.next_position
+            if page.missed != 0:
+                lines.append(_line(GapFrame(time_s=time.time(), missed=page.missed)))
+            lines += [
+                _line(EventFrame(time_s=time.time(), event=event_model(event, at)))
+                for at, event in page.entries
+            ]
+        now_s = loop.time()
+        if query.status_every_s is not None and now_s >= status_at_s:
+            status_at_s = max(status_at_s + query.status_every_s, now_s)
+            lines.append(statuses.line())
+        if not lines and now_s >= ping_at_s:
+            lines.append(_line(PingFrame(time_s=time.time())))
+        if lines:
+            ping_at_s = now_s + PING_EVERY_S
+            yield b"".join(lines)
+        if not query.events or position == journal.log.last_position:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(status_at_s, ping_at_s)):
+                    await (journal.wait() if query.events else asyncio.Event().wait())
+        if query.events:
+            await asyncio.sleep(GATHER_S)
+
+
+TRAFFIC_EVERY_S = 1.0
+
+
+class TrafficStream(StreamingResponse):
+    """Begins the recording, and ends it even if its first line was never asked for; the operators'
+    log has both. Raises ApiError if another recording is on."""
+
+    def __init__(self, traffic: Traffic, asked: TrafficAsked, log: OperatorLog) -> None:
+        if not traffic.takes(asked):
+            raise ApiError(
+                409,
+                "recorded_already",
+                "the traffic of this cluster is being recorded already, and there is one recording"
+                " at a time",
+                "llumctl events --kind operator",
+            )
+        self._traffic = traffic
+        self._log = log
+        self._recording = traffic.begin(asked)
+        super().__init__(_traffic_lines(self._recording), media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        refusal = self._refusal(scope)
-        if refusal is None:
-            looks = scope["method"] in LOOKING
-            await self._app(scope, _limited(receive), send if looks else self._telling(send))
-            return
-        status, code, message = refusal
-        if code == "view_only":
-            await self._on_refused(scope, code)
-        else:
-            self._count(code)
-        hint = "" if code == "too_large" else "llumctl status"
-        await error_response(status, code, message, hint)(scope, receive, send)
-
-    def _telling(self, send: Send) -> Send:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._on_acted()
-            await send(message)
-
-        return sending
-
-    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
-        names = [name for name, _ in scope["headers"]]
-        if any(names.count(name) > 1 for name in ONCE):
-            return 400, "ambiguous", "a header is given more than once"
-        headers = dict(scope["headers"])
-        given = headers.get(b"authorization", b"")
-        if not given:
-            return 401, "no_token", "the control API wants a bearer token"
-        if b"origin" in headers:
-            return 403, "foreign_origin", "the control API is not for browsers"
-        if not is_own_host(headers.get(b"host", b"").decode("latin-1"), self._own_hosts):
-            return 403, "foreign_host", "this Host is not the control API's"
-        if not hmac.compare_digest(given, self._control):
-            if not hmac.compare_digest(given, self._view):
-                return 403, "bad_token", "this is not the cluster's control token"
-            if scope["method"] not in LOOKING:
-                return 403, "view_only", "this token may look, not act"
-        # Python reads no number of more than 4,300 digits, not even of zeros.
-        length = headers.get(b"content-length", b"0").lstrip(b"0") or b"0"
-        if not length.isdigit() or len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES:
-            return 413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes"
-        return None
-
-    def _count(self, code: str) -> None:
-        self._refused[code] += 1
-        now_s = time.monotonic()
-        if now_s - self._told_s >= TELL_EVERY_S:
-            self._told_s = now_s
-            log.warning("calls refused so far: %s", dict(self._refused))
+        try:
+            deed = ("record the traffic", "the cluster")
+            async with self._log.operation(scope, deed, lasts=True):
+                await super().__call__(scope, receive, send)
+        finally:
+            self._traffic.end(self._recording)
 
 
-class BodyTooLargeError(Exception):
-    """A body that named no length is over the limit."""
+async def _traffic_lines(recording: TrafficRecording) -> AsyncIterator[bytes]:
+    while not recording.replaced:
+        yield _traffic_line(recording.take())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(recording.news.wait(), TRAFFIC_EVERY_S)
+        await asyncio.sleep(GATHER_S)
 
 
-def _limited(receive: Receive) -> Receive:
-    num_bytes = 0
-
-    async def receiving() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > MAX_BODY_BYTES:
-            raise BodyTooLargeError
-        return message
-
-    return receiving
-
-
-KEY_HEADER = "Idempotency-Key"
-MAX_KEPT = 1000
-MAX_KEY_CHARS = 64
-
-
-class AnswersByKey:
-    """Answers to the last 1,000 calls that had a key, refusals and failures too: a client that
-    missed the answer repeats its call with the same `Idempotency-Key`, and gets the answer of the
-    first time; or, to change nothing by asking, gets `/v1/answers/KEY`.
-
-    Moves, drains, undrains and aborts need that: the second one would find another state, or count
-    its deadline anew. Only this process keeps the answers: a controller that starts again carries
-    such a call out once more."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[bytes, asyncio.Task[Response]]] = {}
-        """By key: a digest of the call, and its answer."""
-
-    def once(self, endpoint: Endpoint) -> Endpoint:
-        async def answer(request: Request) -> Response:
-            key = request.headers.get(KEY_HEADER)
-            if key is None:
-                return await endpoint(request)
-            if not 0 < len(key) <= MAX_KEY_CHARS:
-                raise ApiError(400, "bad_key", f"{KEY_HEADER}: 1 to {MAX_KEY_CHARS} characters")
-            order = hashlib.sha256(request.url.path.encode() + b"\0" + await request.body())
-            if key not in self._kept:
-                answering = asyncio.get_running_loop().create_task(endpoint(request))
-                self._kept[key] = order.digest(), answering
-                if len(self._kept) > MAX_KEPT:
-                    del self._kept[next(iter(self._kept))]
-            known, answering = self._kept[key]
-            if known != order.digest():
-                raise ApiError(
-                    409, "key_reused", f"that {KEY_HEADER} was another order's; each has its own"
+def _traffic_line(batch: Batch) -> bytes:
+    return _line(
+        TrafficBatch(
+            time_s=time.time(),
+            requests=tuple(
+                RequestTraffic(
+                    arrival_time_s=each.arrival_time_s,
+                    num_prompt_tokens=each.num_prompt_tokens,
+                    num_output_tokens=each.num_output_tokens,
+                    rank=each.rank,
+                    outcome=RequestState(each.outcome),
+                    session=each.session,
+                    prefix_hashes=each.prefix_hashes.hex(),
                 )
-            # A client that hangs up must not cancel the answer for its next call.
-            return await asyncio.shield(answering)
+                for each in batch.requests
+            ),
+            num_lost=batch.num_lost,
+            num_live=batch.num_live,
+        )
+    )
 
-        return answer
 
-    async def told(self, request: Request) -> Response:
-        """The answer, or the refusal, that the call with this key got. Raises ApiError for a key
-        that no call had, and for a call that is under way."""
-        key = request.path_params["key"]
-        if key not in self._kept:
-            raise ApiError(
-                404, "no_such_call", f"no call with the {KEY_HEADER} {key[:64]!r} came here"
-            )
-        _, answering = self._kept[key]
-        if not answering.done():
-            raise ApiError(409, "under_way", "the call is under way")
-        return answering.result()
+OURS = ("controller", "head")
+"""Processes that are not members but write logs."""
+MAX_LINES = 500
+MAX_LINE_CHARS = 1000
+"""A longer line is cut: an answer has half a million characters at most."""
 
+
+class LogQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lines: int = Field(default=100, ge=1, le=MAX_LINES)
+
+
+async def member_log(
+    controller: ControllerProcess, log_dir: Path, member_id: str, query: LogQuery
+) -> MemberLog:
+    """The last lines of the log of a member, of the controller or of the head process, if that log
+    is on this machine. A file is only named by a member's id or by one of `OURS`, never by a path.
+    """
+    if member_id not in controller.roster.members and member_id not in OURS:
+        raise ApiError(404, "not_found", f"there is no member {member_id[:60]!r}", "llumctl status")
+    path = log_dir / f"{member_id}.log"
+    if not path.exists():
+        message = f"the log of {member_id} is not on the controller's machine"
+        raise ApiError(404, "no_log", message, "llumctl logs      on the member's machine")
+    lines = await asyncio.to_thread(_last, path, query.lines)
+    return MemberLog(member_id=member_id, lines=tuple(line[:MAX_LINE_CHARS] for line in lines))
+
+
+def _last(path: Path, num_lines: int) -> list[str]:
+    with closing(LogTail(path)) as tail:
+        return (tail.last(num_lines) + tail.unfinished())[-num_lines:]
+
+
+# -- the description -------------------------------------------------------------------------------
 
 DESCRIPTION_PATH = "/openapi.json"
 JSON, LINES, TEXT = "application/json", "application/x-ndjson", "text/plain"
@@ -526,8 +571,8 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`answer`: the model, or None for an answer of any form. `wants_body`: without one the call is
-    refused. `once`: an Idempotency-Key is read."""
+    """`answer`: the model, or None for an answer of any form. `wants_body`: the call is refused
+    without a body. `once`: an Idempotency-Key is read."""
 
     does: str
     answer: Any
@@ -651,7 +696,7 @@ def _encoded_description() -> bytes:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that has no value is left out, as a query has no null."""
+    """A query has no null: a parameter without a value is left out."""
     kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(kinds) != 1:
         return schema

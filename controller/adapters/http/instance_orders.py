@@ -1,49 +1,51 @@
-"""The controller's half of drain, undrain, restart, evacuate, scale, and of all marks, such as a
-cordon.
+"""The controller's half of drain, undrain, restart, evacuate, and of all marks, such as a cordon;
+and how drains are reported.
 """
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from controller.adapters.http.answers import no_such_instance
-from controller.adapters.http.drain_reports import (
-    SteerReports,
-    drain_claim,
-    evacuate_claim,
-    remove_claim,
-    restart_claim,
-)
+from controller.adapters.http.calls import no_such_instance
+from controller.adapters.http.cluster_view import rounded
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
-from controller.api.operations.on_cluster import Scale, ScaleReport, ScaleRequest
+from controller.api.operations import on_instances
+from controller.api.operations.on_cluster import ScaleReport, ScaleRequest
 from controller.api.operations.on_instances import (
     MARKS,
-    Drain,
+    REPLAYS,
+    CannotMove,
     DrainReport,
     DrainRequest,
-    Evacuate,
     EvacuateRequest,
     Marking,
     MarkReport,
-    Restart,
+    PlannedDeparture,
     RestartRequest,
-    Undrain,
     UndrainRequest,
-    until,
 )
-from controller.api.operations.order import CLUSTER, Order, Report, Wanted
+from controller.api.operations.order import Order, Report, Wanted
 from controller.api.operations.table import Undo
-from controller.core.emptying.claims import Claim, Claims
+from controller.core.emptying.claims import Claim, Claims, Drain, Evacuate, Remove, Restart, claimed
+from controller.core.emptying.drains import DrainProgress, DrainState
+from controller.core.emptying.forecast import TOO_BUSY, Departure, estimate_s
+from controller.core.emptying.relief import NO_DESTINATION, Link, evacuation
 from controller.core.fleet.cluster_spec import (
     Mark,
     OrderRefusal,
+    ScalePlan,
     emptying_refusal,
     mark_refusal,
     restart_refusal,
     undrain_refusal,
 )
 from controller.core.load.closed import Closed
+from controller.core.migration.move_records import measured_pace
+from controller.core.migration.refusals import MoveRefusal, ReliefRefusal, why
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.controller.operations.drain_runner import Forecast
 from controller.runtime.controller.operations.operated_cluster import refuse_instances
 from controller.runtime.controller.queries import Found
 
@@ -84,7 +86,8 @@ class _OnInstance(Handler[Wanted, Report]):
         instance_ids: Sequence[str],
         despite: str = "drain {} --force",
     ) -> None:
-        """Raises ApiError if there is one. `despite`: the command that does it all the same."""
+        """Raises ApiError if there is a refusal. `despite`: the command that acts in spite of
+        it."""
         with as_api_errors():
             cordoned = self.controller.keeper.spec.marked(Closed.CORDONED)
             refuse_instances(refusal, instance_ids, cordoned, despite)
@@ -100,17 +103,17 @@ class _Emptying(_OnInstance[Wanted, DrainReport]):
 
     @property
     def claims(self) -> Claims | None:
-        """To the instance, while it drains."""
+        """The claims to the instance, while it drains."""
         return self.controller.keeper.spec.drains.get(self.instance_id)
 
     def would_change(self, claim: Claim) -> bool:
         return self.claims is None or self.claims.would_change(claim)
 
     def begin(self, claim: Claim, operation: Operation, *, can_undo: bool = True) -> None:
-        """Begins the drain, or changes the one that goes on."""
+        """Begins the drain, or changes the one under way."""
         if can_undo and self.claims is None:
             operation.undo = self.undone_by()
-        self.controller.drains.begin({self.instance_id: _by(operation, claim)})
+        self.controller.drains.begin({self.instance_id: caused_by(operation, claim)})
         self.revision = self.controller.keeper.spec.revision
 
     async def report(self) -> DrainReport:
@@ -119,14 +122,14 @@ class _Emptying(_OnInstance[Wanted, DrainReport]):
 
 
 class DrainHandler(_Emptying[DrainRequest]):
-    row = Drain
+    row = on_instances.Drain
 
     async def look(self) -> None:
         await super().look()
         self.changes = self.would_change(drain_claim(self.wanted))
 
     def check(self) -> None:
-        """Checks the other drains of the same command too, as it begins all of them or none."""
+        """Also checks the other drains of the same command, which begins all of them or none."""
         wanted = self.wanted
         together = self.check_together(wanted.if_revision, wanted.with_ids)
         facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
@@ -148,7 +151,7 @@ class DrainHandler(_Emptying[DrainRequest]):
 
 
 class RestartHandler(_Emptying[RestartRequest]):
-    row = Restart
+    row = on_instances.Restart
 
     async def look(self) -> None:
         await super().look()
@@ -186,9 +189,9 @@ class RestartHandler(_Emptying[RestartRequest]):
 
 
 class EvacuateHandler(_Emptying[EvacuateRequest]):
-    """An evacuation that goes on gets another deadline by another call."""
+    """Another call gives an evacuation under way another deadline."""
 
-    row = Evacuate
+    row = on_instances.Evacuate
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
@@ -206,7 +209,7 @@ class EvacuateHandler(_Emptying[EvacuateRequest]):
 
 
 class UndrainHandler(_Emptying[UndrainRequest]):
-    row = Undrain
+    row = on_instances.Undrain
 
     def check(self) -> None:
         self.check_instance(self.wanted.if_revision)
@@ -227,14 +230,15 @@ class UndrainHandler(_Emptying[UndrainRequest]):
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        """Another drain may have taken the place of the operation's."""
+        """Another drain may have replaced the operation's drain."""
         drain = operated.controller.keeper.spec.drains.get(undo.target)
         same = drain is not None and drain.drain_id == entry_id
         return "" if same else f"{undo.target} is not being drained by it any more"
 
 
 class _Marking(_OnInstance[Any, MarkReport]):
-    """Of a row that marks instances, or takes such marks back; it needs no other handler."""
+    """The handler of each row that marks instances or takes such marks back; such a row needs no
+    other handler."""
 
     row: type[Marking[Any, Any]]
 
@@ -251,7 +255,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
         self.changes = (self.mark is None) == self.row.marks
 
     def check(self) -> None:
-        """Checks the other marks of the same command too, as it makes all of them or none."""
+        """Also checks the other marks of the same command, which makes all of them or none."""
         wanted = self.wanted
         if not self.row.marks:
             self.check_instance(wanted.if_revision)
@@ -302,7 +306,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        """Another mark may have taken the place of the operation's."""
+        """Another mark may have replaced the operation's mark."""
         spec, words = operated.controller.keeper.spec, cls.row.mark.replace("_", " ")
         mark = spec.marked(Closed(cls.row.mark)).get(undo.target)
         if not cls.row.marks:
@@ -313,87 +317,248 @@ class _Marking(_OnInstance[Any, MarkReport]):
         return f"{undo.target} is {words}" if mark is not None else ""
 
 
-class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
-    row = Scale
-
-    def __init__(self, operated: Operated, order: Order[ScaleRequest, ScaleReport]) -> None:
-        super().__init__(operated, order)
-        self.reports = SteerReports(operated.controller)
-        self.added: Sequence[str] = ()
-
-    async def look(self) -> None:
-        """Plans without a look at the revision if nothing is left to change: an earlier call, whose
-        answer got lost, may have changed it."""
-        self.operated.check_running()
-        wanted, scaling = self.wanted, self.controller.scaling
-        target = wanted.target
-        if target is None:
-            target = scaling.num_planned + (wanted.change or 0)
-        if target != scaling.num_planned:
-            self.operated.check_revision(wanted.if_revision)
-        with as_api_errors():
-            self.scaling = scaling.plan(target, force=wanted.force, agreed=wanted.draining)
-        self.holds = self.controller.autoscaling.would_hold(self.scaling.target)
-        if self.holds and not self.scaling.changes and not wanted.dry_run:
-            self.operated.check_revision(wanted.if_revision)
-        self.revision = self.controller.keeper.spec.revision
-
-    def check(self) -> None:
-        """Whether this very plan, which the audit log names, can be carried out."""
-        self.operated.check_revision(self.wanted.if_revision)
-        with as_api_errors():
-            self.controller.scaling.check_still(self.scaling, force=self.wanted.force)
-
-    async def plan(self) -> ScaleReport:
-        return await self.reports.planned_scale(self.scaling, self.wanted)
-
-    def deeds(self) -> Sequence[Deed]:
-        """One for the scaling, one for what it holds, and one for each instance that is removed or
-        kept after all."""
-        plan = self.scaling
-        if not (plan.changes or self.holds):
-            return ()
-        deeds = [(f"scale {plan.previous} to {plan.target}", CLUSTER)]
-        deeds += [(f"hold auto-scaling at {plan.target}", CLUSTER)] if self.holds else []
-        deeds += [(f"undrain {each}", each) for each in plan.undrained]
-        how = until(self.wanted.deadline_s, self.wanted.on_deadline)
-        deeds += [(f"remove {each} once drained{how}", each) for each in plan.drained]
-        return deeds
-
-    async def carry_out(self, operation: Operation) -> None:
-        plan, autoscaling = self.scaling, self.controller.autoscaling
-        if plan.changes:
-            operation.undo = self.undone_by(
-                {"instances": plan.previous}, {"instances": plan.target}
-            )
-        hold = autoscaling.hold(operation.actor, plan.target)
-        claim = _by(operation, remove_claim(self.wanted))
-        self.added = self.controller.scaling.carry_out(plan, claim, hold)
-        if hold is not None:
-            autoscaling.tell_held(operation.cause_id, hold)
-        self.revision = self.controller.keeper.spec.revision
-
-    async def report(self) -> ScaleReport:
-        plan = self.scaling
-        going = await self.reports.several(plan.drained, self.revision)
-        return self.reports.scaled(plan, self.revision, self.added, going)
-
-    @classmethod
-    def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        planned = operated.controller.scaling.num_planned
-        same = planned == undo.made["instances"]
-        return "" if same else f"{planned} instances are planned by now"
-
-
 HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
-    *(DrainHandler, UndrainHandler, RestartHandler, EvacuateHandler, ScaleHandler),
+    *(DrainHandler, UndrainHandler, RestartHandler, EvacuateHandler),
     *(type(f"{row.__name__}Handler", (_Marking,), {"row": row}) for row in MARKS),
 )
+
+
+# -- drains as they are reported -------------------------------------------------------------------
+# Drains and scalings as the control API reports them: under way, planned, or just begun.
+
+
+class SteerReports:
+    def __init__(self, controller: ControllerProcess) -> None:
+        self._controller = controller
+
+    async def several(
+        self, instance_ids: Iterable[str], revision: int, *, lately: bool = False
+    ) -> list[DrainReport]:
+        """The reports are made concurrently, so frontends that do not answer are waited for only
+        once."""
+        reports = (self.of(each, revision, lately=lately) for each in instance_ids)
+        return list(await asyncio.gather(*reports))
+
+    async def of(self, instance_id: str, revision: int, *, lately: bool = False) -> DrainReport:
+        """The drain as it is now. With `lately`, the list of requests that cannot move may be a
+        second old. `revision` is the spec's revision from before this look, or from after the
+        caller's own change, so that a client that continues from it is told of later changes by
+        others."""
+        controller = self._controller
+        progress = controller.drains.progress(instance_id)
+        leaving = Forecast()
+        if progress.state is DrainState.DRAINING:
+            look = controller.drain_forecasts.lately if lately else controller.drain_forecasts.of
+            leaving = await look(instance_id)
+            progress = controller.drains.progress(instance_id)
+        report = self._so_far(progress, leaving, revision)
+        claims = progress.claims
+        if claims is None:
+            return report
+        return report.model_copy(
+            update={
+                "drain_id": claims.drain_id,
+                "estimate_s": self._estimate_s(progress, leaving),
+                "actor": claims.strongest.actor,
+                **_end(claims),
+            }
+        )
+
+    def _so_far(self, progress: DrainProgress, leaving: Forecast, revision: int) -> DrainReport:
+        member = self._controller.roster.members.get(progress.instance_id)
+        gone = member is None
+        return DrainReport(
+            instance_id=progress.instance_id,
+            state="removed" if gone else progress.state.value,
+            safe_to_delete=gone or progress.safe_to_delete,
+            num_requests_left=progress.num_left,
+            num_moving=progress.num_moving,
+            num_moved=progress.num_moved,
+            cannot_move=tuple(_cannot_move(each) for each in leaving.departures if _stays(each)),
+            silent=leaving.silent,
+            revision=revision,
+            incarnation=None if member is None else member.incarnation,
+            pid=None if member is None else member.pid,
+        )
+
+    async def planned(
+        self, instance_id: str, claim: Claim, going: Sequence[str] = ()
+    ) -> DrainReport:
+        """The effect of this claim if it were made now. `going`: instances that are drained
+        together with this one."""
+        revision = self._controller.keeper.spec.revision
+        leaving = await self._controller.drain_forecasts.of(instance_id, going)
+        progress = self._controller.drains.progress(instance_id)
+        before = progress.claims
+        return self._so_far(progress, leaving, revision).model_copy(
+            update={
+                "drain_id": before.drain_id if before else "",
+                "estimate_s": self._estimate_s(progress, leaving),
+                "plan": tuple(_planned_departure(each) for each in leaving.departures),
+                "dry_run": True,
+                "changes": before is None or before.would_change(claim),
+                **_end(claimed(before, claim)),
+            }
+        )
+
+    async def planned_restart(self, instance_id: str, claim: Restart) -> DrainReport:
+        """The effect of a restart that began now."""
+        report = await self.planned(instance_id, claim)
+        if not claim.at_once:
+            return report
+        why = "it would be replayed elsewhere, or end with an error if it cannot be"
+        replayed = {"to_instance_id": None, "code": REPLAYS, "why": why}
+        plan = tuple(each.model_copy(update=replayed) for each in report.plan)
+        return report.model_copy(update={"plan": plan})
+
+    async def planned_evacuation(
+        self, instance_id: str, claim: Evacuate, within_s: float
+    ) -> DrainReport:
+        """The effect of an evacuation that began now, at the pace of the last moves."""
+        report = await self.planned(instance_id, claim)
+        leaving = await self._controller.drain_forecasts.lately(instance_id)
+        pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
+        link = Link(1, None if pace is None else pace.blocks_per_s)  # in blocks
+        requests = (each.request for each in leaving.departures if each.destination_id)
+        late = evacuation(requests, link, within_s).too_late
+        code = ReliefRefusal.TOO_LATE
+        stays = {"to_instance_id": None, "code": str(code), "why": why(code)}
+        plan = tuple(
+            each.model_copy(update=stays) if each.request_id in late else each
+            for each in report.plan
+        )
+        return report.model_copy(update={"plan": plan})
+
+    async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
+        """Plans each drain as if it were the only one, but moves no request to an instance that
+        would be removed too."""
+        revision = self._controller.keeper.spec.revision
+        added = self._controller.scaling.added(plan)
+        going = await asyncio.gather(
+            *(self.planned(each, remove_claim(wanted), plan.drained) for each in plan.drained)
+        )
+        report = self.scaled(plan, revision, added, going)
+        return report.model_copy(update={"dry_run": True})
+
+    def scaled(
+        self,
+        plan: ScalePlan,
+        revision: int,
+        added: Sequence[str] = (),
+        draining: Sequence[DrainReport] = (),
+    ) -> ScaleReport:
+        return ScaleReport(
+            previous=plan.previous,
+            target=plan.target,
+            revision=revision,
+            added=tuple(added),
+            undrained=plan.undrained,
+            draining=tuple(draining),
+            holds_autoscale=self._controller.live.autoscale.config.mode != "off",
+        )
+
+    def _estimate_s(self, progress: DrainProgress, leaving: Forecast) -> float | None:
+        controller = self._controller
+        if leaving.silent:
+            return None
+        pace = measured_pace(move.record for move in controller.operator_moves.log.recent)
+        max_moves = controller.live.rescheduling.max_moves
+        return rounded(estimate_s(leaving.departures, pace, max_moves, progress.num_left), 2)
 
 
 AnyClaim = TypeVar("AnyClaim", bound=Claim)
 
 
-def _by(operation: Operation, claim: AnyClaim) -> AnyClaim:
-    """The operation's claim. A drain that it begins has its cause id, and so the drain's events."""
+def caused_by(operation: Operation, claim: AnyClaim) -> AnyClaim:
+    """The operation's claim. A drain begun by it has the operation's cause id, and so have the
+    drain's events."""
     return replace(claim, cause_id=operation.cause_id, actor=operation.actor)
+
+
+def drain_claim(wanted: DrainRequest) -> Drain:
+    """This function and the next ones make claims without a cause and an actor, which `caused_by`
+    adds."""
+    return Drain("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
+
+
+def restart_claim(wanted: RestartRequest, nonce: str) -> Restart:
+    """At its deadline the restart is given up. `nonce`: of the process that is to be replaced."""
+    deadline_s = deadline_of(wanted)
+    on_deadline: Literal["keep", "abort"] = "keep" if deadline_s is None else "abort"
+    return Restart(
+        "",
+        time.time(),
+        deadline_s,
+        on_deadline,
+        reason=wanted.reason,
+        nonce=nonce,
+        at_once=wanted.now,
+    )
+
+
+def remove_claim(wanted: ScaleRequest) -> Remove:
+    return Remove("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
+
+
+def evacuate_claim(wanted: EvacuateRequest) -> Evacuate:
+    now_s = time.time()
+    return Evacuate("", now_s, deadline_s=now_s + wanted.within_s, reason=wanted.reason)
+
+
+def deadline_of(wanted: DrainRequest | RestartRequest | ScaleRequest) -> float | None:
+    return None if wanted.deadline_s is None else time.time() + wanted.deadline_s
+
+
+def _end(claims: Claims) -> dict[str, Any]:
+    """The fields of a report that say what happens to the instance, and when."""
+    strongest = claims.strongest
+    return {
+        "deadline_s": strongest.deadline_s,
+        "on_deadline": strongest.on_deadline,
+        "reason": strongest.reason,
+        "removes_instance": claims.goes,
+        "evacuates_instance": claims.notice is not None,
+        "restarts_instance": claims.restarts,
+    }
+
+
+def _stays(departure: Departure) -> bool:
+    return departure.destination_id is None and departure.code != MoveRefusal.MOVING
+
+
+def _cannot_move(departure: Departure) -> CannotMove:
+    request = departure.request
+    return CannotMove(
+        request_id=request.request_id,
+        client_id=departure.client_id,
+        code=departure.code,
+        why=_why(departure),
+    )
+
+
+def _planned_departure(departure: Departure) -> PlannedDeparture:
+    request = departure.request
+    return PlannedDeparture(
+        request_id=request.request_id,
+        client_id=departure.client_id,
+        num_tokens=request.num_tokens,
+        num_blocks=request.num_blocks,
+        to_instance_id=departure.destination_id,
+        code=departure.code,
+        why=_why(departure),
+    )
+
+
+def _why(departure: Departure) -> str:
+    """Why the request cannot move, with respect to the whole cluster and not to one instance."""
+    if departure.destination_id is not None:
+        return ""
+    if departure.code == MoveRefusal.NO_BLOCKS:
+        return f"no instance has {departure.request.num_blocks} free blocks"
+    if departure.code == MoveRefusal.NO_SLOT:
+        return "every instance with room for it has a full batch"
+    if departure.code == NO_DESTINATION:
+        return "no other instance may take requests"
+    if departure.code == TOO_BUSY:
+        return "no instance with room for it is free enough"
+    return why(departure.code)

@@ -1,12 +1,12 @@
 """Settings on the control API: listed, and changed while the cluster runs.
 
 Changed values stand in the spec, so that they outlive the controller. After each change the
-cluster's configuration is made anew from all settings (`live_config`).
+cluster's configuration is made again from all settings (`live_config`).
 """
 
 from dataclasses import dataclass, replace
 
-from controller.adapters.http.answers import ApiError
+from controller.adapters.http.calls import ApiError
 from controller.api.operations.on_cluster import (
     InstanceRole,
     Origin,
@@ -28,10 +28,10 @@ from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
 from controller.runtime.messages.members import FrontendLimits
 
 MIN_INTERVAL_S = 0.01
-"""From one round to the next, however fast an emulated cluster is."""
+"""The least time between two rounds, however fast an emulated cluster is."""
 MODE = "autoscale.mode"
 _NAMES = {"scheduler.policy": ", ".join(POLICIES)}
-"""The settings above cannot name what only the core knows."""
+"""`controller.api.settings` cannot name values that only the core knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PlannedChanges:
 
 
 class LiveSettings:
-    """`settings`: those that the controller runs with."""
+    """`settings`: those with which the controller runs."""
 
     def __init__(self, controller: ControllerProcess, settings: Settings) -> None:
         self._controller = controller
@@ -73,7 +73,7 @@ class LiveSettings:
         return "set" if setting.key in self._controller.keeper.spec.settings else "start"
 
     def planned(self, patch: SettingsPatch) -> PlannedChanges:
-        """Raises ApiError for an unknown key, one that cannot be changed, or a bad value, and
+        """Raises ApiError for an unknown key, a key that cannot be changed, or a bad value, and
         RevisionConflictError."""
         keeper = self._controller.keeper
         before = self._settings
@@ -90,7 +90,7 @@ class LiveSettings:
             if was[key].value != becomes[key].value
         )
         releases = MODE in patch.changes and keeper.spec.autoscale_hold is not None
-        if changes or releases:  # else it may be this patch that made the present revision
+        if changes or releases:  # otherwise this patch may have made the present revision
             keeper.check_revision(patch.if_revision)
         answer = SettingChanges(
             dry_run=patch.dry_run,
@@ -102,7 +102,7 @@ class LiveSettings:
         return PlannedChanges(patch, after, config, answer)
 
     def _roles(self, config: LiveConfig) -> tuple[InstanceRole, ...]:
-        """What each instance is for rescheduling now, and would be by `config`."""
+        """The role of each instance in rescheduling, now and with `config`."""
         rescheduler = self._controller.rescheduler
         now = rescheduler.config, rescheduler.levels
         then = config.rescheduling, config.scheduler.levels
@@ -121,7 +121,7 @@ class LiveSettings:
         )
 
     def make(self, planned: PlannedChanges) -> SettingChanges:
-        """Makes planned changes; nothing else may have changed settings since the plan. Raises
+        """Makes planned changes; no settings may have changed since the plan. Raises
         RevisionConflictError and LlumctlError, and changes nothing then."""
         keeper = self._controller.keeper
         keeper.check_revision(planned.patch.if_revision)
@@ -134,8 +134,8 @@ class LiveSettings:
 
 
 def live_config(settings: Settings) -> LiveConfig:
-    """The configuration that the cluster runs with, of the settings that operators write. Raises
-    SettingError for a policy that no live cluster has."""
+    """The configuration with which the cluster runs, made from the settings that operators write.
+    Raises SettingError for a policy that live clusters do not have."""
     endpoint, policy = settings.endpoint, _policy(settings.scheduler.policy)
     return LiveConfig(
         scheduler=with_fixed(
@@ -160,8 +160,8 @@ def live_config(settings: Settings) -> LiveConfig:
 
 
 def _speed(settings: Settings) -> float:
-    """How many times as fast as its profile the cluster is. The scheduler's own times are the
-    profile's too, so that a cluster that is faster decides as the one that it stands for."""
+    """How many times as fast as its profile the cluster is. The scheduler's own times are scaled
+    too, so that a faster cluster decides like the cluster that it stands for."""
     return settings.emulated.speed if settings.cluster.engine == "emulated" else 1.0
 
 
@@ -194,7 +194,7 @@ def _policy(name: str) -> Policy:
 
 
 def _autoscale(settings: Settings) -> LiveAutoscale:
-    """The cold start is not set but measured. What two checks in a row found is acted on."""
+    """The cold start is measured, not set. The cluster acts on what two checks in a row found."""
     interval_s = settings.autoscale.check_interval_s
     config = with_fixed(
         AutoscaleConfig,

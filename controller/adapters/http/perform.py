@@ -1,11 +1,11 @@
-"""How the controller carries out an order of operators, whichever it is.
+"""How the controller carries out any order of operators.
 
 A row of `controller.api.operations` says what an order is; the `Handler` of the same kind is the
-controller's half of it; `Orders` does for each of them what all have in common. One lock covers the
-checks of an order and its change of the spec, so that of two operators who act on the same revision
-the second gets a conflict. `OperatorLog` records each in the audit log before and after it, and in
-the cluster's events; what was checked is checked again once the audit log has the order, as writing
-it takes time. `operations_done` reads the log again, and says what could be undone now.
+controller's half of it; `Orders` does what all orders share. One lock covers the checks of an order
+and its change of the spec, so that of two operators who act on the same revision the second gets a
+conflict. `OperatorLog` records each order in the audit log before and after it, and in the
+cluster's events. Writing the audit log takes time, so the checks are repeated after that.
+`operations_done` reads the log again, and says what could be undone now.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from controller.adapters.http.answers import ApiError, Endpoint, by_method, json_answer
+from controller.adapters.http.calls import ApiError, Endpoint, by_method, json_answer
 from controller.adapters.http.cluster_view import RESTART
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.requests import find_by_ids
@@ -41,8 +41,8 @@ from controller.runtime.controller.queries import Found
 
 log = logging.getLogger(__name__)
 
-# Whoever holds the view token may send calls that are refused, as often as he likes; each entry
-# takes the disk's time and room, and pushes an event out of the log.
+# A holder of the view token may send refused calls as often as he likes; each entry takes time and
+# room on the disk, and pushes an event out of the log.
 REFUSALS_EVERY_S = 600.0
 
 Deed = tuple[str, str]
@@ -60,7 +60,7 @@ def allow_all(given: Args, before: Args, after: Args) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """What orders are carried out on. `check_engine` says which engine arguments may change."""
+    """What orders act on. `check_engine` says which engine arguments may change."""
 
     controller: ControllerProcess
     settings: LiveSettings
@@ -71,7 +71,7 @@ class Operated:
             raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
 
     def check_launcher(self) -> None:
-        """Raises ApiError while another process would wait for a launcher that is lost."""
+        """Raises ApiError if another process could not be started because the launcher is lost."""
         if (loss := self.controller.launcher_loss) is not None:
             what = f"{loss.what}: no other process could be started"
             raise ApiError(503, "ray_lost", what, f"when clients can wait: {RESTART}")
@@ -84,7 +84,7 @@ class Operated:
 
 @dataclass(slots=True)
 class Operation:
-    """`outcome`, and what takes the operation back, may be set until it is over."""
+    """`outcome` and `undo` may be set until the operation is over."""
 
     cause_id: str
     actor: str
@@ -94,13 +94,13 @@ class Operation:
 
 class Handler(Generic[Wanted, Report]):
     """The controller's half of an order, made for each call. A dry run is `look`, then `plan`. An
-    order is `look`, then, if there are `deeds`, `check` and `carry_out`, and `report` in any case.
-    All but `deeds` raise ApiError, RevisionConflictError and LlumctlError; nothing has changed
-    then, unless the error says otherwise."""
+    order is `look`, then, if there are `deeds`, `check` and `carry_out`, and in any case `report`.
+    All methods except `deeds` raise ApiError, RevisionConflictError and LlumctlError; nothing has
+    changed then, unless the error says otherwise."""
 
     row: type[Order[Wanted, Report]]
     lasts: ClassVar[bool] = False
-    """Whether it takes so long that its beginning is an event, too."""
+    """Whether the order takes so long that its beginning is an event too."""
 
     def __init__(self, operated: Operated, order: Order[Wanted, Report]) -> None:
         self.operated = operated
@@ -112,14 +112,14 @@ class Handler(Generic[Wanted, Report]):
         self.check()
 
     def check(self) -> None:
-        """Again: whether it can still be carried out."""
+        """Checks again whether the order can still be carried out."""
 
     async def plan(self) -> Report:
         """What the order would do now."""
         raise NotImplementedError
 
     def deeds(self) -> Sequence[Deed]:
-        """For the audit log; none if the order would change nothing."""
+        """For the audit log; empty if the order would change nothing."""
         return ((self.order.deed, self.order.target or CLUSTER),)
 
     async def carry_out(self, operation: Operation) -> None:
@@ -132,12 +132,12 @@ class Handler(Generic[Wanted, Report]):
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
         """Why an order of this kind cannot take an operation back now; empty if it can. `known`:
-        what frontends know of the requests that such operations were about."""
+        what frontends know of the requests of such operations."""
         raise NotImplementedError
 
     def undone_by(self, previous: Values | None = None, made: Values | None = None) -> Undo:
-        """The order that takes this one back, for the audit log; `made`: the values that it finds
-        then, unless somebody changed them meanwhile."""
+        """The order that takes this one back, for the audit log. `made`: the values that it will
+        find, unless they are changed meanwhile."""
         return Undo.model_validate(
             {
                 "kind": self.row.undone_by,
@@ -155,7 +155,7 @@ class OperatorLog:
         self._last_refused = ("", "", "")
         """(action, actor, code)."""
         self._num_refused = 0
-        """Refused calls that no entry tells of yet."""
+        """Refused calls that are in no entry yet."""
         self._next_refusals: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
 
@@ -166,8 +166,7 @@ class OperatorLog:
         """Records the `with` block as begun, and afterwards with its outcome, which is a failure if
         the block raises. `lasts`: the beginning is an event too.
 
-        Raises ApiError if the beginning cannot be recorded: nothing is done then.
-        """
+        Raises ApiError if the beginning cannot be recorded: nothing is done then."""
         operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
         await self._write(operation, deeds, "begun", reason)
         if lasts:
@@ -191,9 +190,9 @@ class OperatorLog:
         self._tell(operation, deeds, outcome, reason)
 
     async def refused(self, scope: Scope, code: str) -> None:
-        """Records a call that its token does not allow: the first one now, and those that follow
-        within ten minutes in one entry at their end. Does not raise, as the call is refused in any
-        case, also if the disk is full."""
+        """Records a call that its token does not allow: the first call at once, and calls within
+        the next ten minutes in one entry at their end. Does not raise, because the call is refused
+        in any case, even if the disk is full."""
         action = one_short_line(f"{scope['method']} {scope['path']}")
         self._last_refused = action, actor_of(scope), code
         self._num_refused += 1
@@ -202,7 +201,7 @@ class OperatorLog:
             await self._tell_refusals()
 
     async def close(self) -> None:
-        """Records what was refused since the last entry."""
+        """Records the calls refused since the last entry."""
         if self._next_refusals is not None:
             self._next_refusals.cancel()
         if self._num_refused:
@@ -254,14 +253,14 @@ class OperatorLog:
             raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
 
     async def _write_end(self, operation: Operation, deeds: tuple[Deed, ...], reason: str) -> None:
-        """Does not raise: the operation has happened, and its caller gets the answer, also if the
+        """Does not raise: the operation has happened, and its caller gets the answer even if the
         disk is full."""
         try:
             failed = operation.outcome.startswith(("failed", "unknown"))
             undo = None if failed else operation.undo
             await self._write(operation, deeds, operation.outcome, reason, undo)
         except ApiError as error:
-            log.error("%s: how it ended is not in the audit log: %s", operation.cause_id, error)
+            log.error("%s: its outcome is not in the audit log: %s", operation.cause_id, error)
 
     def _tell(
         self, operation: Operation, deeds: tuple[Deed, ...], outcome: str, reason: str
@@ -294,7 +293,7 @@ def _failure(error: BaseException) -> str:
 
 
 class Orders:
-    """`once` makes an endpoint idempotent (`idempotency`)."""
+    """`once` makes an endpoint idempotent."""
 
     def __init__(
         self, operated: Operated, log: OperatorLog, once: Callable[[Endpoint], Endpoint]
@@ -306,7 +305,7 @@ class Orders:
     def routes(
         self, handlers: Sequence[type[Handler[Any, Any]]], looks: Mapping[str, Endpoint]
     ) -> list[Route]:
-        """`looks`: by path, what a GET answers."""
+        """`looks`: by path, the endpoint that answers a GET."""
         found: dict[str, dict[str, Endpoint]] = {}
         for each in handlers:
             endpoint = self._once(self._endpoint(each))
@@ -337,7 +336,7 @@ class Orders:
                 async with self._log.operation(
                     scope, *deeds, reason=wanted.reason, lasts=work.lasts
                 ) as operation:
-                    work.check()  # again: writing the audit log took time
+                    work.check()  # again, as writing the audit log took time
                     await work.carry_out(operation)
         return await work.report()
 
@@ -369,12 +368,12 @@ async def operations_done(
     since_s: float,
     limit: int,
 ) -> OperationList:
-    """`handlers`: by kind. `since_s`: when the cluster was started, as the audit log outlives
-    it."""
+    """`handlers`: by kind. `since_s`: when the cluster was started, because the audit log outlives
+    the cluster."""
     found = [
         each
         for each in _entries(audit.tail())
-        # A call that was refused is nothing that an operator did, and there may be many.
+        # A refused call is not an operation, and there may be many.
         if each.time_s >= since_s and not each.outcome.startswith("refused: ")
     ][:limit]
     undos = [each.undo for each in found if each.undo is not None]
@@ -389,7 +388,7 @@ async def operations_done(
 
 
 def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
-    """One entry for each operation, by its last lines: it may have several deeds."""
+    """One entry for each operation, made of its last lines: an operation may have several deeds."""
     found: dict[str, OperationEntry] = {}
     for line in lines:
         try:
@@ -403,7 +402,7 @@ def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
                 undo=line.get("undo"),
             )
         except (KeyError, ValidationError):
-            continue  # cut by a full disk, or of another llumctl
+            continue  # cut by a full disk, or written by another version of llumctl
         before = found.pop(entry.id, None)
         if before is not None and before.outcome == entry.outcome:
             entry = entry.model_copy(update={"actions": before.actions + entry.actions})

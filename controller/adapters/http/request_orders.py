@@ -1,9 +1,10 @@
-"""The controller's half of migrate, priority and abort: orders about a request that lives."""
+"""The controller's half of migrate, priority and abort: orders about a live request."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Required, TypedDict, Unpack
 
-from controller.adapters.http.answers import ApiError, no_such_instance
+from controller.adapters.http.calls import ApiError, no_such_instance
+from controller.adapters.http.cluster_view import rounded
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation
 from controller.adapters.http.requests import find_for_order, held_blocks, place_of
 from controller.api.operations.on_requests import (
@@ -71,7 +72,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
     lasts = True
 
     async def look(self) -> None:
-        """Raises ApiError for a request that is on no instance, and for a target that is no
+        """Raises ApiError for a request that is on no instance, and for a target that is not an
         instance, has the request already, or may take no requests."""
         controller, wanted, request_id = self.controller, self.wanted, self.order.target
         members = controller.roster.members
@@ -170,13 +171,13 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             num_blocks=record.num_blocks if record else 0,
             num_bytes=record.num_bytes if record else 0,
             copy_time_s=round(record.copy_time_s, 6) if record else 0.0,
-            downtime_s=_rounded(last.downtime_s),
-            excess_s=_rounded(last.excess_s),
+            downtime_s=rounded(last.downtime_s, 6),
+            excess_s=rounded(last.excess_s, 6),
             attempts=tuple(_attempt(attempt) for attempt in attempts),
         )
 
     async def plan(self) -> MigrationReport:
-        """What the move would take by the source's word, and whether the destination has room."""
+        """The cost of the move according to the source, and whether the destination has room."""
         self._check_still_there(self.wanted.to)
         move, operator_moves = self._by_hand(), self.controller.operator_moves
         target = self.wanted.to or operator_moves.choose(move.source_id, move.num_blocks)
@@ -193,8 +194,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             num_tokens=plan.num_tokens,
             num_blocks=plan.num_blocks,
             num_bytes=plan.num_bytes,
-            copy_time_s=_rounded(plan.expected_copy_time_s),
-            downtime_s=_rounded(self._expected_downtime_s(target)) if plan.num_blocks else None,
+            copy_time_s=rounded(plan.expected_copy_time_s, 6),
+            downtime_s=rounded(self._expected_downtime_s(target), 6) if plan.num_blocks else None,
         )
         return self._told(
             target,
@@ -236,7 +237,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             raise no_such_instance(target)
 
     def _by_hand(self) -> MoveByHand:
-        """A request that waits holds no blocks."""
+        """A waiting request holds no blocks."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
         return MoveByHand(
             record.request_id,
@@ -248,15 +249,15 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         )
 
     def _expected_downtime_s(self, target: str) -> float | None:
-        """The destination's step, which makes the next token, and what the last moves took beyond
-        a step; None while the destination has made no step."""
+        """The time of the destination's step, which makes the next token, and the time that the
+        last moves took beyond a step. None while the destination has made no step."""
         step_time_s = self.controller.statuses[target].step_time_s
         if step_time_s <= 0:
             return None
         return step_time_s + (self.controller.operator_moves.log.typical_excess_s() or 0.0)
 
     def _note(self, target: str | None) -> str:
-        """Says that the target is cooling; only a target that the operator named can be."""
+        """Says that the target is cooling, which only a target named by the operator can be."""
         controller = self.controller
         if target is None:
             return ""
@@ -297,7 +298,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         return "; ".join(told) or "there is no other instance"
 
     def _closed_by(self, instance_id: str, source_id: str) -> Sequence[Closed]:
-        """What is against a move from `source_id` to that instance, or from there."""
+        """The reasons against a move from `source_id` to that instance, or away from it."""
         controller = self.controller
         return controller.openness.closed_by(instance_id, controller.now_s(), source_id)
 
@@ -315,8 +316,9 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
 
 
 class _OnLive(Handler[Wanted, Report]):
-    """Changes a request that has not ended: its frontend does that. `cannot`: the words before the
-    reason why it was not done; `may_still`: what a frontend that does not answer may yet do."""
+    """Changes a request that has not ended; the request's frontend makes the change. `cannot`: the
+    words before the reason for a failure. `may_still`: what a frontend that does not answer may yet
+    do."""
 
     record: RequestRecord
     may_still: str
@@ -337,7 +339,7 @@ class _OnLive(Handler[Wanted, Report]):
         the answer, whose `code` is empty. Raises ApiError."""
         frontend_id = self.record.frontend_id
         frontend = self.controller.roster.members.get(frontend_id)
-        if frontend is None or not frontend.alive:  # it died while the audit log was written
+        if frontend is None or not frontend.alive:  # died while the audit log was written
             raise self._ended(f"its frontend {frontend_id} died")
         try:
             answer = await self.controller.queries.ask(frontend_id, asked)
@@ -368,7 +370,7 @@ class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
         return f"the priority of request {self.record.request_id} cannot change"
 
     async def look(self) -> None:
-        """Raises ApiError for an unknown level, too."""
+        """Also raises ApiError for an unknown level."""
         levels = {level.name: level for level in self.controller.live.scheduler.levels}
         level = levels.get(self.wanted.level)
         if level is None:
@@ -473,7 +475,7 @@ class AbortHandler(_OnLive[AbortRequest, AbortReport]):
         return self.found
 
     def _state(self) -> WireState:
-        """What is held waits: its frontend does not know that."""
+        """A held request waits, which its frontend does not know."""
         scheduler = self.controller.scheduler
         if place_of(scheduler.waiting_view(), self.record) is None:
             return WireState(self.record.state)
@@ -539,7 +541,3 @@ def _attempt(attempt: Attempt) -> MoveAttempt:
             for stage in (record.stages if record else ())
         ),
     )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)

@@ -1,5 +1,5 @@
 """Requests as the control API shows them: listed, one of them with its history, and explained: what
-happened to it, and what it waits for now. Orders find their request here, too.
+happened to it, and what it waits for now. Orders also find their request here.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller.adapters.http.answers import ApiError, no_such_instance
+from controller.adapters.http.calls import ApiError, no_such_instance
 from controller.adapters.http.cluster_view import place_status
 from controller.api.explain import explain, held_back
 from controller.api.wire.requests import (
@@ -34,7 +34,7 @@ from controller.runtime.controller.queries import Found
 
 MAX_REFERENCE_CHARS = 256
 MAX_MATCHES = 200
-"""More than a request has choices."""
+"""More than the choices of one request."""
 MAX_REQUESTS = 10_000
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
@@ -65,8 +65,7 @@ class NameQuery(BaseModel):
 
 
 async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> RequestList:
-    """What is held is listed as waiting, in the order in which it is to go. Raises ApiError for an
-    unknown instance."""
+    """Lists held requests as waiting, in their order. Raises ApiError for an unknown instance."""
     known = [member.member_id for member in controller.roster.instances()]
     if query.instance is not None and query.instance not in known:
         raise no_such_instance(query.instance)
@@ -86,8 +85,9 @@ async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> 
 
 
 async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Found:
-    """Frontends do not know what is held: to them it is being dispatched. So where only one of both
-    is wanted, they are asked for all of that kind, which is sorted out here."""
+    """Frontends do not know which requests are held: to them these are being dispatched. So if only
+    waiting or only dispatching requests are wanted, frontends are asked for all dispatching ones,
+    which are sorted out here."""
     frontends, states = _serving_frontends(controller), {CoreState(s.value) for s in query.state}
     both = {CoreState.WAITING, CoreState.DISPATCHING}
     is_sorted = len(states & both) != 1 or query.instance is not None
@@ -105,7 +105,7 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
         )
     if not is_sorted:
         asked.append(ask(frontends, states=(CoreState.DISPATCHING,), max_requests=MAX_REQUESTS))
-    # At once, so that frontends that do not answer are waited for once.
+    # Concurrently, so that frontends that do not answer are waited for only once.
     answers = await asyncio.gather(*asked)
     found = answers[0] if told or not states else Found((), 0, ())
     if is_sorted:
@@ -122,14 +122,14 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
 
 
 def _listed_at(item: RequestStatus) -> tuple[int, int]:
-    """What is held comes behind what waits on instances; the rest stays in its order."""
+    """Held requests come behind requests that wait on instances; the others stay in their order."""
     is_live = item.state in LIVE_STATES
     place = LIVE_STATES.index(item.state) if is_live else len(LIVE_STATES)
     return (place, item.held.place if item.held else 0)
 
 
 def place_of(view: WaitingView, record: RequestRecord) -> HeldPlaceStatus | None:
-    """The place of a request that the controller holds; else None."""
+    """The place of a request that the controller holds; None for other requests."""
     if record.state is not CoreState.DISPATCHING:
         return None
     found = view.find((record.frontend_id, record.request_id))
@@ -154,17 +154,16 @@ async def name_request(
 
 
 async def find_for_order(controller: ControllerProcess, request_id: str) -> RequestRecord:
-    """Finds the request that an order is about, by its whole id alone. What a shorter reference
-    names changes as requests come and go: one that names a single request now may name another one
-    when the order arrives, and an order that is carried out on the wrong request cannot be taken
-    back.
+    """Finds the request of an order, by its whole id alone. The request that a shorter reference
+    names changes as requests come and go: when the order arrives, the reference may name another
+    request than before, and an order that is carried out on the wrong request cannot be taken back.
 
     Raises ApiError."""
     _check_length(request_id)
     found = await controller.queries.requests(
         _serving_frontends(controller), matching=request_id, max_requests=1
     )
-    # The best match comes first, and none is better than the whole id.
+    # The best match comes first, and no match is better than the whole id.
     if found.requests and found.requests[0].match(request_id) is Match.ID:
         return found.requests[0]
     silent = f" (no answer from {', '.join(found.silent)})" if found.silent else ""
@@ -178,7 +177,7 @@ async def find_for_order(controller: ControllerProcess, request_id: str) -> Requ
 
 
 async def find_by_ids(controller: ControllerProcess, request_ids: Iterable[str]) -> Found:
-    """The requests with these whole ids that live, or that their frontends still remember. Each
+    """The requests with these whole ids that live or that their frontends still remember. Each
     frontend is asked once for all of them."""
     wanted = frozenset(request_ids)
     if not wanted:
@@ -201,7 +200,7 @@ async def find_record(
     controller: ControllerProcess, reference: str, *, any_choice: bool = False
 ) -> RequestRecord:
     """Finds a request to look at by its id, the client's id, the beginning of an id, or an id as
-    tables shorten it. Of several that match equally well, the only live one is meant, as clients
+    tables shorten it. If several match equally well, the only live one is meant, because clients
     use their ids again. `any_choice`: if the live ones are the choices of one client's request, any
     of them will do.
 
@@ -213,7 +212,7 @@ async def find_record(
         history=True,
         max_requests=MAX_MATCHES,
     )
-    # Requests that match best come first, and live ones first among those.
+    # The best matches come first, and live requests first among them.
     best = found.requests[0].match(reference) if found.requests else Match.NONE
     matches = [record for record in found.requests if record.match(reference) is best]
     live = [record for record in matches if record.state not in ENDED]
@@ -244,7 +243,7 @@ async def find_record(
 async def refusals_of(
     controller: ControllerProcess, records: Iterable[RequestRecord]
 ) -> Mapping[str, str]:
-    """Why each request cannot move, empty if it can; requests whose instance did not answer are
+    """Why each request cannot move, empty if it can. Requests whose instance did not answer are
     left out."""
     by_instance: dict[str, list[str]] = {}
     for record in records:
@@ -264,7 +263,7 @@ def _serving_frontends(controller: ControllerProcess) -> list[str]:
 
 
 def _absent_frontends(controller: ControllerProcess) -> list[str]:
-    """Frontends that served and do not now: their requests are in no list."""
+    """Frontends that served before and do not serve now: their requests are in no list."""
     return [m.member_id for m in controller.roster.frontends() if m.incarnation and not m.serving]
 
 
@@ -284,8 +283,9 @@ async def explain_request(controller: ControllerProcess, reference: str) -> Expl
 
 
 def _history(controller: ControllerProcess, record: RequestRecord) -> Sequence[LoggedEvent]:
-    """What the request's frontend knows and, with late binding, what the controller put on record
-    while it held the request. A frontend that forgot events in the middle has the whole say."""
+    """The events that the request's frontend knows and, with late binding, those that the
+    controller recorded while it held the request. If the frontend has forgotten events in the
+    middle, only its own events count."""
     if controller.scheduler.placement is None or record.num_forgotten:
         return record.history
     own = controller.journal.log.about(record.request_id, _WHILE_HELD)
@@ -337,7 +337,7 @@ def _snapshot(controller: ControllerProcess, record: RequestRecord) -> InstanceS
 
 
 def held_blocks(record: RequestRecord, block_size: int) -> int:
-    """The blocks that the request holds; a request that waits holds none."""
+    """The blocks that the request holds; a waiting request holds none."""
     if record.state is not CoreState.RUNNING:
         return 0
     return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
@@ -368,7 +368,7 @@ def request_model(
     held: HeldPlaceStatus | None = None,
 ) -> RequestStatus:
     """`now_s`: seconds since the epoch. `refusal`: why the request cannot move now; empty if it
-    can, None if its instance did not say. What is held waits: at the controller, not at an
+    can, None if its instance did not say. `held`: a held request waits at the controller, not at an
     instance."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s

@@ -1,8 +1,8 @@
 """Whether Ray can still start and end processes: its head answers, and this machine's raylet lives.
 
-Ray's own calls do not tell: without a head each blocks for a minute or more, and would block the
-controller with it. So a thread tries a connection each second, and once more before each call. A
-head that is stopped (SIGSTOP) accepts connections all the same, and is not noticed.
+Ray's own calls cannot tell: without a head each of them blocks for a minute or more, and would
+block the controller too. So a thread tries to connect to the head each second, and once more before
+each call. A head that is stopped (SIGSTOP) still accepts connections, so that is not noticed.
 """
 
 import os
@@ -15,11 +15,11 @@ from controller.ports.processes import LauncherLoss
 
 LOOK_EVERY_S = 1.0
 CONNECT_TIMEOUT_S = 3.0
-"""A first packet that is lost on its way is sent again after 1 s."""
+"""If the first packet is lost, it is sent again after 1 s."""
 CALL_TIMEOUT_S = 1.5
-"""Before a call: the controller's loop waits."""
+"""Used before a call, for which the controller's event loop waits."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""For so long each of Ray's processes waits for a head that is gone; then it ends."""
+"""How long each of Ray's processes waits for a lost head before it ends."""
 RECONNECT_DEFAULT_S = 60.0
 NO_HEAD = "Ray's head at {address} does not answer"
 NO_RAYLET = "Ray's raylet on the controller's machine is gone"
@@ -39,7 +39,7 @@ class HeadWatch:
         self._parent = parent
         self._raylet = parent()
         self._lost: tuple[float, str] | None = None
-        """Since when, and what."""
+        """Since when the head or the raylet is lost, and which of the two."""
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="head watch", daemon=True).start()
@@ -76,7 +76,7 @@ class HeadWatch:
 
 
 def reconnect_s() -> float:
-    """As the raylet's environment, which its processes inherit, has it."""
+    """The value in the environment, which processes inherit from the raylet."""
     try:
         return float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_DEFAULT_S))
     except ValueError:

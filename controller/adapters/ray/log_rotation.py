@@ -1,6 +1,6 @@
-"""Keeps a process's log file small: a full file is copied aside and emptied in its place.
+"""Keeps a process's log file small: a full file is copied aside and then emptied.
 
-A new file in its place would miss output: C libraries write to file descriptors, and child
+Replacing the file by a new one would lose output: C libraries write to file descriptors, and child
 processes have inherited theirs. All writers must append. Lines written in the microseconds between
 the copy and the emptying are lost.
 """
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 << 20
 NUM_OLD = 2
-# Between two looks a file may outgrow its limit; up to twice the limit is kept of it, so a member
-# has 40 MiB at most.
+# Between two checks a file may outgrow its limit. A copy keeps up to twice the limit, so the logs
+# of a member take 40 MiB at most.
 LOOK_EVERY_S = 1.0
 _CHUNK_BYTES = 1 << 20
 
 
 def keep_small(path: Path) -> None:
-    """Watches the file from now on, on a thread, for as long as the process lives."""
+    """Watches the file from now on, on its own thread, for as long as the process lives."""
     threading.Thread(target=_watch, args=(path,), name="log rotation", daemon=True).start()
 
 
@@ -34,7 +34,8 @@ def old_file(path: Path, number: int) -> Path:
 
 
 def turn_over(path: Path, max_bytes: int) -> bool:
-    """Copies and empties the file if it is full, and says whether it was. Raises OSError."""
+    """Copies and empties the file if it is full, and returns whether it was full. Raises
+    OSError."""
     if path.stat().st_size <= max_bytes:
         return False
     copied = path.with_name(f"{path.name}.copy")
@@ -42,7 +43,7 @@ def turn_over(path: Path, max_bytes: int) -> bool:
         try:
             with _new_file(copied) as copy:
                 _copy(full, copy, 2 * max_bytes)
-        except OSError:  # the disk is full: older copies stay; this text goes, lest it grow on
+        except OSError:  # the disk is full: the older copies stay, this text is dropped
             copied.unlink(missing_ok=True)
             full.truncate(0)
             raise

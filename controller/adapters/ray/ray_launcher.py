@@ -1,5 +1,5 @@
-"""A Launcher on Ray: detached, named actors in the cluster's namespace, and the actor that every
-process of the cluster is.
+"""A Launcher on Ray: detached, named actors in the cluster's namespace, and the actor class of
+which every process of the cluster is an instance.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class RayLauncher:
     available_bytes: Callable[[], int]
     """Memory that is left for new members."""
     instance_memory: Callable[[], tuple[int, str]] = lambda: (0, "")
-    """Bytes that a new instance takes, with the engine arguments of now; and why its weights are
-    not in them, or nothing."""
+    """Bytes that a new instance takes, with the present engine arguments; and, if the weights are
+    not counted in them, why."""
     head: HeadWatch | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
 
@@ -60,7 +60,8 @@ class RayLauncher:
         self._launch(frontend_id, self.frontend)
 
     def no_room(self, num_instances: int) -> str:
-        """Compares with the GPUs that Ray has free on any node, and this machine's memory."""
+        """Compares what is needed with the GPUs that Ray has free on any node, and with this
+        machine's memory."""
         if (loss := self._look()) is not None:
             return loss.what
         num_gpus = num_instances * self.instance.num_gpus
@@ -74,7 +75,7 @@ class RayLauncher:
         if num_bytes > available:
             needed = f"about {num_bytes / GIB:.1f} GiB are needed"
             return f"{needed}, {available / GIB:.1f} GiB are available"
-        return unknown and f"nobody knows whether the memory holds their weights: {unknown}"
+        return unknown and f"it is not known whether their weights fit into the memory: {unknown}"
 
     def restart(self, member_id: str) -> None:
         if handle := self._handles.get(member_id):
@@ -85,7 +86,7 @@ class RayLauncher:
         if handle := self._handles.get(member_id):
             self._refuse_if_lost()
             ray.kill(handle, no_restart=True)
-            del self._handles[member_id]  # only now: a kill that raised is tried again
+            del self._handles[member_id]  # a kill that raised is tried again
 
     def _look(self) -> LauncherLoss | None:
         return None if self.head is None else self.head.look(CALL_TIMEOUT_S)
@@ -96,29 +97,13 @@ class RayLauncher:
 
     def _launch(self, member_id: str, plan: ActorPlan) -> None:
         self._refuse_if_lost()
-        arguments = {"member_id": member_id, **plan.arguments}
-        self._handles[member_id] = launch_actor(
-            self.namespace,
-            member_id,
-            plan.role,
-            arguments,
-            self.log_dir,
-            plan.num_gpus,
-            plan.node_id,
-        )
+        plan = replace(plan, arguments={"member_id": member_id, **plan.arguments})
+        self._handles[member_id] = launch_actor(self.namespace, member_id, plan, self.log_dir)
 
 
-def launch_actor(
-    namespace: str,
-    name: str,
-    role: str,
-    arguments: dict[str, Any],
-    log_dir: str,
-    num_gpus: int = 0,
-    node_id: str | None = None,
-) -> Any:
-    """Finds or makes the actor `name`, pinned to a node if one is given, else on any: actors are
-    spread over the nodes. Each run of a cluster has a namespace of its own."""
+def launch_actor(namespace: str, name: str, plan: ActorPlan, log_dir: str) -> Any:
+    """Finds or makes the actor `name`. With a `node_id` it runs on that node, otherwise on any
+    node: Ray spreads such actors over the nodes. Each run of a cluster has its own namespace."""
     options: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -126,16 +111,16 @@ def launch_actor(
         "get_if_exists": True,
         "max_restarts": -1,
         "num_cpus": 0,
-        "num_gpus": num_gpus,
+        "num_gpus": plan.num_gpus,
     }
-    if node_id is not None:
-        options["label_selector"] = {"ray.io/node-id": node_id}
+    if plan.node_id is not None:
+        options["label_selector"] = {"ray.io/node-id": plan.node_id}
     else:
-        # By default Ray fills a machine before it takes the next one: four instances without GPUs
-        # were all on the second of two machines, and would have died with it.
+        # By default Ray fills one machine before it takes the next: four instances without GPUs
+        # were all on the second of two machines, and would have died with that machine.
         options["scheduling_strategy"] = "SPREAD"
     actor = ray.remote(RayMember).options(**options)
-    return actor.remote(name, role, arguments, log_dir, namespace)
+    return actor.remote(name, plan.role, plan.arguments, log_dir, namespace)
 
 
 def kill_actors(namespace: str) -> int:
@@ -156,11 +141,11 @@ def kill_actors(namespace: str) -> int:
 # -- the actor -------------------------------------------------------------------------------------
 # The Ray actor that every process of the cluster is.
 #
-# The actor runs one role (an async function named by `module:function`) on an event loop of its own
-# thread. The role's end, by return or by error, ends the process; Ray then starts it again
-# (`max_restarts=-1`), and the new process has nothing but the role's arguments. A process that dies
-# again and again before it serves waits longer each time, and is given up in the end: then the role
-# is told why (`Start.failure`), reports it and does nothing more. Ray only starts, places and
+# The actor runs one role (an async function named by `module:function`) on an event loop in its own
+# thread. When the role returns or raises, the process ends; Ray then starts it again
+# (`max_restarts=-1`), and the new process has only the role's arguments. A process that dies again
+# and again before it serves waits longer each time, and is given up in the end: then the role is
+# told why (`Start.failure`), reports the reason and does nothing more. Ray only starts, places and
 # restarts processes: no data goes through it.
 
 
@@ -174,7 +159,7 @@ class RayMember:
         _log_to(log_file)
         log_rotation.keep_small(log_file)
         start = ray_starts.begin(log_file, run, EndNotice())
-        if ray.is_initialized():  # a test makes members without Ray
+        if ray.is_initialized():  # tests make members without Ray
             start.on_success = ray.get_runtime_context().current_actor.rest.remote
         threading.current_thread().name = member_id
         threading.Thread(
@@ -185,10 +170,10 @@ class RayMember:
         return os.getpid()
 
     def rest(self) -> None:
-        """Blocks the process's main thread for ever. Ray wakes it a hundred times a second to look
-        for tasks and signals: 0.006 cores, half of what an idle instance takes. Each member calls
-        it for itself once it serves; from then on it answers no other call. Python handles signals
-        all the same."""
+        """Blocks the process's main thread for ever. Ray otherwise wakes that thread a hundred
+        times a second to look for tasks and signals, which takes 0.006 cores, half of what an idle
+        instance takes. Each member calls `rest` for itself once it serves; from then on it answers
+        no other call. Python still handles signals."""
         threading.Event().wait()
 
 
@@ -213,7 +198,7 @@ def _run_role(role: str, arguments: dict[str, Any], start: Start) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Sends all output of this process, that of libraries too, to the file."""
+    """Sends all output of this process, including that of libraries, to the file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())

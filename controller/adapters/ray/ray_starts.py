@@ -1,9 +1,9 @@
-"""How a member's starts went, in a file beside its log, so that its next process knows.
+"""How a member's starts went, in a file beside its log, for the member's next process to read.
 
-Ray starts a process that ended again, at once and for ever, and knows no reason. Every process of
-a member therefore notes here that it begins, and later that it serves or why it ended. If a
-process ended without a note (by os._exit, a segmentation fault, or the kernel for want of memory),
-the next one looks for the reason in the log. `up` reads the file of the controller.
+Ray restarts an ended process at once and for ever, and does not know why it ended. So every process
+of a member notes here that it begins, and later that it serves or why it ended. If a process ended
+without a note (by os._exit, a segmentation fault, or the kernel for lack of memory), the next
+process looks for the reason in the log. `up` reads the file of the controller.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1 << 16
 MAX_LOG_TAIL_BYTES = 1 << 16
 MAX_REASON_CHARS = 500
-SILENT = "its process ended without a word: killed, perhaps for want of memory"
+SILENT = "its process ended without giving a reason: it was killed, perhaps for lack of memory"
 # Matches the last line of a traceback, a fatal error of Python, or a signal as Ray shows it.
 _REASON = re.compile(r"(?:[\w.]+(?:Error|Exception|Exit)\b.*|Fatal Python error: .*|\*\*\* SIG.*)")
 
@@ -43,13 +43,14 @@ class Starts:
     reason: str = ""
     """Why the last failed start failed."""
     is_open: bool = False
-    """The last start has begun, and neither served nor noted why it ended."""
+    """The last start has begun, and has neither served nor noted why it ended."""
     has_served: bool = False
     log_bytes: int = 0
-    """How long the log was when the last start began."""
+    """The length of the log when the last start began."""
     pid: int = 0
     process_started_s: float = 0.0
-    """Of the last process: by both `down` finds it again without Ray."""
+    """When the last process began. With `pid` this lets `down` find the process again without
+    Ray."""
 
     @property
     def given_up(self) -> bool:
@@ -57,14 +58,13 @@ class Starts:
 
 
 class EndNotice:
-    """SIGTERM as a notice: the process will be ended soon, and may hand on what it has.
+    """SIGTERM as a notice: the process will be ended soon, and may hand its requests on.
 
-    Without a listener, and for the second SIGTERM, what was there before goes on: Ray's own
-    handler, which ends the process at once. What Ray itself ends (`ray.kill`, a raylet that is
-    gone) gets no signal and waits for nobody.
+    Without a listener, and at the second SIGTERM, the earlier handler runs: Ray's own, which ends
+    the process at once. Processes that Ray itself ends (by `ray.kill`, or because a raylet is gone)
+    get no signal and no time.
 
-    Made on the process's main thread, as only that one may handle signals.
-    """
+    Must be made on the process's main thread, the only one that may set signal handlers."""
 
     def __init__(self) -> None:
         self._listener: Callable[[], None] | None = None
@@ -72,7 +72,7 @@ class EndNotice:
         self._before: Any = signal.signal(signal.SIGTERM, self._on_signal)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` once, on the main thread, at the first SIGTERM from now on."""
+        """Calls `listener` once, on the main thread, at the next SIGTERM."""
         self._listener = listener
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -93,14 +93,14 @@ class Start:
         self._path = path
         self._starts = starts
         self.notice = notice
-        """Tells that the process will be ended soon; None where no signal is handled."""
+        """Tells that the process will be ended soon. None where no signal is handled."""
         self.on_success: Callable[[], object] = lambda: None
         """Called when the member serves for the first time in this process."""
 
     @property
     def delay_s(self) -> float:
-        """How long to wait before this start. The first start that only reports that the member
-        is given up need not wait; if that fails too, the next one waits."""
+        """How long to wait before this start. The first start that only reports that the member is
+        given up does not wait; if that start fails too, the next one waits."""
         num_failed = self._starts.num_failed
         if self._starts.given_up and num_failed == MAX_FAILED_STARTS:
             return 0.0
@@ -108,7 +108,7 @@ class Start:
 
     @property
     def failure(self) -> str:
-        """Why the member is given up; empty while it is not."""
+        """Why the member is given up; empty if it is not given up."""
         if not self._starts.given_up:
             return ""
         return f"{self._starts.reason} ({self._starts.num_failed} starts in a row failed)"
@@ -119,7 +119,8 @@ class Start:
             self.on_success()
 
     def failed(self, reason: str) -> None:
-        """The role raised an error. After it has served, that is a death and no failed start."""
+        """The role raised an error. If the member has already served, this is a death, not a failed
+        start."""
         if self._starts.is_open:
             num_failed = self._starts.num_failed + 1
             reason = _one_line(reason)
@@ -131,7 +132,7 @@ class Start:
 
 
 def begin(log_file: Path, run: str, notice: EndNotice | None = None) -> Start:
-    """A process of the member begins. Its output goes to `log_file` already."""
+    """A process of the member begins. Its output already goes to `log_file`."""
     path = log_file.with_suffix(".starts")
     before = _read(path, run) or Starts(run)
     if before.is_open:
@@ -149,8 +150,8 @@ def begin(log_file: Path, run: str, notice: EndNotice | None = None) -> Start:
 
 
 def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
-    """Why the member's last start failed (empty if none did since it served), and whether the
-    member is given up."""
+    """Why the member's last start failed (empty if no start failed since it served), and whether
+    the member is given up."""
     found = _read(log_dir / f"{member_id}.starts", run)
     if found is None or not found.num_failed:
         return "", False
@@ -158,13 +159,14 @@ def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
 
 
 def noted_processes(log_dir: Path, run: str) -> list[tuple[int, float]]:
-    """The number and the start of each member's last process on this machine, dead or alive."""
+    """The process id and start time of each member's last process on this machine, dead or
+    alive."""
     noted = [_read(file, run) for file in sorted(log_dir.glob("*.starts"))]
     return [(each.pid, each.process_started_s) for each in noted if each is not None and each.pid]
 
 
 def last_words(text: str) -> str:
-    """The last line that names an error; empty if there is none."""
+    """The last line that names an error; empty if no line does."""
     for line in reversed(text.splitlines()):
         if found := _REASON.search(line):
             return found.group()
@@ -181,7 +183,7 @@ def _read(path: Path, run: str) -> Starts | None:
 
 
 def _write(path: Path, starts: Starts) -> None:
-    """Logs a failure and goes on: a full disk keeps no member from serving."""
+    """Logs a failure and continues, because a full disk must not keep a member from serving."""
     try:
         user_files.replace(path, json.dumps(asdict(starts)))
     except OSError as error:
@@ -191,7 +193,7 @@ def _write(path: Path, starts: Starts) -> None:
 def _tail(log_file: Path, since: int) -> str:
     with contextlib.suppress(OSError), log_file.open("rb") as file:
         size = file.seek(0, 2)
-        began = since if since <= size else 0  # a shorter log was turned over meanwhile
+        began = since if since <= size else 0  # a shorter log was rotated meanwhile
         file.seek(max(began, size - MAX_LOG_TAIL_BYTES))
         return file.read(MAX_LOG_TAIL_BYTES).decode(errors="replace")
     return ""

@@ -1,1 +1,1 @@
-"""All code that calls vLLM; each touch point has a contract test (tests/contract)."""
+"""All code that calls vLLM. Each touch point has a contract test (tests/contract)."""

@@ -1,10 +1,10 @@
 """vLLM's `EngineCore` in this process, as an Engine port: made, warmed up, watched and stepped. It
-is stock vLLM, without a patch. And the requests with which `llumctl profile` measures it.
+is stock vLLM, without a patch. Also the requests with which `llumctl profile` measures it.
 
 Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 `preprocess_add_request`, `step_fn`, `post_step`, `abort_requests`; v1/engine/__init__.py
 `EngineCoreOutputs`; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`,
-`MsgpackDecoder`; v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`,
+`MsgpackDecoder`; v1/core/sched/scheduler.py `requests`,
 `schedule`, `update_from_output`, `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`,
 `scheduled_cached_reqs`; v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`,
 `watermark_blocks`; config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`,
@@ -26,17 +26,17 @@ import msgspec
 
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.grammar_guard import GrammarGuard
-from controller.adapters.vllm.scheduler_side import in_any_order
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
 
 log = logging.getLogger(__name__)
 
-# vLLM's choice where a request and the configuration make none.
+# The backend that vLLM chooses if neither the request nor the configuration names one.
 USUAL_BACKEND = "xgrammar"
 MAX_TRIAL_TOKEN_ID = 2048
-"""Large vocabularies have their special tokens at the end; an image's token would need an image."""
+"""Large vocabularies have their special tokens at the end; the token of an image would need an
+image."""
 
 
 class VllmEngine:
@@ -120,8 +120,8 @@ class VllmEngine:
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
-        """Raises RuntimeError if a worker process died, where the engine has several ranks: an idle
-        engine would else not notice before its next step."""
+        """Raises RuntimeError if a worker process died, where the engine has several ranks:
+        otherwise an idle engine would not notice before its next step."""
         if self._lost_worker.is_set():
             raise RuntimeError("a worker process of the engine died")
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
@@ -173,10 +173,8 @@ class VllmEngine:
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """Walks the running and the waiting requests once."""
-        scheduler, bs = self._scheduler, self.block_size
-        queued = [*in_any_order(scheduler.waiting), *self.moves.suspended(queued=True)]
-        running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
-        running += self.moves.in_the_batch()
+        bs = self.block_size
+        running, queued = [*self.moves.running(), *self.moves.arriving()], self.moves.queued()
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
@@ -210,7 +208,7 @@ class VllmEngine:
         )
 
     def _make_generators_rewindable(self) -> None:
-        """In the process of each rank, which may be this one."""
+        """Done in the process of each rank, which may be this one."""
         from controller.adapters.vllm.worker_side import make_generators_rewindable
 
         self._core.model_executor.collective_rpc(make_generators_rewindable)
@@ -236,7 +234,8 @@ class VllmEngine:
         self._scheduler.schedule = watched
 
     def _watch_updates(self) -> None:
-        """With asynchronous scheduling those of an earlier step than the one scheduled last."""
+        """With asynchronous scheduling the outputs are those of an earlier step than the last
+        scheduled one."""
         update = self._scheduler.update_from_output
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -267,10 +266,11 @@ class VllmEngine:
 
 
 # -- warming up ------------------------------------------------------------------------------------
-# Makes vLLM compile and load before the engine serves what it would at the first use.
+# Makes vLLM compile and load everything at the start that it would otherwise compile and load at
+# its first use.
 #
-# A first request with log probabilities compiled a kernel in the middle of a step, and its
-# neighbours waited: for 2.4 s with a warm compiler's cache, for 26 s with a cold one. vLLM's own
+# A first request with log probabilities compiled a kernel in the middle of a step, and the other
+# requests waited: for 2.4 s with a warm compiler cache, for 26 s with a cold one. vLLM's own
 # warm-up leaves that kernel out. The first structured output makes the backend: 15 ms for the
 # embedded model's 4,096 tokens, longer with a larger vocabulary. All other first uses (sampling,
 # penalties, biases, seeds, long prompts) were measured and took a step's time.
@@ -279,8 +279,8 @@ class VllmEngine:
 
 
 def compile_nothing_on_cpu() -> None:
-    """Call it before vLLM's engine is imported, if the user wants eager mode. vLLM compiles a few
-    functions even then; on a CPU that gains nothing and needs a C++ compiler."""
+    """Must be called before vLLM's engine is imported, if the user wants eager mode. vLLM compiles
+    a few functions even then; on a CPU that gains nothing and needs a C++ compiler."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -313,17 +313,16 @@ def _make_grammar_backend(core: Any, backend: str) -> None:
     request = _request("warm-up", [0], params, arrival_time_s=0.0)
     try:
         core.preprocess_add_request(request)
-    except Exception as error:  # the backend cannot use this tokenizer: requests will be told
-        log.warning("no structured outputs were warmed up: %s", error)
+    except Exception as error:  # the backend cannot use this tokenizer; requests get the error
+        log.warning("structured outputs could not be warmed up: %s", error)
 
 
 # -- trial requests --------------------------------------------------------------------------------
 
 
 class TrialRequests:
-    """Requests that nobody asked for, to measure an engine with: greedy, with random prompts, never
-    ended by a token. Call it with an id, a number of prompt tokens, and the largest number of
-    outputs."""
+    """Made-up requests with which an engine is measured: greedy, with random prompts, never ended
+    by a token. Call it with an id, a number of prompt tokens, and the largest number of outputs."""
 
     def __init__(self, vocab_size: int) -> None:
         from vllm.v1.serial_utils import MsgpackEncoder

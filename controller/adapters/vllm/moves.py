@@ -39,7 +39,7 @@ from controller.ports.engine import Frames, PinnedBlocks, ReservedBlocks, Suspen
 #
 # All other state is in the request as its frontend sent it (prompt, sampling parameters, adapter,
 # cache salt, routing), follows from its outputs (penalties, guided decoding, minimum of tokens, bad
-# words), or lives in the frontend (text, stop strings, logprobs).
+# words), or stays in the frontend (text, stop strings, logprobs).
 
 
 class MovedState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +50,8 @@ class MovedState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     arrival_time: float
     num_preemptions: int
     generator: bytes | None
-    """The state of a seeded request's generator; None if the request is not seeded or never ran."""
+    """The state of a seeded request's generator; None if the request is not seeded or has not
+    run."""
 
 
 _state_decoder = msgspec.msgpack.Decoder(MovedState)
@@ -61,14 +62,33 @@ def encode_state(state: MovedState) -> Frames:
 
 
 def decode_state(frames: Frames) -> MovedState:
-    """Raises ValueError for frames that are no such state."""
+    """Raises ValueError for frames that are not such a state."""
     if len(frames) != 1:
         raise ValueError(f"a request's state in {len(frames)} frames")
     return _state_decoder.decode(frames[0])
 
 
+class _Moves:
+    """What both halves of a move need of an engine. `order_after_steps`: see `HostBlocks`."""
+
+    def __init__(
+        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
+    ) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self._parts = parts
+        self._slots = slots
+        self._order_after_steps = order_after_steps
+        self._scheduler = parts.scheduler
+        self._status: Any = RequestStatus
+
+    def _finish(self, request_id: str) -> None:
+        self._scheduler.finish_requests(request_id, self._status.FINISHED_ABORTED)
+
+
 # -- the source ------------------------------------------------------------------------------------
-# The source's half of a move: it pins a request's blocks, suspends it, and releases or resumes it.
+# The source's half of a move: it pins a request's blocks, suspends the request, and releases or
+# resumes it.
 #
 # A pinned block counts one more reference, as if another request shared it: it keeps its content
 # when its request goes on (full blocks are only read from then on), is evicted or aborted.
@@ -78,8 +98,8 @@ def decode_state(frames: Frames) -> MovedState:
 # abort. Its place in the batch is kept.
 #
 # With asynchronous scheduling (vLLM's default on a GPU) a step that includes the request may be
-# under way. The request leaves the batch at once, and the tokens computed for it come in with the
-# next steps: until then it is leaving, not suspended, and it may finish. UNTESTED beyond a
+# under way. The request leaves the batch at once, and the tokens computed for it arrive with the
+# next steps. Until then it is leaving, not suspended, and it may finish. UNTESTED beyond a
 # scheduler without a GPU: on CPU vLLM schedules synchronously.
 
 
@@ -90,23 +110,9 @@ class _Suspended:
     """Whether the request waited, and so had no place in the batch."""
 
 
-class SourceMoves:
-    def __init__(
-        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
-    ) -> None:
-        from vllm.v1.request import RequestStatus
-
-        self._parts = parts
-        self._slots = slots
-        self._order_after_steps = order_after_steps
-        self._scheduler = parts.scheduler
-        self._running = RequestStatus.RUNNING
-        self._aborted = RequestStatus.FINISHED_ABORTED
-        self._queued = (
-            RequestStatus.WAITING,
-            RequestStatus.PREEMPTED,
-            RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
-        )
+class SourceMoves(_Moves):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._pins: dict[str, list[Any]] = {}
         self._suspended: dict[str, _Suspended] = {}
         """Suspended and leaving requests."""
@@ -141,7 +147,7 @@ class SourceMoves:
         if request is None:
             return
         queue = None
-        if request.status != self._running and request_id not in self._suspended:
+        if request.status != self._status.RUNNING and request_id not in self._suspended:
             holding, waiting = self._scheduler.kv_holding_waiting, self._scheduler.waiting
             queue = holding if self._scheduler._holds_kv_blocks(request) else waiting
             queue.remove_request(request)
@@ -202,7 +208,7 @@ class SourceMoves:
         """Does nothing if the request is not suspended: it was aborted, or came back meanwhile."""
         if request_id in self._suspended:
             self.forget([request_id])
-            self._scheduler.finish_requests(request_id, self._aborted)
+            self._finish(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """The requests are gone from vLLM's books, or about to be. Their pinned blocks stay
@@ -236,7 +242,7 @@ class SourceMoves:
         generator = worker_side.generator_state(self._parts.runner, request.request_id)
         return MovedState(
             output_token_ids=list(request.output_token_ids),
-            queued=request.status != self._running,
+            queued=request.status != self._status.RUNNING,
             priority=request.priority,
             arrival_time=request.arrival_time,
             num_preemptions=request.num_preemptions,
@@ -245,13 +251,18 @@ class SourceMoves:
 
     def _decodes(self, request: Any) -> bool:
         return (
-            request.status == self._running
+            request.status == self._status.RUNNING
             and not request.is_prefill_chunk
             and request.num_output_tokens > 0
         )
 
     def _waits(self, request: Any) -> bool:
-        return request.status in self._queued and request.num_computed_tokens == 0
+        queued = (
+            self._status.WAITING,
+            self._status.PREEMPTED,
+            self._status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        )
+        return request.status in queued and request.num_computed_tokens == 0
 
 
 def cannot_move(request: Any) -> MoveRefusal | None:
@@ -272,9 +283,9 @@ def cannot_move(request: Any) -> MoveRefusal | None:
 #
 # The grammar compiles in vLLM's own threads from `Engine.prepare` on, and the source does not
 # suspend the request before that is done, so the engine's thread never waits for a compile. Known
-# outputs are fed before the request is suspended, so that at COMMIT a few tokens are left (a
-# compiled grammar takes 3 to 9 us for each of the embedded model's). They are fed one by one, as
-# after a step, so that the end of reasoning is found where the source found it.
+# outputs are fed before the request is suspended, so that few tokens are left at COMMIT (a compiled
+# grammar takes 3 to 9 us for each of the embedded model's). They are fed one by one, as after a
+# step, so that the end of reasoning is found where the source found it.
 
 
 @dataclass(slots=True)
@@ -300,10 +311,9 @@ class GrammarReplay:
         self._num_fed = 0
 
     def feed(self, output_token_ids: Sequence[int]) -> None:
-        """Takes all outputs so far, and feeds those that are new to a grammar that is compiled.
+        """Takes all outputs so far, and feeds the new ones to the grammar if it is compiled.
 
-        Raises ValueError if the grammar does not compile or does not accept them.
-        """
+        Raises ValueError if the grammar does not compile or does not accept them."""
         structured = self._decoded.structured_output_request
         grammar = structured.grammar
         if grammar is None:
@@ -328,12 +338,12 @@ class GrammarReplay:
 # The destination's half of a move: blocks and a place in the batch, then the request itself.
 #
 # vLLM's scheduler does not know an arriving request until its commit; only the KV cache manager
-# does, by the blocks that it gave. The blocks enter the prefix cache at the commit, when their
-# content is there.
+# does, by the blocks that it gave. The blocks enter the prefix cache at the commit, when they have
+# their content.
 #
-# vLLM's watermark is kept when a request arrives, as on an admission, and not when it grows. What
-# running prefills still take is left free in both cases: vLLM gives them blocks chunk by chunk, and
-# would evict where an arriving request has taken them.
+# vLLM's watermark is kept free when a request arrives, as on an admission, but not when it grows.
+# The blocks that running prefills still need are left free in both cases: vLLM gives them blocks
+# chunk by chunk, and would evict if an arriving request had taken those blocks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,18 +354,9 @@ class _Arrival:
     grammar: GrammarReplay | None
 
 
-class DestinationMoves:
-    def __init__(
-        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
-    ) -> None:
-        from vllm.v1.request import RequestStatus
-
-        self._parts = parts
-        self._slots = slots
-        self._order_after_steps = order_after_steps
-        self._scheduler = parts.scheduler
-        self._waiting, self._evicted = RequestStatus.WAITING, RequestStatus.PREEMPTED
-        self._aborted = RequestStatus.FINISHED_ABORTED
+class DestinationMoves(_Moves):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._arrivals: dict[str, _Arrival] = {}
 
     def arriving(self) -> Sequence[Any]:
@@ -458,23 +459,23 @@ class DestinationMoves:
         return worker_side.drawn_generator(self._parts.runner, prepared, num_output_tokens)
 
     def drop(self, request_id: str) -> None:
-        self._scheduler.finish_requests(request_id, self._aborted)
+        self._finish(request_id)
 
     # -- details ---------------------------------------------------------------------------
 
     def _enqueue(self, request: Any, generator: torch.Generator | None) -> None:
-        request.status = self._evicted
+        request.status = self._status.PREEMPTED
         self._register(request, generator)
         self._scheduler._enqueue_waiting_request(request)
 
     def _register(self, request: Any, generator: torch.Generator | None) -> None:
-        request.prefill_stats = None  # an instance before has told them
+        request.prefill_stats = None  # an earlier instance has reported them
         request_id = request.request_id
         worker_side.register_request(
             self._parts.runner, request, self._parts.block_ids(request_id), generator
         )
         # If the request was here before, the worker must not be told to forget it, nor take it for
-        # one of its last batch.
+        # a request of its last batch.
         self._scheduler.finished_req_ids.discard(request_id)
         self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
         self._scheduler.requests[request_id] = request
@@ -494,15 +495,17 @@ class DestinationMoves:
         return None
 
     def _allocate_first(self, request: Any, num_blocks: int) -> int | None:
-        """How many of the request's blocks the prefix cache had; None: not enough are free.
-        `allocate_slots` gives no request more blocks than the model's longest needs."""
+        """How many of the request's blocks the prefix cache had; None if not enough blocks are
+        free. `allocate_slots` gives no request more blocks than the model's longest request needs.
+        """
         kv, block_size = self._parts.kv, self._parts.block_size
         cached, num_cached_tokens, _ = kv.get_computed_blocks(request)
         num_cached = min(num_cached_tokens // block_size, num_blocks)
         cached = kv.truncate_computed_blocks(cached, num_cached * block_size)
         keep_watermark = bool(self._scheduler.running or self._arrivals)
-        # vLLM keeps no watermark for a request that waits for its grammar, as it admits none.
-        status, request.status = request.status, self._waiting
+        # vLLM keeps no watermark for a request that waits for its grammar, because it does not
+        # admit such a request.
+        status, request.status = request.status, self._status.WAITING
         allocated = self._allocate(request, num_blocks, num_cached, cached, keep_watermark)
         request.status = status
         return num_cached if allocated else None
@@ -525,7 +528,7 @@ class DestinationMoves:
             has_scheduled_reqs=keep_watermark,
             reserved_blocks=self._parts.fill_blocks(),
         )
-        kv.take_new_block_ids()  # or the next step might zero blocks that hold copies by then
+        kv.take_new_block_ids()  # otherwise the next step might zero blocks that hold copies
         return allocated is not None
 
     def _feed_grammar(self, arrival: _Arrival) -> None:
@@ -562,7 +565,7 @@ class DestinationMoves:
         self._scheduler.add_request(request)
 
     def _fill_blocks(self, request: Any) -> None:
-        """The copied blocks hold all tokens but the last, which the next step computes."""
+        """The copied blocks hold all tokens except the last, which the next step computes."""
         kv, block_size = self._parts.kv, self._parts.block_size
         request.num_computed_tokens = request.num_tokens - 1
         kv.cache_blocks(request, request.num_computed_tokens)
@@ -579,16 +582,19 @@ class VllmMoves(SourceMoves, DestinationMoves):
         slots = BatchSlots(parts.scheduler)
         self.blocks = _blocks(parts)
         self.fingerprint = fingerprint(parts)
-        SourceMoves.__init__(self, parts, slots, self.blocks.order_after_steps)
-        DestinationMoves.__init__(self, parts, slots, self.blocks.order_after_steps)
+        super().__init__(parts, slots, self.blocks.order_after_steps)
 
-    def in_the_batch(self) -> list[Any]:
-        """Requests that count as running though vLLM's batch does not have them: suspended,
-        or with a place reserved."""
-        return [*self.suspended(queued=False), *self.arriving()]
+    def running(self) -> list[Any]:
+        """The requests of the batch, including suspended ones."""
+        holding = in_any_order(self._scheduler.kv_holding_waiting)
+        return [*self._scheduler.running, *holding, *self.suspended(queued=False)]
+
+    def queued(self) -> list[Any]:
+        """The requests of the queue, including suspended ones."""
+        return [*in_any_order(self._scheduler.waiting), *self.suspended(queued=True)]
 
     def fill_blocks(self) -> int:
-        """The blocks that running prefills still take."""
+        """The blocks that running prefills still need."""
         return self._parts.fill_blocks()
 
     def drop(self, request_id: str) -> None:
@@ -598,15 +604,11 @@ class VllmMoves(SourceMoves, DestinationMoves):
     def candidates(self) -> Sequence[Candidate]:
         """Describes the requests, so that some of them can be chosen to move.
 
-        Called between two steps, and only on a source of relief. A request's block costs some
-        20 ns, as its references are counted."""
-        scheduler = self._scheduler
-        running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
-        running += self.suspended(queued=False)
-        queued = [*in_any_order(scheduler.waiting), *self.suspended(queued=True)]
+        Called between two steps, and only on a source of relief. A request's block costs some 20
+        ns, because its references are counted."""
         return [
-            *(self._candidate(request, queued=False) for request in running),
-            *(self._candidate(request, queued=True) for request in queued),
+            *(self._candidate(request, queued=False) for request in self.running()),
+            *(self._candidate(request, queued=True) for request in self.queued()),
         ]
 
     def _candidate(self, request: Any, *, queued: bool) -> Candidate:
@@ -638,7 +640,7 @@ class VllmMoves(SourceMoves, DestinationMoves):
 
 def _blocks(parts: EngineParts) -> HostBlocks | CudaBlocks:
     if parts.runner is None:
-        return HostBlocks([], parts.pool.num_gpu_blocks)  # this process holds none
+        return HostBlocks([], parts.pool.num_gpu_blocks)  # this process holds no blocks
     caches, device = parts.runner.kv_caches, parts.runner.device
     if device.type == "cpu":
         return HostBlocks(caches, parts.pool.num_gpu_blocks)

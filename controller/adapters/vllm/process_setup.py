@@ -1,9 +1,9 @@
-"""How a process uses vLLM: the environment in which it imports it, the engine arguments as vLLM's
-classes, and what vLLM's process groups leave behind.
+"""How a process uses vLLM: the environment in which it imports vLLM, the engine arguments as vLLM's
+classes, what vLLM's process groups leave behind, and metrics that several processes share.
 
-What the user has set in the environment reaches vLLM, unless it stands here. A contract test knows
-each variable that vLLM's server reads, so that a version with a new one fails until it is decided
-whether it may.
+What the user has set in the environment reaches vLLM, except for the variables listed here. A
+contract test knows each variable that vLLM's server reads, so that a version with a new variable
+fails until that variable has been decided on.
 
 Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `get_type_hints`;
 distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `get_dcp_group`,
@@ -13,6 +13,7 @@ distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `g
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -33,9 +34,8 @@ SET = {
     # A library of vLLM's server sets the root logger to this level, by default ERROR, which would
     # silence llumctl's own log in a frontend.
     "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
-    # Memory for compiled grammars that no request uses any more; vLLM's default is 512. One
-    # grammar has at most 32 (grammars/trials.py), and 0.1 for a tool's schema and a vocabulary of
-    # 128,000.
+    # Memory for compiled grammars that no request uses any more; vLLM's default is 512. One grammar
+    # has at most 32 (grammars/trials.py), and 0.1 for a tool's schema and a vocabulary of 128,000.
     "VLLM_XGRAMMAR_CACHE_MB": "64",
 }
 
@@ -51,7 +51,7 @@ REMOVED = {
     "VLLM_API_KEY": "keys stand in endpoint.api_key_file",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _PROMPTS,
     "VLLM_LOGGING_CONFIG_PATH": _PROMPTS,
-    # Any key could read the answers of another's.
+    # Any API key could read the answers of another key.
     "VLLM_ENABLE_RESPONSES_API_STORE": _ONE_FRONTEND,
     "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _ONE_FRONTEND,
     # One client could end or garble another's request by giving its own the same X-Request-Id.
@@ -62,18 +62,18 @@ REMOVED = {
     "VLLM_DP_SIZE": _NO_RANKS,
     "VLLM_DP_MASTER_IP": _NO_RANKS,
     "VLLM_DP_MASTER_PORT": _NO_RANKS,
-    # Kubernetes sets it to an URL in the pods beside a service of the name vllm.
+    # Kubernetes sets it to a URL in the pods beside a service named vllm.
     "VLLM_PORT": "several instances on one machine cannot have the same port",
 }
-"""Name to why."""
+"""Variables that are removed, with the reason."""
 
 DEFAULTS = {
     # The second model runner, which vLLM prefers on GPUs, learns a request's tokens at its
     # admission only; a request that moves is not admitted again (docs/decisions/0009). A user may
     # set 1, and then no request can move.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
-    # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node, two
-    # instances to the same ones, and refuses to start on a CPU machine with fewer nodes than ranks.
+    # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node, two instances
+    # to the same ones, and refuses to start on a CPU machine with fewer nodes than ranks.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
@@ -88,7 +88,7 @@ def prepare() -> None:
         os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
     for key, why in REMOVED.items():
         if os.environ.pop(key, None) is not None:
-            log.warning("%s of the environment does not count: %s", key, why)
+            log.warning("%s of the environment is ignored: %s", key, why)
     for key, default in DEFAULTS.items():
         os.environ.setdefault(key, default)
     os.environ.update(SET)
@@ -120,9 +120,9 @@ def typed_arguments(engine_args: dict[str, Any]) -> dict[str, Any]:
 # machine can: Gloo keeps the descriptor of each connection that does not speak its protocol for
 # ever (118 became 2,220 within a minute), and ends the process when no descriptor is left.
 #
-# Two groups of the world stay, as vLLM asks them for their backend. Gloo watches their listeners
-# for as long as the process lives, so the descriptors must stay open; they are pointed to a socket
-# that never receives anything.
+# Two groups of the world stay, because vLLM asks them for their backend. Gloo watches their
+# listeners for as long as the process lives, so the descriptors must stay open; they are pointed to
+# a socket that never receives anything.
 
 
 @contextmanager
@@ -138,8 +138,8 @@ def closed_afterwards(*, only_if: bool) -> Iterator[None]:
 
 
 def destroy_groups_of_one() -> None:
-    """Destroys the process groups of the engine in this process, all but those of the world. Call
-    it once the model is loaded. vLLM's operations return their input where a group has one
+    """Destroys the process groups of the engine in this process, except those of the world. Must be
+    called once the model is loaded. vLLM's operations return their input where a group has one
     member."""
     import torch
     from vllm.distributed import parallel_state
@@ -180,3 +180,23 @@ def _close(descriptor: int) -> None:
     """Replaces the socket in one step, so that no other thread can get its number meanwhile."""
     with socket.socket() as silent:
         os.dup2(silent.fileno(), descriptor, inheritable=False)
+
+
+# -- metrics of several processes ------------------------------------------------------------------
+# A scrape of several frontends that listen on one port reaches any one of them, and on a kept
+# connection always the same one, so each must answer for all. prometheus_client's multiprocess mode
+# does that through files in a folder.
+
+
+def share_metrics(folder: Path) -> None:
+    """Counts together with every process that names the same folder.
+
+    The folder must be new for each run of a cluster, because figures found in it are included.
+    Figures of a dead process stay, as they should. Metrics about the process itself (`process_*`)
+    are not served in this mode.
+
+    Raises RuntimeError if prometheus_client was imported before: its import chooses the mode."""
+    if "prometheus_client" in sys.modules:
+        raise RuntimeError("prometheus_client was imported before metrics could be shared")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

@@ -2,14 +2,15 @@
 batch that are reserved for requests that will enter it.
 
 vLLM admits a request while fewer than `max_num_active_reqs` run. That limit is lowered by one for
-each reserved place, so that the place is free when its request enters: one that arrives, or that is
-suspended and may resume.
+each reserved place, so that the place is free when its request enters: an arriving request, or a
+suspended one that may resume.
 
-A request enters as one that runs but had no turn in the last step. vLLM knows such requests, as a
-step whose token budget is used up leaves some out: the request goes first in the next step, even
-beside a long prefill, computes one token and is not counted as evicted. A request with an adapter
-enters otherwise: vLLM checks on admission only how many adapters a step may have, so this request
-goes through vLLM's queue of waiting requests that hold blocks, ahead of the others there.
+A request enters as if it were running and had no turn in the last step. vLLM knows such requests,
+because a step whose token budget is used up leaves some out: the request goes first in the next
+step, even beside a long prefill, computes one token and is not counted as evicted. A request with
+an adapter enters differently: vLLM checks only on admission how many adapters a step may have, so
+this request goes through vLLM's queue of waiting requests that hold blocks, ahead of the others
+there.
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
 v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py `block_pool`,
@@ -43,7 +44,7 @@ class EngineParts:
         return tuple(self.kv.get_block_ids(request_id)[0])
 
     def fill_blocks(self) -> int:
-        """The blocks that running prefills still take: vLLM admitted them for their whole prompts,
+        """The blocks that running prefills still need: vLLM admitted them for their whole prompts,
         and gives them blocks chunk by chunk."""
         running = (*self.scheduler.running, *in_any_order(self.scheduler.kv_holding_waiting))
         return sum(
@@ -87,8 +88,8 @@ def _refusal(core: Any) -> MoveRefusal | None:
 
 
 def in_any_order(request_queue: Any) -> Any:
-    """The queue's requests, unsorted: iterating a PriorityRequestQueue pops a copy of its heap,
-    which takes n log n."""
+    """The queue's requests, unsorted: iterating a PriorityRequestQueue pops from a copy of its
+    heap, which takes n log n."""
     return getattr(request_queue, "_heap", request_queue)
 
 
@@ -112,8 +113,8 @@ class BatchSlots:
         self._scheduler.max_num_active_reqs += 1
 
     def enter(self, request: Any) -> None:
-        """Lets the request into the place that was kept for it. If it has an adapter, its row in
-        the worker's batch must be gone."""
+        """Lets the request into the place that was kept for it. If it has an adapter, its row must
+        have been removed from the worker's batch."""
         self.give_back()
         if request.lora_request is None:
             request.status = self._running

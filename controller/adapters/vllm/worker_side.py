@@ -1,4 +1,4 @@
-"""What is read and changed in vLLM's workers and their model runner: what it remembers of a
+"""What is read and changed in vLLM's workers and their model runner: what the runner remembers of a
 request, seeded generators, a kernel that is compiled beforehand, the KV blocks, and the fingerprint
 by which two engines know that their blocks are alike.
 
@@ -6,13 +6,13 @@ vLLM is imported only where a function needs it: copies of blocks can be measure
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
 `uses_mrope`, `_init_mrope_positions`, `_update_states`, `execute_model`, `kv_caches`, `get_model`,
-`sampler`; v1/sample/sampler.py `Sampler.gather_logprobs`;
-v1/worker/gpu_input_batch.py `CachedRequestState`, `InputBatch.remove_request`, `vocab_size`,
-`generators`; sampling_params.py `SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py
-`forward`, `forward_cpu`, `random_sample`, `use_fp64_gumbel`; v1/worker/utils.py
-`copy_kv_cache_blocks_inplace`; config/model.py `model`, `revision`, `hf_text_config`, `dtype`,
-`quantization`; config/cache.py `cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`;
-config/parallel.py `world_size`; model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`.
+`sampler`; v1/sample/sampler.py `Sampler.gather_logprobs`; v1/worker/gpu_input_batch.py
+`CachedRequestState`, `InputBatch.remove_request`, `vocab_size`, `generators`; sampling_params.py
+`SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py `forward`, `forward_cpu`,
+`random_sample`, `use_fp64_gumbel`; v1/worker/utils.py `copy_kv_cache_blocks_inplace`;
+config/model.py `model`, `revision`, `hf_text_config`, `dtype`, `quantization`; config/cache.py
+`cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`;
+model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from controller.adapters.vllm.scheduler_side import EngineParts
 #
 # The first version of vLLM's model runner learns of a request with its first step; later it gets
 # only changes, and never outputs. So a request that arrives with outputs is registered here
-# beforehand, as if it had run in this worker and had had no turn in the last step.
+# beforehand, as if it had run in this worker and had no turn in the last step.
 
 
 def is_seeded(request: Any) -> bool:
@@ -50,7 +50,7 @@ def generator_state(runner: Any, request_id: str) -> bytes | None:
 
 
 def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Generator | None:
-    """Raises ValueError if the state cannot be this request's generator's."""
+    """Raises ValueError if the state cannot belong to this request's generator."""
     if (state is not None) != is_seeded(request):
         raise ValueError("a generator's state belongs to a seeded request, and to no other")
     if state is None:
@@ -65,9 +65,9 @@ def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Gene
 
 
 def drawn_generator(runner: Any, request: Any, num_tokens: int) -> torch.Generator | None:
-    """A seeded request's generator after so many tokens, for each of which the sampler draws once:
-    on CPU a seed for its kernel, elsewhere and with 64-bit noise a row of noise as wide as the
-    vocabulary. None if the request is not seeded."""
+    """A seeded request's generator after `num_tokens` tokens. For each token the sampler draws
+    once: on CPU a seed for its kernel, elsewhere and with 64-bit noise a row of noise as wide as
+    the vocabulary. None if the request is not seeded."""
     if not is_seeded(request):
         return None
     generator = torch.Generator(device=runner.device)
@@ -111,7 +111,7 @@ def register_request(
 
 def remove_from_batch(runner: Any, request_id: str) -> None:
     """Removes the request's row. Without that, a request that comes back before the worker's next
-    step would find its old row, with the blocks of then. The next step closes the gap."""
+    step would find its old row, with its old blocks. The next step closes the gap."""
     with torch.inference_mode():  # as in a step: the mask of allowed tokens belongs to it
         runner.input_batch.remove_request(request_id)
 
@@ -119,20 +119,18 @@ def remove_from_batch(runner: Any, request_id: str) -> None:
 # -- seeded sampling on a CPU ----------------------------------------------------------------------
 # Seeded sampling on CPU when a prefill is cut in two.
 #
-# A step that ends inside a prompt samples a token all the same and throws it away; vLLM then turns
-# the request's generator back by a CUDA offset (v1/worker/gpu_model_runner.py,
-# `_bookkeeping_sync`), which a CPU generator does not have: the RuntimeError ends the engine, so
-# that one client with a seed and a long prompt could end an instance. Here the state from before
-# the step is put back instead, so that a seed gives the same tokens whether a prefill is cut or
-# not.
+# A step that ends inside a prompt still samples a token and throws it away. vLLM then turns the
+# request's generator back by a CUDA offset (v1/worker/gpu_model_runner.py, `_bookkeeping_sync`),
+# which a CPU generator does not have: the RuntimeError would end the engine, so that one client
+# with a seed and a long prompt could end an instance. Here the state from before the step is put
+# back instead, so that a seed gives the same tokens whether a prefill is cut or not.
 
 
 class RewindableGenerators(dict[int, torch.Generator]):
     """Takes the place of an input batch's generators (index in the batch -> generator).
 
-    vLLM calls `get` to turn a generator back, or to move it to another index; samplers read
-    items. (A speculative sampler would call `get` too: see `make_generators_rewindable`.)
-    """
+    vLLM calls `get` to turn a generator back, or to move it to another index; samplers read items.
+    (A speculative sampler would call `get` too: see `make_generators_rewindable`.)"""
 
     def __init__(self, generators: dict[int, torch.Generator]) -> None:
         super().__init__(generators)
@@ -149,13 +147,14 @@ class RewindableGenerators(dict[int, torch.Generator]):
         super().__setitem__(index, plain)
 
     def remember(self, generators: list[torch.Generator]) -> None:
-        """Called before a step: keeps every seeded request's state (5 KB each), and the generators
-        too, so that no generator made in the step can get the address of one dropped in it."""
+        """Called before a step: keeps the state of every seeded request (5 KB each). It keeps the
+        generators too, so that no generator made in the step can get the address of a generator
+        dropped in it."""
         self._before_step = {generator: generator.get_state() for generator in generators}
 
 
 class _Rewind:
-    """vLLM calls `generator.set_offset(generator.get_offset() - 4)` on this."""
+    """vLLM calls `generator.set_offset(generator.get_offset() - 4)` on this object."""
 
     def __init__(self, generator: torch.Generator, before_step: torch.Tensor | None) -> None:
         self.plain = generator
@@ -193,7 +192,7 @@ def _seeded(model_runner: Any) -> list[torch.Generator]:
 
 def compile_logprobs(worker: Any, vocab_size: int) -> None:
     """Compiles the kernel of log probabilities, which vLLM's own warm-up leaves out. Runs in each
-    worker's process. One batch size is enough, as vLLM compiles for any size."""
+    worker's process. One batch size is enough, because vLLM compiles for any size."""
     runner = worker.model_runner
     gather = getattr(getattr(runner, "sampler", None), "gather_logprobs", None)
     if gather is None:  # another generation of model runner, with another sampler
@@ -207,7 +206,7 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
 # The KV cache of an engine in this process as numbered blocks of bytes (KvBlocks).
 #
 # A buffer holds block after block, and a block layer after layer, so that the source and the
-# destination may cut a stage differently. Gathering 235 blocks of the embedded model (30 MB, one
+# destination may divide a stage differently. Gathering 235 blocks of the embedded model (30 MB, one
 # core) takes 2.3 ms this way, no more than layer by layer, and scattering them 3.4 ms. Both release
 # the GIL while they copy.
 
@@ -220,8 +219,8 @@ class BlockRows:
     def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
         layers = {cache.data_ptr(): cache for cache in caches}.values()
         blocks = [cache.unflatten(0, (num_blocks, -1)) for cache in layers]
-        # Copying whole words takes half as long as floats if a block is not one run of memory, and
-        # torch cannot copy some 8-bit floats at all.
+        # Copying whole words takes half as long as copying floats if a block is not contiguous in
+        # memory, and torch cannot copy some 8-bit floats at all.
         self.dtype = torch.int64 if all(map(_in_words, blocks)) else torch.uint8
         self._layers: list[tuple[torch.Tensor, slice]] = []
         self.width = 0
@@ -252,7 +251,7 @@ class HostBlocks:
 
     def order_after_steps(self) -> None:
         """Called between two steps, on the engine's thread, whenever blocks are given to a copier:
-        later copies come after the steps that are under way. On a CPU there are none."""
+        later copies come after the steps that are under way. On a CPU there are no such steps."""
 
     def buffer(self, num_blocks: int) -> torch.Tensor:
         return torch.empty(num_blocks, self._rows.width, dtype=self._rows.dtype)
@@ -292,13 +291,13 @@ def _in_words(block: Any) -> bool:
 # H100 one block of 8 MiB takes 1 ms, most of it launches, and 64 go at 48 GB/s, nine tenths of the
 # bus.
 #
-# Copies run on a stream of their own beside the steps. A copy waits for the steps that were
-# launched when blocks were last given to a copier, and for no later ones. Those steps write what a
-# gather reads, and under asynchronous scheduling they may still write what a scatter overwrites: a
-# request may end with the output of one step while the next step computes a token for it, and its
-# blocks, freed by then, may be reserved for a move. A gather goes through a buffer on the GPU into
-# pinned memory: one copy over the bus instead of one for each layer. Only the calling thread waits
-# for a copy, asleep and with the GIL released.
+# Copies run on their own stream beside the steps. A copy waits for the steps that were launched
+# when blocks were last given to a copier, and for no later ones. Those steps write what a gather
+# reads, and under asynchronous scheduling they may still write what a scatter overwrites: a request
+# may end with the output of one step while the next step computes a token for it, and its blocks,
+# freed by then, may be reserved for a move. A gather goes through a buffer on the GPU into pinned
+# memory: one copy over the bus instead of one for each layer. Only the calling thread waits for a
+# copy, asleep and with the GIL released.
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,18 +358,18 @@ class CudaBlocks:
 
 
 def spare_blocks(block_bytes: int, num_blocks: int) -> HostBlocks:
-    """In main memory, and touched once: a page that is new takes longer to write."""
+    """In main memory, and touched once, because writing to a new page takes longer."""
     return HostBlocks([torch.ones((num_blocks, block_bytes), dtype=torch.uint8)], num_blocks)
 
 
 # -- the fingerprint -------------------------------------------------------------------------------
 # KV blocks can move between two engines if and only if their fingerprints are equal.
 #
-# The weights' identity is a sample of every parameter, in the form in which the engine computes
-# with it: a fine-tuned model differs from its origin in most elements of a parameter, if in any.
-# Reading all elements would take minutes on a large model. On CPU vLLM packs its matrices away and
-# leaves empty parameters behind; there the model's files are sampled too, or, for a model that is
-# no folder, its name and revision are taken. The folder's path does not count.
+# The weights are identified by a sample of every parameter, in the form in which the engine
+# computes with it: a fine-tuned model differs from its origin in most elements of a parameter, if
+# in any. Reading all elements would take minutes for a large model. On CPU vLLM packs its matrices
+# away and leaves empty parameters behind; there the model's files are sampled too, or, for a model
+# that is not a folder, its name and revision count. The folder's path does not count.
 
 _SAMPLES = 256  # of each parameter, or file
 _SAMPLE_BYTES = 64

@@ -1,33 +1,179 @@
-"""A Mailbox on ZeroMQ: one PULL socket in, one PUSH socket per peer out.
+"""A Mailbox on ZeroMQ: one PULL socket for incoming messages, one PUSH socket for each peer.
 
-PUSH never drops and never blocks here: without a high-water mark it queues, and a queue is
-bounded by what its requests may still produce. The inbox has a mark, so that messages for a
-process that lags queue up at their senders, which know what may be dropped. A dead peer is noticed
-as its TCP connection closes (socket monitor), which takes 2-4 ms where Ray takes 1 to 2.4 s for an
-actor that it restarts, or as it refuses a connection. Every process but the controller binds a
-fresh port, so messages for a dead peer can never reach its successor.
-
-Frames of any size travel as parts of at most 8 KiB. libzmq sets memory aside for a part before it
-knows the sender's key, and its only limit holds for strangers and members alike. So members cut
-what they send, and an inbox refuses longer parts: without that, 300 connections that claimed 8 GiB
-took 865 MB of memory in 8 s. A part of full length goes on in the next one, which may be empty.
+The PUSH sockets never drop and never block: they have no high-water mark, so they queue, and the
+queue is bounded by what the requests in it may still produce. The inbox has a mark, so that
+messages for a slow process queue up at their senders, which know what may be dropped. A dead peer
+is noticed when its TCP connection closes or is refused (socket monitor). This takes 2-4 ms; Ray
+takes 1 to 2.4 s for an actor that it restarts. Every process except the controller binds a fresh
+port, so messages for a dead peer can never reach its successor.
 """
 
 import asyncio
 import contextlib
+import hmac
 import logging
+import os
+import resource
 import socket
+import struct
+import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message, recv_monitor_message
 
-from controller.adapters.zmq.inbox_access import ClusterKey, Doorkeeper
 from controller.api.hosts import url_host
 from controller.ports.processes import OnLost, OnMessage
+
+log = logging.getLogger(__name__)
+
+# -- who may write to an inbox ---------------------------------------------------------------------
+# Only holders of the cluster's key may write to an inbox, and the number of others that may try is
+# limited.
+#
+# CURVE is ZeroMQ's own security: it encrypts every connection, proves the inbox to the sender
+# before anything is sent, and tells the inbox the sender's public key. For each connection libzmq
+# asks a ZAP handler, a REP socket at a fixed address in the inbox's own context, whether that key
+# may enter. One key pair serves the whole cluster, so the handler admits one key; while the handler
+# does not answer, nobody enters. A sender that does not know the inbox's public half (only the plan
+# has it) is refused before the handler is asked.
+#
+# libzmq accepts every connection and gives it 30 KiB and a descriptor until its handshake is over.
+# The doorkeeper hears of each accepted connection. When there are too many, it closes the oldest
+# stranger, so that members can connect however many strangers do.
+#
+# libzmq does not say which connection has shown the key, but the kernel does: before the key is
+# shown an inbox sends only its greeting of 64 bytes, and the answer to the key has 168 more
+# (ZeroMQ's RFCs 23 and 26), so the number of bytes that the other side has acknowledged tells.
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = "llumctl"
+
+
+def new_secret_key() -> str:
+    """The secret half of a new key pair; Z85, 40 characters."""
+    _, secret = zmq.curve_keypair()
+    return secret.decode("ascii")
+
+
+class ClusterKey:
+    """The key pair with this secret half. Raises zmq.ZMQError if `secret` is not a key."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode("ascii")
+        self._public = zmq.curve_public(self._secret)
+
+    def guard(self, inbox: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
+        """Makes an inbox that is not yet bound refuse foreign keys; returns the socket on which
+        `admit` must run."""
+        inbox.setsockopt(zmq.CURVE_SERVER, 1)
+        inbox.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+        inbox.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        inbox.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it, no handler means "admit all"
+        asked: zmq.asyncio.Socket = inbox.context.socket(zmq.REP)
+        asked.bind(ZAP_ADDRESS)
+        return asked
+
+    def show(self, out: "zmq.Socket[Any]") -> None:
+        """Lets a socket that is not yet connected prove itself to guarded inboxes."""
+        out.setsockopt(zmq.CURVE_SERVERKEY, self._public)
+        out.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
+        out.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+
+    async def admit(self, asked: zmq.asyncio.Socket) -> NoReturn:
+        """Answers libzmq's questions (ZeroMQ's RFC 27), one per connection."""
+        public = z85.decode(self._public)
+        while True:
+            request = await asked.recv_multipart()
+            version, request_id, _, address = request[:4]
+            mechanism, *credentials = request[5:]
+            known = mechanism == b"CURVE" and hmac.compare_digest(b"".join(credentials), public)
+            if not known:
+                log.warning("a connection from %s has a foreign key", address.decode("ascii"))
+            status = b"200" if known else b"400"
+            await asked.send_multipart([version, request_id, status, b"", b"", b""])
+
+
+# Up to 1,024 instances may connect at once when the controller starts again.
+MAX_STRANGERS = 2048
+GREETING_BYTES = 64
+# The field tcpi_bytes_acked of Linux's struct tcp_info, since 4.1.
+_BYTES_ACKED = struct.Struct("=120xQ")
+
+
+class Doorkeeper:
+    """Runs a thread, which ends with the inbox's context. A flood of connections cannot outrun it:
+    libzmq stops accepting while 1,000 of its events wait."""
+
+    def __init__(self, max_strangers: int | None = None) -> None:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_strangers = max_strangers or min(MAX_STRANGERS, max(descriptors // 4, 1))
+        self._newest: deque[tuple[int, Any]] = deque()
+        """Descriptor and the other side's address."""
+
+    def watch(self, inbox: zmq.asyncio.Socket) -> None:
+        """Call it with an inbox that is not yet bound."""
+        address = f"inproc://accepted-{id(self)}"
+        inbox.monitor(address, zmq.EVENT_ACCEPTED)
+        self._events: zmq.Socket[bytes] = zmq.Context.shadow(inbox.context).socket(zmq.PAIR)
+        self._events.connect(address)
+        self._thread = threading.Thread(target=self._run, name="doorkeeper", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Call it once the context is destroyed."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(zmq.ContextTerminated), self._events as events:
+            while True:
+                self._accepted(parse_monitor_message(events.recv_multipart())["value"])
+
+    def _accepted(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
+            self._newest.append((descriptor, connection.getpeername()))
+        if len(self._newest) > self._max_strangers:
+            self._show_out(*self._newest.popleft())
+
+    @staticmethod
+    def _show_out(descriptor: int, name: Any) -> None:
+        """Shuts the connection down, whereupon libzmq closes it. Does nothing if the stranger has
+        left or has shown the key."""
+        with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
+            if connection.getpeername() == name and not has_shown_the_key(connection):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def has_shown_the_key(connection: socket.socket) -> bool:
+    """Also True where the kernel does not tell: no connection is closed there."""
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+    if len(told) < _BYTES_ACKED.size:
+        return True
+    return int(_BYTES_ACKED.unpack(told)[0]) > 2 * GREETING_BYTES
+
+
+def _borrowed(descriptor: int) -> socket.socket:
+    """A duplicate of libzmq's socket, which the caller closes. Raises OSError, also if the
+    descriptor is a file's by now."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+# -- frames in parts -------------------------------------------------------------------------------
+# Frames of any size travel as parts of at most 8 KiB. libzmq reserves memory for a part before it
+# knows the sender's key, and its only size limit applies to strangers and members alike. So members
+# cut their frames, and an inbox refuses longer parts: without that, 300 connections that claimed 8
+# GiB took 865 MB of memory in 8 s. After a part of full length the frame continues in the next
+# part, which may be empty.
 
 MAX_PART_BYTES = 8 << 10
 # CURVE wraps each part: a command's name, a nonce, flags and a tag, 33 bytes.
@@ -51,7 +197,7 @@ def cut(frames: Iterable[Any]) -> list[bytes | memoryview]:
 
 
 def joined(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Raises ValueError: the last frame has no end."""
+    """Raises ValueError if the last frame is incomplete."""
     if all(len(part) < MAX_PART_BYTES for part in parts):
         return list(parts)
     frames: list[memoryview] = []
@@ -62,21 +208,21 @@ def joined(parts: Sequence[memoryview]) -> list[memoryview]:
             frames.append(part if len(begun) == 1 else memoryview(b"".join(begun)))
             begun = []
     if begun:
-        raise ValueError("a frame without an end")
+        raise ValueError("the last frame is incomplete")
     return frames
 
 
-log = logging.getLogger(__name__)
+# -- the mailbox -----------------------------------------------------------------------------------
 
-# Messages: some seconds of status pushes. A peer that lags by more is not listening.
+# In messages: some seconds of status pushes. A peer that is further behind is not listening.
 HIGH_WATER_MARK = 1000
-# Messages that are delivered before everything else on the loop has its turn: 0.2 ms of statuses,
+# Messages delivered before the other work on the event loop gets its turn: 0.2 ms for statuses,
 # which take 10 us each.
 MAX_PER_TURN = 16
-# A handshake takes some milliseconds, and more while the event loop, which must answer the ZAP
-# question, lags. libzmq's own limit is 30 s.
+# A handshake takes some milliseconds, or more while the event loop, which must answer the ZAP
+# question, is slow. libzmq's own limit is 30 s.
 HANDSHAKE_TIMEOUT_S = 10.0
-# Plain numbers: `|` of pyzmq's enumerations, once for each part, took half the time of a message.
+# Plain numbers: `|` on pyzmq's enumerations, once for each part, took half the time of a message.
 LAST_PART = int(zmq.NOBLOCK)
 MORE_PARTS = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
@@ -84,7 +230,7 @@ MORE_PARTS = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 class ZmqMailbox:
     """Must be created and used on one running event loop. Without a `key` anybody may write to the
     mailbox, and it can write only to mailboxes without a key. `listening`: a socket on `host` that
-    the inbox takes over, in the place of a new one."""
+    the inbox takes over instead of making one."""
 
     def __init__(
         self,
@@ -96,7 +242,7 @@ class ZmqMailbox:
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()
-        self._context.setsockopt(zmq.IPV6, int(":" in host))  # of the members' addresses, too
+        self._context.setsockopt(zmq.IPV6, int(":" in host))  # members have such addresses too
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._inbox.setsockopt(zmq.LINGER, 0)
@@ -127,7 +273,7 @@ class ZmqMailbox:
         if peer is None:
             peer = self._peers[address, droppable] = self._connect(address, droppable)
         *first, last = cut([frame, *payload])
-        with contextlib.suppress(zmq.Again):  # the message is droppable and the peer lags
+        with contextlib.suppress(zmq.Again):  # the message is droppable and the peer is slow
             for part in first:
                 peer.out.send(part, MORE_PARTS)
             peer.out.send(last, LAST_PART)
@@ -149,8 +295,8 @@ class ZmqMailbox:
             self._doorkeeper.join()
 
     async def _receive(self, on_message: OnMessage) -> None:
-        """Only the first message of a turn comes through asyncio, which takes 17 us; further
-        messages that have come are read directly, which takes 5 us each."""
+        """Only the first message of a turn comes through asyncio, which takes 17 us. Further
+        messages that have arrived are read directly, which takes 5 us each."""
         there: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         while True:
             first = asyncio.ensure_future(self._inbox.recv_multipart(copy=False))
@@ -169,7 +315,7 @@ class ZmqMailbox:
             head, *payload = joined([frame.buffer for frame in frames])
             on_message(head, payload)
         except msgspec.DecodeError:  # the error's text, which quotes the message, is not logged
-            log.error("message refused: %d bytes that are no message of the cluster", len(head))
+            log.error("message refused: %d bytes are not a message of the cluster", len(head))
         except Exception:
             log.exception("message refused")
 
@@ -179,8 +325,8 @@ class ZmqMailbox:
         socket.setsockopt(zmq.LINGER, 0)
         if self._key is not None:
             self._key.show(socket)
-        # Only droppable messages may wait for a peer that is not there: the next controller.
-        # A key that either side refuses shows as a disconnection.
+        # Only droppable messages may wait for a peer that is absent: the next controller. When
+        # either side refuses a key, the connection shows as disconnected.
         gone = zmq.EVENT_DISCONNECTED | (0 if droppable else zmq.EVENT_CONNECT_RETRIED)
         monitor = socket.get_monitor_socket(gone)
         socket.connect(address)
@@ -214,5 +360,5 @@ class _Peer:
         self.socket = socket
         self.monitor = monitor
         self.watch = watch
-        # This is `socket` without asyncio: a PUSH without a mark never has to wait.
+        # The same socket without asyncio: a PUSH socket without a mark never has to wait.
         self.out: zmq.Socket[bytes] = zmq.Socket.shadow(socket)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.adapters.emulated.vllm_wire import Outputs
+from controller.adapters.emulated.emulated_request import Outputs
 from controller.model.profile import ModelConfig, load_profile
 from controller.ports.engine import StepOutputs
 
@@ -35,7 +35,7 @@ def frames(
 
 
 class Clock:
-    """Time passes by sleeping, and `overhead_s` by looking at it."""
+    """Sleeping lets time pass, and reading the clock takes `overhead_s`."""
 
     def __init__(self, overhead_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -63,12 +63,12 @@ def make_engine(
 
 
 def decode(engine: EmulatedEngine, step: StepOutputs) -> Outputs:
-    """By way of the wire."""
+    """Decodes the encoded message."""
     return msgspec.msgpack.decode(engine.encode(step.body)[0], type=Outputs)
 
 
 def finish(engine: EmulatedEngine) -> dict[str, list[int]]:
-    """Tokens by request, until nothing is left to do."""
+    """Tokens by request, until the engine has nothing left to do."""
     tokens: dict[str, list[int]] = {}
     while engine.has_work():
         for step in engine.step():

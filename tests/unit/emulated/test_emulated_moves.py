@@ -6,9 +6,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.adapters.emulated.emulated_moves import DIGEST_BYTES
+from controller.adapters.emulated import emulated_request as wire
+from controller.adapters.emulated.emulated_engine import DIGEST_BYTES, EmulatedEngine
 from controller.api.token_sequence import start, token
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for
@@ -63,7 +62,7 @@ class Bed:
                 self.step(at)
 
     def quiet(self) -> None:
-        """Every block and place is back."""
+        """Every block and place has been given back."""
         for engine in self.engines:
             found = engine.snapshot("", 0)
             assert (found.num_free_blocks, found.num_running, found.num_queued) == (
@@ -98,7 +97,8 @@ class Bed:
         return bytes(blocks.gather(block_ids, blocks.buffer(len(block_ids))))
 
     def move(self, request_id: str, steps_between: int = 2) -> bool:
-        """Two stages with steps between them, and the last one; whether it arrived."""
+        """Two stages with steps between them, and the last one. Returns whether the request
+        arrived."""
         at = self.owner[request_id]
         source, destination = self.moves(at), self.moves(1 - at)
         if refusal_of(source.facts(request_id)) is not None:
@@ -300,7 +300,7 @@ def lose_all(filled: memoryview) -> None:
 
 @pytest.mark.parametrize("spoil", [flip_a_bit, swap_two_blocks, lose_all])
 def test_a_wrong_block_shows_in_its_digest_and_in_the_answer(spoil: Spoil) -> None:
-    """And the engine that got it says nothing, like a real one."""
+    """The engine that got the block reports no error, as a real one would not."""
     ids = prompt(0, 100)
     bed = Bed()
     bed.add("r", ids, max_tokens=60)
@@ -503,8 +503,8 @@ def test_random_moves_in_tight_memory(seed: int) -> None:
 
 
 def test_headroom_comes_and_goes_with_a_rank() -> None:
-    """By the snapshot alone, from the next one on: nothing else says that a neighbour has become
-    more important."""
+    """The next snapshot alone shows it: nothing else says that another request has become more
+    important."""
     levels = (NORMAL, Level("high", 1, target_load_tokens=320), Level("low", -1))
     bed = Bed(num_total_blocks=100)
     for n in range(2):
@@ -532,7 +532,7 @@ def test_headroom_comes_and_goes_with_a_rank() -> None:
 
 
 def test_a_candidate_may_emit_what_its_client_allows_whatever_it_will_answer() -> None:
-    """As with a real engine: nobody knows when an answer ends."""
+    """As with a real engine, it is unknown when an answer will end."""
     bed = Bed()
     bed.add("r", prompt(1, 40), max_tokens=500, eos=EOS)
     bed.add("s", prompt(2, 40), max_tokens=None)

@@ -1,4 +1,4 @@
-"""The emulated engine: its tokens, its time, and what it says of itself."""
+"""The emulated engine: its tokens, its time, and what it reports about itself."""
 
 import time
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from controller.adapters.emulated import vllm_wire as wire
+from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.token_sequence import END, natural_length, start
 from controller.model.profile import ModelConfig
@@ -114,7 +114,7 @@ def test_speed_shortens_steps() -> None:
 
 
 def test_real_steps_take_real_time() -> None:
-    """How well is measured by `llumctl bench`; here only that time is waited for at all."""
+    """`llumctl bench` measures how well; this test only checks that the engine waits at all."""
     engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, lambda detail: None)
     add(engine, prompt=prompt(0, 50), max_tokens=6)
     began_s = time.perf_counter()

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from controller.adapters.emulated.emulated_moves import DIGEST_BYTES, NOTHING, EmulatedBlocks
-from controller.adapters.emulated.emulated_transfer import SLICE_S, EmulatedKvTransfer
+from controller.adapters.emulated.emulated_engine import DIGEST_BYTES, NOTHING, EmulatedBlocks
+from controller.adapters.emulated.emulated_kv import SLICE_S, EmulatedKvTransfer
 from controller.model.profile import load_profile
 from controller.ports.engine import Frames, Peer, StageCopy, TransferError
 from tests.unit.runtime.fakes import virtual_time
 
 BLOCK_BYTES = 1000
 RATE = 100_000.0
-"""So a block takes 10 ms."""
+"""At this rate a block takes 10 ms."""
 PROFILE = replace(load_profile("a10-llama-7b"), copy_bytes_per_s=RATE)
 
 
@@ -39,7 +39,7 @@ class Side:
             self.stopped.append((peer, frames))
 
     def go_on(self) -> None:
-        """After SIGCONT."""
+        """As after SIGCONT."""
         missed, self.stopped = self.stopped or [], None
         for peer, frames in missed:
             self.hear(peer, frames)
@@ -305,7 +305,7 @@ async def test_whoever_waits_no_longer_does_not_disturb_the_copy() -> None:
 
 @virtual_time
 async def test_a_spoilt_block_arrives_spoilt() -> None:
-    """What tests of `--verify-kv` need: nothing on the way repairs it or complains."""
+    """Tests of `--verify-kv` need this: nothing on the way repairs the block or complains."""
     a, b = sides("a", "b")
     bytes_of = a.transfer._blocks.gather
 

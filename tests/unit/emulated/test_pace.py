@@ -1,4 +1,4 @@
-"""When emulated steps end, and what is said of how well that went."""
+"""When emulated steps end, and what is reported about their lateness."""
 
 import pytest
 
@@ -12,7 +12,7 @@ class Bed:
         self.pace = Pace(self.clock, self.clock.sleep)
 
     def step(self, duration_s: float, *, work_s: float = 0.0) -> float:
-        """When it ended."""
+        """Returns when the step ended."""
         self.pace.begin()
         self.clock.now_s += work_s
         self.pace.end(duration_s)

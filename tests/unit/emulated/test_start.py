@@ -1,4 +1,4 @@
-"""`up --engine emulated`: its settings, what is refused, and the plan that comes of them."""
+"""`up --engine emulated`: its settings, what is refused, and the resulting plan."""
 
 import tempfile
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 @pytest.fixture
 def plan_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ClusterPlan]:
-    """Of so many visible GPUs. The model need not be built."""
+    """The plan with this many visible GPUs. The model need not be built."""
     folder = tmp_path / "model"
     monkeypatch.setattr(
         preflight, "resolve_model", lambda *_: (str(folder), folder / "config.json")
@@ -177,7 +177,7 @@ def test_the_plan_asks_for_no_gpu(
 
 
 def test_frontends_know_whether_emulated_engines_keep_prompts() -> None:
-    """Or they name beginnings of prompts to the controller that nobody has."""
+    """Otherwise they would name to the controller beginnings of prompts that no instance keeps."""
     for kept in (True, False):
         loaded = load(
             f"[cluster]\nengine = 'emulated'\n[emulated]\nprefix_caching = {str(kept).lower()}"

@@ -4,8 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.embedded_model.language import SPECIAL_TOKENS, vocabulary, words
-from controller.adapters.embedded_model.model_folder import EOS_ID
+from controller.adapters.embedded_model.model_folder import (
+    EOS_ID,
+    SPECIAL_TOKENS,
+    vocabulary,
+    words,
+)
 from controller.api import token_sequence
 from controller.api.token_sequence import (
     COUNT,
@@ -37,7 +41,7 @@ def test_the_ids_are_whole_words_of_the_embedded_model() -> None:
 
 
 def test_the_numbers_are_fixed() -> None:
-    """Other programs may check answers too: these never change."""
+    """Other programs may check answers too, so the numbers never change."""
     assert token_sequence.start([]) == 0
     assert token_sequence.start(PROMPT) == 3894
     assert natural_length(PROMPT) == 50

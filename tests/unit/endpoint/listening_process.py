@@ -15,7 +15,7 @@ from uvicorn import Config, Server
 
 from controller.adapters.connections import KeepAlive
 from controller.adapters.listener import SharedListener
-from controller.adapters.vllm.endpoint.error_bodies import error_body
+from controller.adapters.vllm.endpoint.answers import error_body
 
 
 class NamedServer(Server):

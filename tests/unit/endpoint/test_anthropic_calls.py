@@ -1,4 +1,4 @@
-"""Tool calls in answers that become Anthropic's, and tools that must be called."""
+"""Tool calls in answers of Anthropic's API, and tools that must be called."""
 
 import json
 from types import SimpleNamespace
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.endpoint.anthropic import mend_calls, without_cut_call
+from controller.adapters.vllm.endpoint.answers import mend_calls, without_cut_call
 
 
 class Converter:
-    """As vLLM's: it decodes the arguments of all calls."""
+    """Like vLLM's, it decodes the arguments of all calls."""
 
     parser_cls = None
 

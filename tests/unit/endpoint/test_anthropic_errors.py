@@ -1,4 +1,6 @@
-"""Errors at the paths of Anthropic's API, and within a stream that becomes another stream."""
+"""Errors at the paths of Anthropic's API, and within a stream that is converted into another
+stream.
+"""
 
 import asyncio
 import json
@@ -10,15 +12,19 @@ import pytest
 from uvicorn import Config, Server
 
 from controller.adapters.connections import KeepAlive
-from controller.adapters.vllm.endpoint.anthropic import tell_errors
-from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, anthropic_event, error_body
+from controller.adapters.vllm.endpoint.answers import (
+    INTERNAL,
+    anthropic_event,
+    error_body,
+    tell_errors,
+)
 from controller.adapters.vllm.endpoint.gate import Gate
 
 FAILED = 'data: {"error": {"message": "%s", "type": "x", "param": null, "code": 503}}\n\n'
 
 
 class Converter:
-    """As vLLM's: it knows chunks and nothing else."""
+    """Like vLLM's, it understands chunks and nothing else."""
 
     async def message_stream_converter(
         self, chunks: AsyncGenerator[str, None]
@@ -108,7 +114,7 @@ KINDS = {
 
 
 async def failing(_scope: Any, receive: Any, send: Any) -> None:
-    """Fails as vLLM's app does, with the status that `max_tokens` says."""
+    """Fails as vLLM's app does, with the status given as `max_tokens`."""
     asked = json.loads((await receive())["body"])
     status = asked["max_tokens"]
     if asked.get("stream"):

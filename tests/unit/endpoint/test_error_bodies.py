@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.vllm.endpoint.error_bodies import (
+from controller.adapters.vllm.endpoint.answers import (
     INTERNAL,
     TYPES,
     error_body,

@@ -1,10 +1,10 @@
-"""vLLM's errors name flags; ours name those that work here."""
+"""vLLM's errors name flags; ours name the flags that work here."""
 
 import json
 
 import pytest
 
-from controller.adapters.vllm.endpoint.error_bodies import error_body, in_our_words
+from controller.adapters.vllm.endpoint.answers import error_body, in_our_words
 
 
 def test_tools_without_a_parser_say_how_to_get_one() -> None:

@@ -24,7 +24,7 @@ class EndlessTrials:
 
 
 def frontend(router: Any) -> Any:
-    """One that serves, as far as its drain sees."""
+    """A frontend that serves, as far as its drain can see."""
     served = OpenAIFrontend.__new__(OpenAIFrontend)
     served._server = SimpleNamespace(should_exit=False)
     served._gate = SimpleNamespace(closed=False)

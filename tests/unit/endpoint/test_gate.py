@@ -1,4 +1,4 @@
-"""The gate before an app that is played: what goes in, what comes out."""
+"""The gate before a fake app: what goes in, what comes out."""
 
 import asyncio
 import json
@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.checks.headers import RefusedError
 from controller.adapters.vllm.endpoint import exchange
 from controller.adapters.vllm.endpoint import gate as gate_module
-from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, error_type
+from controller.adapters.vllm.endpoint.answers import INTERNAL, error_type
 from controller.adapters.vllm.endpoint.exchange import MAX_EARLY_MESSAGES, PLACING
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.headers import RefusedError
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PATH = "/v1/completions"
@@ -40,7 +40,7 @@ async def ask(found: Gate, path: str = PATH, method: str = "POST", **what: Any) 
 
 
 async def ask_only(found: Gate, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
-    """Beside others."""
+    """Asks while other tasks run."""
     transport = httpx.ASGITransport(app=found)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         return await http.post(PATH, content=body)
@@ -77,7 +77,7 @@ def post_scope() -> dict[str, Any]:
 
 
 def given(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """The client stays."""
+    """The client stays connected."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -436,7 +436,7 @@ async def test_a_page_in_a_browser_that_calls_here_under_a_name_of_its_own() -> 
 
 
 async def test_a_header_twice() -> None:
-    """The gate looked at the last, vLLM at the first."""
+    """The gate read the last value, vLLM the first."""
     twice = [("x-request-id", "x" * 1000), ("x-request-id", "y")]
     answer = await ask(gate(never), headers=twice)
     assert (answer.status_code, error(answer)["param"]) == (400, "X-Request-Id")
@@ -631,7 +631,7 @@ async def test_an_app_that_raises_in_mid_stream() -> None:
 
 
 async def test_a_refusal_after_the_answer_has_begun(caplog: pytest.LogCaptureFixture) -> None:
-    """As Starlette tells of an exception that it has a handler for."""
+    """Starlette reports an exception for which it has a handler in this way."""
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await streaming(send, b"data: 1\n\n")

@@ -1,4 +1,4 @@
-"""The guard over grammars that are played; real ones are in the contract tests."""
+"""The guard over fake grammars; real ones are in the contract tests."""
 
 import gc
 import threading
@@ -78,7 +78,7 @@ def test_a_grammar_is_free_with_its_request() -> None:
 
 
 class Manager:
-    """As vLLM's, with one thread and grammars that are compiled when the test says so."""
+    """Like vLLM's, with one thread and grammars that are compiled when the test says so."""
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1)
@@ -105,7 +105,7 @@ def manager() -> Any:
 
 
 def known(*requests: Any) -> dict[str, Any]:
-    """As the engine has them."""
+    """The requests as the engine has them."""
     return {each.request_id: each for each in requests}
 
 
@@ -170,7 +170,7 @@ def test_two_of_one_name_are_told_apart(manager: Manager) -> None:
 
 
 def wait(guard: GrammarGuard, clock: list[float], seconds: float, *requests: Any) -> None:
-    """A busy engine looks once a second."""
+    """A busy engine checks once a second."""
     for _ in range(round(seconds)):
         clock[0] += 1.0
         guard.give_up_overdue(known(*requests))
@@ -216,7 +216,8 @@ def test_the_time_in_which_the_process_was_stopped_does_not_count(manager: Manag
 
 
 def test_what_the_engine_does_not_have_yet_is_not_given_up(manager: Manager) -> None:
-    """A replay or a move on its way in, also while an earlier attempt of it is still here."""
+    """A replay or a move is about to arrive, possibly while an earlier attempt of the request is
+    still here."""
     now_s = [0.0]
     guard = GrammarGuard(manager, lambda: now_s[0])
     comes, earlier = begin(manager, "a", "a")

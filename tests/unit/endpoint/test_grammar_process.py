@@ -86,7 +86,8 @@ async def test_cpu_time_ends_it(process: GrammarProcess) -> None:
 
 
 async def test_a_token_that_takes_too_long_ends_it(process: GrammarProcess) -> None:
-    """The grammar compiles at once, and the trial may take long: at most 0.25 s at one token."""
+    """The grammar compiles at once, and the trial has much time, but at most 0.25 s for one
+    token."""
     assert await trial(process, "end-after 3") == Verdict(num_bytes=7)
     assert await trial(process, "burn-after 5") == TOO_COSTLY
     assert await trial(process, "burn-after 1000") == Verdict(num_bytes=7), "too late to be seen"
@@ -137,7 +138,7 @@ async def test_whoever_leaves_at_once_leaves_nothing(process: GrammarProcess) ->
 
 
 async def test_the_process_dies(process: GrammarProcess) -> None:
-    """What is under way is told so, and the next trial gets another process."""
+    """Trials under way are told so, and the next trial gets another process."""
     before = process.pid
     with pytest.raises(ProcessGoneError):
         await trial(process, "kill-parent")
@@ -187,7 +188,7 @@ async def test_a_process_that_hangs_is_replaced(
 async def test_a_process_that_is_about_to_end_says_nothing_of_a_grammar(
     process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sockets close before its parent hears of its end."""
+    """Its sockets close before its parent learns that it has ended."""
     ending = psutil.Process(process.pid)
     ending.suspend()
     asking = trial(process, "ok")
@@ -201,7 +202,8 @@ async def test_a_process_that_is_about_to_end_says_nothing_of_a_grammar(
 
 
 async def test_it_ends_with_its_frontend(process: GrammarProcess, tmp_path: Path) -> None:
-    """Even if that is killed: its end of the control socket closes, and so do the trials'."""
+    """Also if the frontend is killed: its end of the control socket closes, and so do those of the
+    trials."""
     said = tmp_path / "pid"
     asking = trial(process, f"say {said}")
     await until(lambda: said.exists() and said.read_text())

@@ -1,4 +1,4 @@
-"""Who waits for whom when grammars are tried: with trials that are played."""
+"""Which requests wait for which when grammars are tried, with fake trials."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class PlayedProcess:
         self.cancelled: list[str] = []
         self.num_deaths = 0
         self.busy_below_s = 0.0
-        """Trials with no more CPU time than this have too little time for it."""
+        """Trials with no more CPU time than this run out of time."""
 
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
         self.tried.append((grammar.text, limits.cpu_s))
@@ -57,7 +57,7 @@ class PlayedProcess:
         return GOOD if float(number) <= limits.cpu_s else TOO_COSTLY
 
     async def finish(self, text: str) -> None:
-        """One trial of it."""
+        """Finishes one trial of this grammar."""
         await until(lambda: text in self.under_way)
         event = self.under_way[text]
         event.set()

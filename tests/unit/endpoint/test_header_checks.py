@@ -1,8 +1,8 @@
-"""Headers that are given twice, and Hosts that are another's."""
+"""Headers that are given twice, and foreign Hosts."""
 
 import pytest
 
-from controller.adapters.vllm.checks.headers import ONCE, RefusedError, check_headers, check_host
+from controller.adapters.vllm.endpoint.headers import ONCE, RefusedError, check_headers, check_host
 
 
 @pytest.mark.parametrize("name", ONCE)

@@ -1,4 +1,4 @@
-"""What is counted before a JSON text is decoded is what decoding finds."""
+"""What is counted before a JSON text is decoded agrees with what decoding finds."""
 
 import json
 import time
@@ -64,7 +64,7 @@ def test_any_text(text: bytes, too_many: bool, too_deep: bool) -> None:
 
 @pytest.mark.parametrize("text", [b"[" * 65 + b"]" * 8_000_000, b"[]" * 70 + b"}" * 8_000_000])
 def test_what_closes_nothing_is_not_added_up(text: bytes) -> None:
-    """In CPU time of this thread; 8 MB of closings took 0.5 s."""
+    """In CPU time of this thread; 8 MB of closing brackets took 0.5 s."""
     begun_s = time.thread_time()
     outline(text)
     assert time.thread_time() - begun_s < 0.15

@@ -1,4 +1,4 @@
-"""Messages whose shape or size vLLM does not look at before it uses it."""
+"""Messages whose shape or size vLLM does not check before it uses them."""
 
 from typing import Any
 

@@ -9,8 +9,7 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from controller.adapters.vllm.endpoint.around_app import around, within, without_outermost
-from controller.adapters.vllm.endpoint.gate import Gate
+from controller.adapters.vllm.endpoint.gate import Gate, around, within, without_outermost
 
 PAGE = "https://chat.example"
 
@@ -22,7 +21,7 @@ def arguments(**given: Any) -> Namespace:
 
 
 def app(keys: tuple[str, ...] = (), **given: Any) -> Any:
-    """A gate before an app that says what it was asked."""
+    """A gate before an app that reports what it was asked."""
 
     async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
@@ -62,7 +61,7 @@ async def test_the_root_path_is_taken_away(path: str, inner: str) -> None:
 
 @pytest.mark.parametrize("root_path", ["/llm", "/v1", "/v1/models"])
 async def test_the_root_path_is_taken_away_once(root_path: str) -> None:
-    """Though vLLM's app, a FastAPI, has the root path too, for its /docs."""
+    """vLLM's app, a FastAPI, also has the root path, for its /docs."""
     from fastapi import FastAPI  # takes 0.2 s, which each worker of the tests would pay
 
     inner = FastAPI(root_path=root_path)
@@ -74,7 +73,7 @@ async def test_the_root_path_is_taken_away_once(root_path: str) -> None:
 
 
 async def test_the_gate_holds_under_the_root_path_too() -> None:
-    """It knows paths without it: a body that nobody may send must not slip by."""
+    """The gate knows paths without the root path: a forbidden body must not slip by."""
     found = app(root_path="/llm", keys=("sk-1",))
     assert (await ask(found, "/llm/v1/completions", "POST", content=b"{}")).status_code == 401
     body = b'{"prompt": "x", "n": 1000}'

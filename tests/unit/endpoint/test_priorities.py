@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.endpoint.callers import (
+from controller.adapters.vllm.endpoint.frontend import FrontendConfig
+from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.headers import (
     ASKED_KEY,
     ASKED_PRIORITY,
     ApiKeys,
     AskedPriority,
 )
-from controller.adapters.vllm.endpoint.frontend import FrontendConfig
-from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.api.settings.key_file import ApiKey, check, key_id, own_limits, parse_line
 
 LEVELS = {"normal": 0, "high": 1, "low": -2}
@@ -31,8 +31,8 @@ async def ask(
     path: str = PATH,
     **body: Any,
 ) -> tuple[httpx.Response, list[int]]:
-    """The answer, and the ranks that left for an instance. The app has vLLM's own default
-    of a request without the field."""
+    """The answer, and the ranks of the requests that left for an instance. The app has vLLM's own
+    default for a request without the field."""
     heard: list[int] = []
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
@@ -194,7 +194,7 @@ async def test_the_levels_are_no_part_of_a_key(key: str) -> None:
 
 
 def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
-    """Nobody gets more by a body that is no JSON: vLLM's own priority of the request counts."""
+    """A body that is not JSON gains nothing: vLLM's own priority of the request counts."""
     asked_priority = AskedPriority(LEVELS, None, ("low",))
     assert asked_priority.rank_of_sequence(0) == asked_priority.rank_of_sequence(2) == -2
     with pytest.raises(Exception, match="may not ask for the priority high"):

@@ -1,4 +1,4 @@
-"""Ports that vLLM opens for nobody are closed, and whatever watches them hears nothing more."""
+"""Ports that vLLM opens and does not use are closed, and threads that watch them get no events."""
 
 import select
 import socket

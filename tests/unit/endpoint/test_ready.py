@@ -1,4 +1,4 @@
-"""`/ready`, which load balancers ask behind the gate: what it says, and to whom."""
+"""`/ready`, which load balancers ask behind the gate: what it answers, and to whom."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from controller.adapters.vllm.endpoint.around_app import add_ready_route
-from controller.adapters.vllm.endpoint.gate import Gate
+from controller.adapters.vllm.endpoint.gate import Gate, add_ready_route
 
 KEY = "sk-of-a-client"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.vllm.checks.regex_ambiguity import (
+from controller.adapters.vllm.checks.constraints import (
     MAX_CHARS,
     MAX_COUNT,
     TooCostlyError,
@@ -123,7 +123,7 @@ def test_the_reason_shows_the_place() -> None:
     "pattern", ["(ab|c)*" * 285, "[a-z]" * 400, "(" * 30 + "a" * 1900, "a|" * 1000]
 )
 def test_the_longest_do_not_hang_the_judge(pattern: str) -> None:
-    """Milliseconds each; the time limit only tells that from a blow-up."""
+    """Each takes milliseconds; the time limit only distinguishes that from a blow-up."""
     with contextlib.suppress(TooCostlyError):
         check_regex(pattern)
     with pytest.raises(TooCostlyError):

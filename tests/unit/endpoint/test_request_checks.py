@@ -1,4 +1,4 @@
-"""What is wrong with a body that vLLM does not say."""
+"""Faults of a body that vLLM does not report."""
 
 import json
 import time
@@ -10,8 +10,7 @@ import pytest
 from controller.adapters.vllm.checks import body as request_checks
 from controller.adapters.vllm.checks.body import find_fault, find_id_fault
 from controller.adapters.vllm.checks.constraints import TooMuchError, check_constraints
-from controller.adapters.vllm.checks.headers import RefusedError
-from controller.adapters.vllm.endpoint.callers import AskedPriority
+from controller.adapters.vllm.endpoint.headers import AskedPriority, RefusedError
 
 
 def fault_of(request: Any) -> str | None:
@@ -25,7 +24,7 @@ def fault_of(request: Any) -> str | None:
 
 
 def anything(_priority: int | None) -> None:
-    """Any priority will do."""
+    """Any priority is accepted."""
 
 
 def nested(depth: int) -> Any:
@@ -186,7 +185,7 @@ def test_how_many() -> None:
     assert fault_of({"items": ["a"] * 1025}) == "items has more than 1024 items"
     assert fault_of({"tools": [{"parameters": {"enum": ["a"] * 4_000}}] * 2}) is None
     assert fault_of({"x": {"parameters": [{}] * 19_998}}) is None
-    says = "the JSON has more than 20000 values that are no token ids"
+    says = "the JSON has more than 20000 values that are not token ids"
     assert fault_of({"x": {"parameters": [{}] * 19_999}}) == says
 
 
@@ -196,7 +195,7 @@ def test_how_many() -> None:
     ids=lambda value: str(value)[:10],
 )
 def test_many_values_pass_only_as_token_ids(many: list[Any]) -> None:
-    says = "the JSON has more than 20000 values that are no token ids"
+    says = "the JSON has more than 20000 values that are not token ids"
     assert fault_of({"prompt": many}) == says
     assert fault_of({"x": [many, {"y": many}]}) == says
 
@@ -316,7 +315,7 @@ def test_not_too_much(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("field", ["json", "structural_tag"])
 def test_a_schema_in_a_string_is_json(field: str) -> None:
-    """The log had a traceback for each that is not."""
+    """Otherwise the log would get a traceback for each string that is not JSON."""
     assert fault_of({"structured_outputs": {field: '{"type": "object"}'}}) is None
     why = fault_of({"structured_outputs": {field: '{"type":'}})
     assert why == f"structured_outputs: {field} is not valid JSON"
@@ -339,12 +338,12 @@ LARGE: dict[str, Callable[[], dict[str, Any]]] = {
     "regex": lambda: {"regex": "(" * 8_000_000},
     "structural tag": lambda: {"structural_tag": "[" * 8_000_000},
 }
-"""They are made by the test: as parameters, every collection would make them."""
+"""The test makes these bodies: if they were parameters, every collection would make them."""
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_ones_are_refused_quickly(name: str) -> None:
-    """As much as a body may have: whatever is found out about it, the event loop waits."""
+    """As large as a body may be: the event loop waits while it is checked."""
     found = LARGE[name]()
     begun_s = time.thread_time()
     with pytest.raises(TooMuchError):

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.endpoint.callers import ASKED_SESSION, read_session
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.headers import ASKED_SESSION, read_session
 
 PATH = "/v1/completions"
 

@@ -1,4 +1,4 @@
-"""What counts as token ids, and what is refused as none."""
+"""What counts as token ids, and what is refused as token ids."""
 
 from typing import Any
 

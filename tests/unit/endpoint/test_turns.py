@@ -1,4 +1,4 @@
-"""Many callers at once do not keep the event loop."""
+"""Many concurrent callers do not block the event loop."""
 
 import asyncio
 

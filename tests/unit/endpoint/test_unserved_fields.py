@@ -1,4 +1,4 @@
-"""What would change the answer, and is ignored by vLLM."""
+"""Fields that would change the answer and that vLLM ignores."""
 
 from typing import Any
 

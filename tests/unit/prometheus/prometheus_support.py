@@ -1,4 +1,4 @@
-"""A status with everything in it, and readers of what is served."""
+"""A status with everything in it, and readers of the metrics that are served."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.adapters.prometheus import cluster_metrics
+from controller.adapters import prometheus as cluster_metrics
 from controller.api.wire.status import (
     AutoscaleHoldStatus,
     AutoscaleStatus,
@@ -124,7 +124,8 @@ def rendered(
 
 
 def samples(text: str) -> Samples:
-    """By name and labels; each only once. `_created` times, which the client adds, left out."""
+    """By name and labels; each only once. The `_created` times, which the client adds, are left
+    out."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -140,13 +141,13 @@ def value(text: str, name: str, /, **labels: str) -> float | None:
 
 
 def declared(text: str) -> dict[str, str]:
-    """Type of each metric, by the name that the documents use."""
+    """The type of each metric, by the name that the documents use."""
     found = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     return {name: kind for name, kind in found if not name.endswith("_created")}
 
 
 def labels_of(text: str) -> dict[str, set[str]]:
-    """Label names of each metric; a histogram's under its own name, without `le`."""
+    """The label names of each metric; a histogram's under its own name, without `le`."""
     found: dict[str, set[str]] = {}
     for name, labels in samples(text):
         base = re.sub(r"_(bucket|sum|count)$", "", name)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from controller.adapters.prometheus.cluster_metrics import (
+from controller.adapters.prometheus import (
     FRONTEND_COUNTERS,
     FRONTEND_GAUGES,
     INSTANCE_COUNTERS,

@@ -1,5 +1,6 @@
-"""The reference of metrics, the Grafana dashboard and the scrape configuration agree with what is
-served."""
+"""The reference of metrics, the Grafana dashboard and the scrape configuration agree with the
+metrics that are served.
+"""
 
 import json
 import re
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.adapters.prometheus.request_metrics import RequestMetrics
+from controller.adapters.prometheus import RequestMetrics
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
 from tests.unit.prometheus.prometheus_support import (
@@ -42,14 +43,14 @@ SUFFIXES = (
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    """All that is served: the controller's page and the frontends' part of theirs."""
+    """All metrics that are served: the controller's page and the frontends' part of theirs."""
     registry = CollectorRegistry()
     RequestMetrics(("normal", "high"), registry)
     return rendered(cluster_of(busy())) + generate_latest(registry).decode()
 
 
 def documented() -> dict[str, str]:
-    """The type by name, as docs/reference/metrics.md has it; each name once."""
+    """The type by name, as in docs/reference/metrics.md; each name once."""
     text = (ROOT / "docs/reference/metrics.md").read_text()
     rows = re.findall(r"^\| `(llumctl_\w+)` \| (\w+) \|", text, re.MULTILINE)
     assert len(dict(rows)) == len(rows)
@@ -83,7 +84,7 @@ def queries() -> list[str]:
 
 
 def test_the_dashboard_asks_for_what_there_is(page: str) -> None:
-    """Metric names, with the suffixes that their types have, and label names."""
+    """Checks metric names, with the suffixes of their types, and label names."""
     kinds = declared(page)
     served = {name for name, kind in kinds.items() if kind != "histogram"}
     served |= {f"{name}_bucket" for name, kind in kinds.items() if kind == "histogram"}
@@ -136,7 +137,7 @@ def test_the_dashboards_panels_lie_side_by_side() -> None:
 
 
 def test_no_label_is_one_that_prometheus_sets(page: str) -> None:
-    """It would rename ours to `exported_...`."""
+    """Prometheus would rename our label to `exported_...`."""
     jobs = yaml.safe_load(SCRAPES.read_text())["scrape_configs"]
     of_targets = {
         label for job in jobs for each in job["static_configs"] for label in each["labels"]

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from controller.adapters import prometheus
-from controller.adapters.prometheus import request_metrics
-from controller.adapters.prometheus.request_metrics import RequestMetrics
+from controller.adapters.prometheus import RequestMetrics
+from controller.adapters.vllm.process_setup import share_metrics
 from controller.core.record.request_record import RequestState
 from tests.unit.prometheus.prometheus_support import labels_of, record, samples, value
 
@@ -132,10 +132,10 @@ def test_a_registry_takes_them_once(registry: CollectorRegistry, metrics: Reques
 @pytest.mark.parametrize(
     ("buckets", "first_s", "last_s"),
     [
-        (request_metrics.DISPATCH_BUCKETS_S, 0.0005, 30),
-        (request_metrics.TTFT_BUCKETS_S, 0.01, 150),
-        (request_metrics.TPOT_BUCKETS_S, 0.001, 2),
-        (request_metrics.E2E_BUCKETS_S, 0.1, 1500),
+        (prometheus.DISPATCH_BUCKETS_S, 0.0005, 30),
+        (prometheus.TTFT_BUCKETS_S, 0.01, 150),
+        (prometheus.TPOT_BUCKETS_S, 0.001, 2),
+        (prometheus.E2E_BUCKETS_S, 0.1, 1500),
     ],
 )
 def test_bucket_bounds(buckets: tuple[float, ...], first_s: float, last_s: float) -> None:
@@ -148,9 +148,9 @@ def test_bucket_bounds(buckets: tuple[float, ...], first_s: float, last_s: float
 FRONTEND = """
 import sys
 from pathlib import Path
-from controller.adapters.prometheus import share
-share(Path(sys.argv[1]))
-from controller.adapters.prometheus.request_metrics import RequestMetrics
+from controller.adapters.vllm.process_setup import share_metrics
+share_metrics(Path(sys.argv[1]))
+from controller.adapters.prometheus import RequestMetrics
 RequestMetrics(("normal",)).first_token("normal", float(sys.argv[2]))
 """
 
@@ -174,5 +174,5 @@ def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
 
 def test_sharing_too_late_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="was imported before"):
-        prometheus.share(tmp_path / "metrics")
+        share_metrics(tmp_path / "metrics")
     assert not (tmp_path / "metrics").exists()

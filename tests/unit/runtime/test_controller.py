@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from controller.adapters.http.member_view import instance_status
+from controller.adapters.http.cluster_view import instance_status
 from controller.api.errors import LlumctlError
 from controller.api.wire.status import InstanceState
 from controller.core.fleet.cluster_spec import ExitReason

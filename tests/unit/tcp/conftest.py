@@ -1,4 +1,4 @@
-"""Instances that are closed after each test, and then no thread of theirs is left."""
+"""Instances that are closed after each test; none of their threads may be left then."""
 
 import asyncio
 import threading

@@ -13,7 +13,8 @@ SLICE_BYTES = 4 * BLOCK_BYTES
 
 
 class ByteBlocks:
-    """KvBlocks over one bytearray. Who `gate`s it may hold a thread inside of it."""
+    """KvBlocks over one bytearray. A test that closes the `gate` holds up any thread that
+    copies."""
 
     def __init__(self, num_blocks: int, fill: int = 0, block_bytes: int = BLOCK_BYTES) -> None:
         self.block_bytes = block_bytes
@@ -47,7 +48,7 @@ class ByteBlocks:
         return b"".join(bytes(self.memory[n * size : (n + 1) * size]) for n in block_ids)
 
     def number(self, seed: int = 0) -> None:
-        """Every block says which it is."""
+        """Fills every block with its own number."""
         size = self.block_bytes
         for n in range(len(self.memory) // size):
             word = b"%d/%d " % (seed, n)
@@ -62,7 +63,8 @@ class ByteBlocks:
 
 
 class Instance:
-    """One side. What it tells goes to the others on the next turn of the loop, or is held."""
+    """One side. Its messages reach the other sides on the next turn of the event loop, or are held
+    back."""
 
     def __init__(
         self, name: str, incarnation: int = 1, num_blocks: int = 100, host: str = "127.0.0.1"
@@ -105,7 +107,7 @@ async def error_of(copy: "asyncio.Future[StageCopy]") -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """A condition that no event tells of."""
+    """Waits for a condition that no event announces."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
@@ -117,14 +119,14 @@ Make = Callable[..., Instance]
 def begin(
     source: Instance, destination: Instance, stage_id: str, num_blocks: int, first: int = 0
 ) -> tuple["asyncio.Future[StageCopy]", "asyncio.Future[StageCopy]"]:
-    """A stage from the same places to the same places: its send and its receive."""
+    """A stage of the same blocks on both sides: its send and its receive."""
     places = range(first, first + num_blocks)
     received = destination.transfer.receive(source.peer, stage_id, places)
     return source.transfer.send(destination.peer, stage_id, places), received
 
 
 async def copy(source: Instance, destination: Instance, stage_id: str, num_blocks: int = 9) -> None:
-    """It goes through, and the bytes are right."""
+    """The copy succeeds, and the bytes are right."""
     sent, received = begin(source, destination, stage_id, num_blocks)
     await outcome(sent)
     await outcome(received)

@@ -1,21 +1,23 @@
-"""Cancelled and failed copies: blocks are let go, futures end, the link goes on or is made anew."""
+"""Cancelled and failed copies: blocks are released, futures end, and the link continues or is made
+again.
+"""
 
 import asyncio
 from typing import TypeVar
 
 import pytest
 
-from controller.adapters.tcp import link as tcp_link
-from controller.adapters.tcp.link import (
+from controller.adapters.tcp import transfer as tcp_link
+from controller.adapters.tcp.transfer import (
     DEPTH,
     HEADER_BYTES,
     Kind,
     Link,
     SendingLink,
     SliceHeader,
+    TcpKvTransfer,
     stage_key,
 )
-from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.ports.engine import Peer, TransferError
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
@@ -41,7 +43,7 @@ def only_link(links: dict[tuple[str, int], L]) -> L:
 
 
 def say(link: SendingLink, header: SliceHeader | bytes, data: bytes = b"") -> None:
-    """In the source's place."""
+    """Sends the message in the source's place."""
     assert link._connection is not None
     link._connection.send((header if isinstance(header, bytes) else header.encode()) + data)
 
@@ -288,7 +290,7 @@ async def test_a_slice_that_does_not_move_breaks_the_link(
 
 
 async def test_the_other_end_of_a_link_is_gone(source: Instance, destination: Instance) -> None:
-    """As far as its process goes; the sockets are closed as the kernel would close them."""
+    """Only its process is gone: the sockets are closed as the kernel would close them."""
     destination.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 20 * SLICE)
     await until(destination.blocks.inside.is_set)
@@ -336,13 +338,14 @@ async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
 async def test_forgetting_an_incarnation_that_was_never_known(
     source: Instance, destination: Instance
 ) -> None:
-    """The one of now is no predecessor of it."""
+    """It is not a predecessor of the present incarnation."""
     source.transfer.forget(Peer("i-1", 4, "at i-1"))
     await copy(source, destination, "m/0")
 
 
 async def test_nobody_answers(source: Instance) -> None:
-    """Its mailbox takes messages and its process does nothing: SIGSTOP before the link is open."""
+    """The mailbox takes messages while the process does nothing: SIGSTOP before the link is
+    open."""
     nobody = Peer("i-9", 1, "at i-9")
     sent = source.transfer.send(nobody, "m/0", range(3))
     received = source.transfer.receive(nobody, "m/1", range(3, 6))
@@ -385,7 +388,7 @@ async def test_a_successor_ends_what_there_was_with_the_one_before(
 
 
 async def test_a_late_link_is_refused(source: Instance, destination: Instance, make: Make) -> None:
-    """Of an incarnation of its source that has a successor."""
+    """The link belongs to an incarnation of its source that has a successor."""
     destination.held = []
     sent = source.transfer.send(destination.peer, "m/0", range(3))
     await until(lambda: len(destination.held or ()) == 1)

@@ -1,5 +1,6 @@
-"""Who reaches an instance's port for blocks, and does not know a link's key, gets nothing and gives
-nothing: no block is sent to it, none of its is scattered, and moves go on."""
+"""A client that reaches an instance's port for blocks, and does not know a link's key, gets nothing
+and has no effect: no block is sent to it, none of its blocks is scattered, and moves continue.
+"""
 
 import asyncio
 import contextlib
@@ -8,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.adapters.tcp import door
-from controller.adapters.tcp.door import PROOF_BYTES, link_id
+from controller.adapters.tcp import link_stream
+from controller.adapters.tcp.link_stream import PROOF_BYTES, link_id
 from tests.unit.tcp.instances import (
     PATIENCE_S,
     SLICE_BYTES,
@@ -52,7 +53,7 @@ async def is_turned_away(stranger: asyncio.StreamReader) -> bool:
 
 
 async def invited(source: Instance, destination: Instance) -> tuple[str, "asyncio.Future[object]"]:
-    """The link's name, once its destination waits for it and its source does not know yet."""
+    """The link's name, once its destination waits for it and its source does not know that yet."""
     source.held = []
     sent, _ = begin(source, destination, "m/0", 9)
     await until(lambda: bool(source.held))
@@ -95,7 +96,7 @@ TO_GLOO = struct.pack("<q6Q", 0, 8 << 20, 1, 7, 0, 8 << 20, 0)
 
 @pytest.mark.parametrize(
     "words",
-    [TO_GLOO, b"GET / HTTP/1.1\r\n" * 10, bytes(door.GREETING_BYTES), b"\xff" * 10_000],
+    [TO_GLOO, b"GET / HTTP/1.1\r\n" * 10, bytes(link_stream.GREETING_BYTES), b"\xff" * 10_000],
     ids=["Gloo", "HTTP", "zeros", "noise"],
 )
 async def test_noise_is_turned_away(
@@ -135,7 +136,7 @@ async def test_who_takes_the_destinations_place_is_sent_no_block(
     said = bytearray()
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said.extend(await reader.readexactly(door.GREETING_BYTES))
+        said.extend(await reader.readexactly(link_stream.GREETING_BYTES))
         writer.write(bytes(PROOF_BYTES))
         with contextlib.suppress(ConnectionError):
             said.extend(await reader.read())
@@ -149,7 +150,7 @@ async def test_who_takes_the_destinations_place_is_sent_no_block(
         source.held = [(peer, (kind, named, address, secret))]
         let_in(source)
         assert "does not know its key" in await error_of(sent)
-    assert len(said) == door.GREETING_BYTES
+    assert len(said) == link_stream.GREETING_BYTES
     assert source.blocks.touched == destination.blocks.touched == []
     await copy(source, destination, "m/1")
     assert num_opened(source) == 2
@@ -161,7 +162,7 @@ async def test_of_too_many_strangers_the_oldest_leave(
     open_streams: list[asyncio.StreamWriter],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(link_stream, "MAX_STRANGERS", 4)
     strangers = [await knock(open_streams, destination, b"x" * (n % 40)) for n in range(30)]
     for stranger in strangers[:-4]:
         assert await is_turned_away(stranger)
@@ -175,6 +176,6 @@ async def test_a_stranger_who_says_too_little_leaves(
     open_streams: list[asyncio.StreamWriter],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "GREETING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(link_stream, "GREETING_TIMEOUT_S", 0.05)
     for words in b"", b"x":
         assert await is_turned_away(await knock(open_streams, destination, words))

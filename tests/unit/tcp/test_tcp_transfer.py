@@ -80,7 +80,7 @@ async def test_no_blocks_are_a_stage_for_who_expects_some(
 
 
 async def test_an_engine_whose_blocks_are_elsewhere_has_no_bytes(source: Instance) -> None:
-    """As one of several ranks, or any whose requests cannot move: it could not start."""
+    """An engine with several ranks, or any whose requests cannot move: it could not start."""
     assert source.transfer._ends is not None
     source.transfer._ends.door.close()
     source.blocks.block_bytes = 0

@@ -1,7 +1,7 @@
 import pytest
 
-from controller.adapters.tcp.door import LinkKey, new_secret
-from controller.adapters.tcp.link import Kind, NotALinkError, SliceHeader, stage_key
+from controller.adapters.tcp.link_stream import LinkKey, new_secret
+from controller.adapters.tcp.transfer import Kind, NotALinkError, SliceHeader, stage_key
 
 HEADER = SliceHeader(Kind.LAST, stage_key("m/0"), 1, 2, 3).encode()
 

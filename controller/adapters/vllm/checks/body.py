@@ -1,10 +1,10 @@
-"""Finds faults of a request's body that vLLM does not find, would find too late, or would answer
+"""Finds faults of a request's body that vLLM would not find, would find too late, or would answer
 with a 500.
 
-vLLM refuses all other faults itself: tests/contract/test_endpoint_bad_input.py has the list. What
-is checked, in this order: the size of the JSON text before it is decoded, the size of single
-fields, token ids, lists, messages, fields that vLLM ignores, the priority, and constraints on the
-output (constraints.py).
+vLLM refuses all other faults itself: tests/contract/test_endpoint_bad_input.py has the list. The
+checks, in this order: the size of the JSON text before it is decoded, the size of single fields,
+token ids, lists, messages, fields that vLLM ignores, the priority, and constraints on the output
+(constraints.py).
 
 Touch points of vLLM: entrypoints/openai/chat_completion/protocol.py `_normalize_messages_before`;
 entrypoints/openai/responses/utils.py `_construct_message_from_response_item`;
@@ -22,16 +22,16 @@ from controller.adapters.vllm.checks.constraints import TooMuchError, check_cons
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 1024
-# An id takes 0.3 µs of the event loop, most of it in vLLM's model of the request: 100,000 took
-# 30 ms, 200,000 60 ms. So a request may have as many ids as the model's context, within these
-# bounds; a longer prompt can be sent as text, which is tokenized beside the loop.
+# An id takes 0.3 µs of the event loop, most of it in vLLM's model of the request: 100,000 took 30
+# ms, 200,000 60 ms. So a request may have as many ids as the model's context, within these bounds.
+# A longer prompt can be sent as text, which is tokenized outside the loop.
 LEAST_MAX_TOKEN_IDS = 100_000
 MOST_MAX_TOKEN_IDS = 200_000
 
 PROMPTS = "prompt"
-# What /v1/embeddings takes for `prompt`; items of another kind elsewhere.
+# /v1/embeddings takes this in place of `prompt`; elsewhere it has items of another kind.
 INPUT = "input"
-# Lists of ids, and of nothing else.
+# Lists that hold only ids.
 LISTS = (
     "tokens",
     "token_ids",
@@ -42,12 +42,13 @@ LISTS = (
 )
 TOKEN_ID_FIELDS = (PROMPTS, *LISTS)
 # vLLM refuses a text far longer than the context before it tokenizes it, unless the request asks
-# for truncation: 8 MB took 10 s, in which no other prompt was tokenized, and left 450 MB.
+# for truncation. Then 8 MB took 10 s, in which no other prompt was tokenized, and left 450 MB.
 MAX_TRUNCATED_BYTES = 512 * 1024
 MAX_ID_CHARS = 128
-# vLLM's models also take "129", " 1_29 " and 129.0 for an integer; a bounded field must be one.
+# vLLM's models also take "129", " 1_29 " and 129.0 for an integer; a bounded field must be a real
+# one.
 INTEGERS = ("n", "priority")
-# vLLM reads the length or a field of these before it checks the type: a wrong type was a 500.
+# vLLM reads the length or a field of these before it checks the type, so a wrong type was a 500.
 KINDS: dict[str, tuple[type, str]] = {
     "messages": (list, "a list"),
     "tools": (list, "a list"),
@@ -56,7 +57,7 @@ KINDS: dict[str, tuple[type, str]] = {
 }
 
 _DECODER = msgspec.json.Decoder()
-# The decoder's errors about half a pair of surrogates, within a text and at its end.
+# The decoder's errors about half of a surrogate pair, within a text and at its end.
 _HALF_A_PAIR = re.compile("surrogate|truncated")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -75,10 +76,11 @@ def find_fault(
     max_token_ids: int = LEAST_MAX_TOKEN_IDS,
 ) -> Fault | None:
     """The first fault of a JSON body, or None. If the checks before it found no fault,
-    `check_priority` is called with the field `priority` (None: absent), and raises if it is bad."""
+    `check_priority` is called with the field `priority` (None: absent), and raises if the field is
+    bad."""
     if not body:
         return Fault("the request has no body; it must be a JSON object")
-    many = f"the JSON has more than {MAX_VALUES} values that are no token ids"
+    many = f"the JSON has more than {MAX_VALUES} values that are not token ids"
     found = outline(body)
     if found.too_deep:
         return Fault(f"the JSON is nested deeper than {MAX_DEPTH} levels")
@@ -94,7 +96,7 @@ def find_fault(
         return Fault("the body is not UTF-8")
     except msgspec.DecodeError as error:
         if _HALF_A_PAIR.search(str(error)) and _ESCAPED_HALF.search(body):
-            return Fault("a string has half of a surrogate pair, which is no character")
+            return Fault("a string has half of a surrogate pair, which is not a character")
         return Fault(f"the body is not valid JSON: {error}")
     if not isinstance(request, dict):
         return Fault("the body must be a JSON object")
@@ -211,10 +213,10 @@ def _has_nul(request: Any) -> bool:
 
 
 # -- token ids -------------------------------------------------------------------------------------
-# Token ids in a request: where they may stand in numbers, and that they are integers of JSON.
+# Token ids in a request: how many there may be, and that they are integers of JSON.
 #
-# vLLM's models take true, "5" and 5.0 for an integer: `"prompt": [true]` was answered as the
-# prompt of token 1.
+# vLLM's models take true, "5" and 5.0 for an integer: `"prompt": [true]` was answered as the prompt
+# of token 1.
 
 
 def max_token_ids(max_model_len: int) -> int:
@@ -240,7 +242,8 @@ def find_no_ids(request: dict[str, Any]) -> Fault | None:
 
 
 def num_token_ids(request: dict[str, Any]) -> int:
-    """Counts the ids in lists that vLLM's models accept without trying other types for each."""
+    """Counts the ids in lists that vLLM's models accept without trying other types for each
+    item."""
     lists = [request.get(field) for field in LISTS]
     for field in (PROMPTS, INPUT):
         if isinstance(prompt := request.get(field), list):
@@ -266,13 +269,13 @@ def _are_integers(found: list[Any]) -> bool:
 
 
 # -- lists and objects -----------------------------------------------------------------------------
-# Bounds on lists and objects whose items cost vLLM, on its event loop, more than their bytes.
+# Bounds on lists and objects whose items cost vLLM's event loop more than their bytes suggest.
 #
 # vLLM's models try an item as each of the kinds that it may be, 117 for an item of a Responses
 # `input`, and stop at the first item that fits none (openai_app.py). But parts of a chat message
 # are tried lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and
 # one item of `input` with 19,000 fields took 0.2 s. vLLM takes any value under a key of UNTYPED,
-# and does not try it.
+# without trying it.
 
 MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
 # In all lists of a field together: messages and their parts, for example.
@@ -284,8 +287,8 @@ MAX_INPUT_VALUES = 8192
 MAX_ENTRIES = {"logit_bias": 20_000}
 MAX_OTHER_ENTRIES = 1024
 UNTYPED = frozenset({"parameters", "input_schema", "schema", "json"})
-# vLLM tokenizes bad words on the event loop: one of 8 MB took 11 s. It looks for stop strings
-# after each token.
+# vLLM tokenizes bad words on the event loop: one of 8 MB took 11 s. It looks for stop strings after
+# each token.
 WORDS = ("bad_words", "stop", "stop_sequences")
 MAX_WORDS_CHARS = 10_000
 
@@ -330,7 +333,7 @@ def _num_values(found: Any) -> int:
 
 
 def _num_entries(found: Any) -> int:
-    """Entries of the largest object."""
+    """The number of entries of the largest object."""
     return max(
         (
             len(value)
@@ -346,8 +349,8 @@ def _num_entries(found: Any) -> int:
 # Refuses messages that vLLM would answer with a 500, or take too long for.
 #
 # vLLM relies on their shape when it converts them, and decodes the JSON in a tool call's arguments.
-# It warns once of each unknown type of a part, and remembers the last 128: types of 8 MB would take
-# 1 GB.
+# It warns once of each unknown type of a part, and remembers the last 128 types: types of 8 MB
+# would take 1 GB.
 
 MAX_TYPE_CHARS = 64
 
@@ -411,7 +414,7 @@ def _find_in_output(item: dict[str, Any]) -> str | None:
 
 
 def _find_in_arguments(messages: list[Any]) -> str | None:
-    """Bounds arguments, of which 100,000 brackets were a RecursionError, and 300,000 members took
+    """Bounds arguments: 100,000 brackets in them caused a RecursionError, and 300,000 members took
     0.2 s."""
     num_values = 0
     for level in levels(messages, UNTYPED):
@@ -435,9 +438,9 @@ def _objects(found: Any) -> list[dict[str, Any]]:
 # -- fields that vLLM ignores ----------------------------------------------------------------------
 # Refuses fields of OpenAI's API that would change the answer, and that vLLM silently ignores.
 #
-# Fields about how a request is accounted for, kept or sped up (`user`, `metadata`, `store`,
-# `service_tier`, `safety_identifier`, `prompt_cache_key`, `prediction`) are accepted and have no
-# effect, as the answer is the same without them. Fields that vLLM refuses, as `suffix`, are not
+# Fields about accounting, storage or speed (`user`, `metadata`, `store`, `service_tier`,
+# `safety_identifier`, `prompt_cache_key`, `prediction`) are accepted and have no effect, because
+# the answer is the same without them. Fields that vLLM refuses, such as `suffix`, are not listed
 # here.
 
 # Values that ask for what the request gets anyway.
@@ -450,7 +453,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "web_search_options": (),
     "verbosity": ("medium",),
-    # Fields of earlier versions of vLLM: if they are ignored, the answer is not constrained.
+    # Fields of earlier versions of vLLM: if they were ignored, the answer would not be constrained.
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -458,7 +461,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
 }
-# Several frontends serve one endpoint, and a later call may come to another one.
+# Several frontends serve one endpoint, and a later call may reach another one.
 NO_STORE = "no answer is kept for a later call"
 INSTEAD = {
     "functions": "tools",
@@ -488,10 +491,10 @@ def _is(value: Any, harmless: Any) -> bool:
 # -- the size of a JSON text -----------------------------------------------------------------------
 # How large and how deep a JSON text is, counted at C's speed before anything decodes it.
 #
-# Decoding holds the event loop, even from a thread, as the decoders keep Python's lock: four
+# Decoding holds the event loop, even from a thread, because the decoders keep Python's lock: four
 # million token ids took 1.0 s, two million prompts of one token 2.8 s. Counting brackets and commas
-# takes some 10 ms. The counts are exact for valid JSON; for any other text they bound what a
-# decoder does before it gives up.
+# takes some 10 ms. The counts are exact for valid JSON; for any other text they bound the work of a
+# decoder before it gives up.
 
 MAX_DEPTH = 64
 # Items of lists and entries of objects, without token ids.
@@ -504,7 +507,7 @@ _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
 class Outline(NamedTuple):
     num_values: int
-    """An upper bound of the values, with token ids."""
+    """An upper bound of the number of values, including token ids."""
     too_many: bool
     """There are more lists, objects or strings than MAX_VALUES values can have; the depth is not
     counted then."""
@@ -533,7 +536,7 @@ def _num_openings(text: bytes) -> int:
 
 
 def _depth(bare: bytes, num_openings: int) -> int:
-    """Looks at no more closing brackets than there are openings, as a decoder gives up at the
+    """Looks at no more closing brackets than there are openings, because a decoder gives up at the
     first bracket that closes nothing: adding up 8 MB of them took 0.5 s."""
     brackets = bare.translate(None, _ALL_BUT_BRACKETS)[: 2 * num_openings]
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)

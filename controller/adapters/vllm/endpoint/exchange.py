@@ -1,11 +1,11 @@
-"""One HTTP request and its answer, as the gate lets them pass.
+"""One HTTP request and its answer, as they pass the gate.
 
 In: the body is read once, up to a limit and within a time, and then given to the app in one piece.
-Out: an error of the app leaves in our shape (error_bodies.py), also within a stream. The head of a
-stream waits until the request has an instance (`Placing`): a request may wait for minutes and be
-refused then, and its status has to say so. When the deadline passes, the app is told that the
-client has left, which makes vLLM abort the request; the app's further output is dropped, and the
-client gets an error.
+Out: an error of the app leaves in our shape (answers.py), also within a stream. The head of a
+stream waits until the request has an instance (`Placing`): a request may wait for minutes and then
+be refused, and its status has to say so. When the deadline passes, the app is told that the client
+has left, which makes vLLM abort the request; further output of the app is dropped, and the client
+gets an error.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from controller.adapters.vllm.checks.headers import RefusedError
-from controller.adapters.vllm.endpoint.error_bodies import (
+from controller.adapters.vllm.endpoint.answers import (
     ANTHROPIC_EVENT_PREFIX,
     EVENT_PREFIX,
     error_body,
@@ -28,25 +27,28 @@ from controller.adapters.vllm.endpoint.error_bodies import (
     reshape,
     reshape_event,
 )
+from controller.adapters.vllm.endpoint.headers import RefusedError
 
-# A body may take BODY_WAIT_S plus its bytes so far at this rate: 92 s at most for 2 MiB.
+# A body may take BODY_WAIT_S plus the time for its bytes so far at this rate: 92 s at most for 2
+# MiB.
 BODY_WAIT_S = 60.0
 BODY_BYTES_PER_S = 64 * 1024
-# The first bytes of a body need no room (`BodyRoom`), as the server holds that many for every
+# The first bytes of a body need no room (`BodyRoom`), because the server holds that many for every
 # connection anyway. So small requests are read even when large ones have filled the room.
 FREE_BODY_BYTES = 64 * 1024
 MAX_LENGTH_DIGITS = 20
 # The app's error body is kept up to about this size.
 MAX_ERROR_BYTES = 1 << 20
-# Some streams begin before their request has an instance: Responses tells twice that it was
-# created. A stream that tells more has no request to wait for.
+# Some streams begin before their request has an instance: Responses says twice that it was created.
+# A stream with more early messages has no request to wait for.
 MAX_EARLY_MESSAGES = 8
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class Placing:
-    """Of an HTTP request, which has one engine request for each of its prompts; the choices of
-    `n` > 1 count as one. `on_placed` is called each time that all which began are placed."""
+    """The placing of an HTTP request, which has one engine request for each of its prompts; the
+    choices of `n` > 1 count as one. `on_placed` is called each time that all begun engine requests
+    are placed."""
 
     def __init__(self, on_placed: Callable[[], Awaitable[None]]) -> None:
         self._on_placed: Callable[[], Awaitable[None]] | None = on_placed
@@ -54,7 +56,7 @@ class Placing:
         self._num_waiting = 0
         self.any_placed = False
         self.refusal: RefusedError | None = None
-        """Why the first that was refused was."""
+        """Why the first refused engine request was refused."""
         self._grammars_s, self._num_grammars = 0.0, 0
 
     def began(self) -> None:
@@ -67,8 +69,8 @@ class Placing:
             await self._on_placed()
 
     def follows_grammar(self, step_s: float, most_s: float) -> None:
-        """One more of its answers follows a grammar, which takes so much CPU time for a token.
-        Raises RefusedError."""
+        """Another answer of the request follows a grammar, which takes this much CPU time for a
+        token. Raises RefusedError."""
         self._grammars_s += step_s
         self._num_grammars += 1
         if self._num_grammars > 1 and self._grammars_s > most_s:
@@ -79,20 +81,20 @@ class Placing:
             )
 
     def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
-        """`error`: by which vLLM hears of it."""
+        """`error`: the error that tells vLLM."""
         self.refusal, self._error = self.refusal or refusal, self._error or error
 
     def close(self) -> None:
-        """The answer is over. Drops what refers back to it, as the garbage collector may come after
-        ten thousands of requests: the callback, and the error's traceback, a frame of which has the
-        error. Of each refused request some 90 objects stayed until then."""
+        """The answer is over. Drops the callback and the error's traceback, both of which refer
+        back to this object, because the garbage collector may come only after ten thousands of
+        requests. Some 90 objects of each refused request stayed until then."""
         self._on_placed = None
         if self._error is not None:
             self._error.__traceback__ = None
 
 
 PLACING: ContextVar[Placing | None] = ContextVar("placing", default=None)
-"""Of the HTTP request that this task, or the task that started it, answers."""
+"""The placing of the HTTP request that this task, or the task that started it, answers."""
 
 
 class ClientLeftError(Exception):
@@ -132,7 +134,7 @@ class Exchange:
         self._started = self._streams = self._ended = self._cut = False
         self.placing = Placing(self._let_head_go)
         self._held: list[Message] = []
-        """The head of a stream that waits, and what came behind it."""
+        """The head of a stream that waits, and the messages after it."""
         self._head_goes = asyncio.Lock()
 
     # -- in ------------------------------------------------------------------------------
@@ -235,8 +237,8 @@ class Exchange:
                 await self._send(message)
 
     async def _wait_with_head(self, message: Message) -> bool:
-        """Whether this message needs not be sent any more: it waits with the head, or the head had
-        another status instead. Else the head has gone."""
+        """Whether this message need not be sent any more: it waits with the head, or an error was
+        sent in place of the head. Otherwise the head has been sent."""
         if self.placing.refusal is not None:
             await self.refuse(self.placing.refusal)
             return True
@@ -252,7 +254,8 @@ class Exchange:
         return False
 
     async def _let_head_go(self) -> None:
-        """Nothing overtakes it, whichever task sends that."""
+        """Sends the head and what waits behind it; no other message overtakes them, whichever task
+        sends it."""
         async with self._head_goes:
             while self._held and not self._ended:
                 self._started = True
@@ -301,7 +304,7 @@ class Exchange:
             headers.append((b"retry-after", b"%d" % retry_after_s))
         if status == HTTPStatus.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
-        if self._cut:  # the rest of the body may take for ever to come
+        if self._cut:  # the rest of the body may never come
             headers.append((b"connection", b"close"))
         self._started = self._ended = True
         self._held.clear()
@@ -315,7 +318,7 @@ def _content_type(start: Message) -> bytes:
 
 class Turns:
     """Spreads callers that begin at once over several turns of the event loop, in the order in
-    which they came. Streams that run go on in between."""
+    which they came. Running streams continue in between."""
 
     def __init__(self, per_turn: int) -> None:
         """`per_turn`: callers that may begin within one turn of the event loop."""

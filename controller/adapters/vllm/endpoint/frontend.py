@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.checks.body import max_token_ids
-from controller.adapters.vllm.endpoint.error_bodies import error_body
+from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
@@ -28,10 +29,13 @@ from controller.runtime.messages.members import (
 
 log = logging.getLogger(__name__)
 
-# The process that tries grammars starts so long after this one, which leaves the machine to the
-# cluster's start; a request under a grammar that comes sooner starts it.
+# The process that tries grammars starts this long after the frontend, which leaves the machine to
+# the cluster's start. A request under a grammar that comes sooner starts it.
 TRIALS_START_AFTER_S = 10.0
 
+# The answer to an aborted request. Clients' libraries do not repeat a request by themselves after
+# this status, as they do after 409, 429 and all from 500 on.
+ABORTED = HTTPStatus.GONE
 CUT = "the cluster stopped before this request ended"
 
 
@@ -48,15 +52,16 @@ class FrontendConfig:
     api_keys: tuple[str, ...] = field(repr=False)
     """Lines of the key file."""
     hosts: tuple[str, ...]
-    """Names and addresses under which clients may call it, beside loopback."""
+    """Names and addresses under which clients may call the frontend, beside loopback."""
     limits: GateLimits
     expects_grammars: bool = True
     """False with emulated instances, which follow no grammar."""
 
 
 class OpenAIFrontend:
-    """The listening socket and connections that nobody has accepted survive this process. Its own
-    connections end with it, and the instances abort its requests as soon as its inbox closes."""
+    """The listening socket, and connections that were not accepted yet, survive this process. Its
+    own connections end with it, and the instances abort its requests as soon as its inbox closes.
+    """
 
     def __init__(
         self,
@@ -78,9 +83,9 @@ class OpenAIFrontend:
             mailbox,
             self.book,
             RouterEvents(
-                on_failed=self._on_failed,
-                on_refused=self._on_refused,
-                on_aborted=self._on_aborted,
+                on_failed=self._fail,
+                on_refused=partial(self._fail, status=HTTPStatus.BAD_REQUEST),
+                on_aborted=partial(self._fail, status=ABORTED, outcome=RequestState.ABORTED),
                 on_directory=self._on_directory,
                 on_drain=self._on_drain,
                 on_limits=self._on_limits,
@@ -91,7 +96,7 @@ class OpenAIFrontend:
 
     async def run(self) -> None:
         """Serves until the cluster stops, then waits for the process to be ended. A start that
-        fails is reported and not repeated, since it would fail again."""
+        fails is reported and not repeated, because it would fail again."""
         self.router.start()
         try:
             serving = await self._start()
@@ -159,28 +164,17 @@ class OpenAIFrontend:
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         if serving.done():
-            await serving  # raises what kept it from starting
+            await serving  # raises the error that kept it from starting
         return serving
 
     def _why_not_ready(self) -> str:
         return STOPPING if self._gate.closed else self.router.why_not_ready()
 
-    def _on_failed(self, request_id: str, why: str) -> None:
-        self._fail(request_id, why, HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _on_refused(self, request_id: str, why: str) -> None:
-        self._fail(request_id, why, HTTPStatus.BAD_REQUEST)
-
-    def _on_aborted(self, request_id: str, why: str) -> None:
-        """Answers with a status after which clients' libraries do not send the request again by
-        themselves, as they do after 409, 429 and all from 500 on."""
-        self._fail(request_id, why, HTTPStatus.GONE, RequestState.ABORTED)
-
     def _fail(
         self,
         request_id: str,
         why: str,
-        status: HTTPStatus,
+        status: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE,
         outcome: RequestState = RequestState.FAILED,
     ) -> None:
         from vllm.exceptions import GracefulHTTPError
@@ -195,8 +189,8 @@ class OpenAIFrontend:
             self._llm.engine_core.instances_are(serve)
 
     def _on_limits(self, limits: FrontendLimits) -> None:
-        """Called once this frontend serves, and at each change. Requests that have come already
-        keep the earlier limits."""
+        """Called once this frontend serves, and at each change. Earlier requests keep the earlier
+        limits."""
         self._gate.limits = replace(
             self._gate.limits,
             max_live_requests=limits.max_live_requests,
@@ -213,9 +207,9 @@ class OpenAIFrontend:
         return bool(self.router.num_live_reqs or self._grammars.num_waiting)
 
     async def _drain(self, grace_s: float) -> None:
-        """Ends the server in any case, as `down` waits for that."""
+        """Ends the server in any case, because `down` waits for that."""
         if self._server is None:
-            return  # it serves nothing yet
+            return  # it does not serve yet
         try:
             await self._end_requests(grace_s)
         except Exception:
@@ -224,7 +218,7 @@ class OpenAIFrontend:
             self._server.should_exit = True
 
     async def _end_requests(self, grace_s: float) -> None:
-        """New requests get 503; live ones may end by themselves for `grace_s`."""
+        """New requests get 503; live ones may end by themselves within `grace_s`."""
         self._gate.closed = True
         self._keep_alive.ends = True
         deadline_s = asyncio.get_running_loop().time() + grace_s
@@ -232,7 +226,7 @@ class OpenAIFrontend:
             await asyncio.sleep(0.02)
         self._grammars.stop(CUT)
         for request_id in self.router.live_request_ids:
-            self._on_failed(request_id, CUT)
+            self._fail(request_id, CUT)
 
 
 async def _start_later(process: GrammarProcess) -> None:

@@ -1,29 +1,30 @@
-"""The gate in front of vLLM's OpenAI app: keys, limits, deadlines, and checks that vLLM lacks.
+"""What stands before vLLM's OpenAI app: the gate, with keys, limits, deadlines and checks that vLLM
+lacks; middlewares around the gate; and routes that the app lacks. Nothing here imports vLLM, so it
+can be tested without it.
 
-Every error that leaves has the shape and the size of error_bodies.py.
+Every error that leaves has the shape and the size described in answers.py.
+
+Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
+entrypoints/launchers/api_server/app_state.py `openai_serving_models`.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import FastAPI, Request
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.adapters.vllm.checks.body import LEAST_MAX_TOKEN_IDS, find_fault, find_id_fault
-from controller.adapters.vllm.checks.headers import RefusedError, check_headers, check_host
-from controller.adapters.vllm.endpoint.callers import (
-    ASKED_KEY,
-    ASKED_PRIORITY,
-    ASKED_SESSION,
-    ApiKeys,
-    AskedPriority,
-    KeyHolder,
-    read_asked_priority,
-    read_session,
-)
-from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
+from controller.adapters.vllm.endpoint.answers import INTERNAL, error_body
 from controller.adapters.vllm.endpoint.exchange import (
     PLACING,
     BodyRoom,
@@ -31,21 +32,34 @@ from controller.adapters.vllm.endpoint.exchange import (
     Exchange,
     Turns,
 )
+from controller.adapters.vllm.endpoint.headers import (
+    ASKED_KEY,
+    ASKED_PRIORITY,
+    ASKED_SESSION,
+    ApiKeys,
+    AskedPriority,
+    KeyHolder,
+    RefusedError,
+    check_headers,
+    check_host,
+    read_asked_priority,
+    read_session,
+)
 from controller.api.hosts import own_names
 
 log = logging.getLogger(__name__)
 
-# Load balancers and metrics collectors have no key, and these paths tell no secrets.
+# Load balancers and metrics collectors have no key, and these paths reveal no secrets.
 OPEN_PATHS = frozenset({"/health", "/metrics", "/ready"})
 STOPPING = "the cluster is stopping"
-# These paths take texts longer than the model's context: 8 MB kept the event loop for 5 s, and
-# 1 MB, answered with each token's string, 0.13 s.
+# These paths take texts longer than the model's context: 8 MB kept the event loop busy for 5 s; 1
+# MB, answered with each token's string, for 0.13 s.
 TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
 MAX_TOKEN_BODY_BYTES = 512 * 1024
-# To read a body, check it and bring it through vLLM's app takes some 2 ms of the event loop: 900
-# requests at once kept the streams that ran waiting for 2.5 s.
+# Reading a body, checking it and bringing it through vLLM's app takes some 2 ms of the event loop:
+# 900 requests at once kept running streams waiting for 2.5 s.
 REQUESTS_PER_TURN = 1
-# The bodies that are being read may have the size of so many bodies of the largest size.
+# All bodies that are being read may together be as large as this many bodies of the largest size.
 MAX_LARGE_BODIES = 32
 DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
 
@@ -68,7 +82,7 @@ class Gate:
         hosts: Collection[str] = (),
     ) -> None:
         """`api_keys`: lines of the key file. `levels`: rank by name. `hosts`: names and addresses
-        under which clients may call, beside loopback; with API keys any Host will do."""
+        under which clients may call, beside loopback; with API keys any Host is accepted."""
         self.app: ASGIApp
         self.closed = False
         """Whether the cluster stops: new requests are refused, live ones go on."""
@@ -77,7 +91,7 @@ class Gate:
         self.json_paths: frozenset[str] = frozenset()
         """Paths that take a JSON object by POST."""
         self.limits = limits or GateLimits()
-        """May be set at any time, and holds for later requests."""
+        """May be set at any time, and applies to later requests."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
         self._turns = Turns(REQUESTS_PER_TURN)
@@ -87,7 +101,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":  # no model served here has a use for it
+        elif scope["type"] == "websocket":  # no model that is served here needs it
             await send({"type": "websocket.close"})
         else:
             scope = _as_routed(scope)
@@ -113,7 +127,7 @@ class Gate:
         if self._hosts is not None:
             check_host(scope["headers"], self._hosts)
         holder = self._keys.find(scope["headers"])
-        # A browser asks by OPTIONS, without a key, whether it may ask at all.
+        # A browser asks by OPTIONS, without a key, whether it may call at all.
         if holder is None and method != "OPTIONS" and path not in OPEN_PATHS:
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "give a valid API key as a bearer token")
         if method != "POST":
@@ -187,14 +201,141 @@ class Gate:
 
 
 def _as_routed(scope: Scope) -> Scope:
-    """vLLM's routes know no HEAD, which is GET without the body; uvicorn sends none then. And its
-    app answers a path with a slash at its end by a redirect, which clients follow as they like."""
+    """vLLM's routes do not know HEAD, which is GET without the body; uvicorn sends no body then.
+    vLLM's app answers a path with a slash at its end by a redirect, which not all clients follow.
+    """
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     return {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
 
 
 def _late_refusal(error: Exception) -> str | None:
     """Why vLLM refuses a request after the stream has begun; None for other errors. Starlette
-    raises a RuntimeError then, as its handler cannot answer any more."""
+    raises a RuntimeError then, because its handler cannot answer any more."""
     cause = error.__cause__
     return str(cause) if isinstance(error, RuntimeError) and isinstance(cause, ValueError) else None
+
+
+# -- around the gate -------------------------------------------------------------------------------
+# The middlewares also apply to the gate's refusals. The root path is removed from paths, because
+# the gate and vLLM's routes only know paths without it. A request without an id gets one here,
+# because vLLM would answer with another id than it uses. And browsers can read a refusal only if it
+# has the headers of CORS.
+
+REQUEST_ID = b"x-request-id"
+
+
+def around(app: ASGIApp, args: Namespace) -> ASGIApp:
+    """`args` are vLLM's. `without_outermost` keeps vLLM's app from adding the same middlewares
+    again."""
+    if args.root_path:
+        app = RootPath(app, args.root_path)
+    if args.enable_request_id_headers:
+        app = RequestIds(app)
+    if args.allowed_origins:
+        exposed = ["X-Request-Id"] if args.enable_request_id_headers else []
+        app = CORSMiddleware(
+            app,
+            allow_origins=args.allowed_origins,
+            allow_credentials=args.allow_credentials,
+            allow_methods=args.allowed_methods,
+            allow_headers=args.allowed_headers,
+            expose_headers=exposed,
+        )
+    return app
+
+
+def within(app: ASGIApp, args: Namespace) -> ASGIApp:
+    """vLLM's app, behind the gate. FastAPI removes the root path itself, and would remove a second
+    one from a path that begins with the same word."""
+    return RootPathAgain(app, args.root_path) if args.root_path else app
+
+
+def without_outermost(args: Namespace) -> Namespace:
+    """The arguments for vLLM's app within the gate."""
+    inner = Namespace(**vars(args))
+    inner.allowed_origins, inner.enable_request_id_headers = [], False
+    return inner
+
+
+class RootPath:
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root_path or path.startswith(self._root_path + "/"):
+            inner = path.removeprefix(self._root_path) or "/"
+            scope = {**scope, "path": inner}
+        await self._app(scope, receive, send)
+
+
+class RootPathAgain:
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "path" in scope:
+            scope = {**scope, "path": self._root_path + scope["path"]}
+        await self._app(scope, receive, send)
+
+
+class RequestIds:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = dict(scope["headers"]).get(REQUEST_ID)
+        if request_id is None:
+            request_id = uuid4().hex.encode()
+            scope = {**scope, "headers": [*scope["headers"], (REQUEST_ID, request_id)]}
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers["X-Request-Id"] = request_id.decode("latin-1")
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+# -- routes that vLLM's app lacks ------------------------------------------------------------------
+# The routes are `GET /v1/models/ID`, which OpenAI's API has, and `GET /ready`. `/health` is vLLM's
+# own and says that this process serves: it stays 200 while live requests end. `/ready` is for load
+# balancers and says whether a new request would be accepted.
+
+READY_PATH = "/ready"
+# Load balancers check again at their own pace; this is for clients that read the header.
+LOOK_AGAIN_S = 1
+
+
+def add_model_route(app: FastAPI) -> None:
+    app.add_api_route("/v1/models/{model_id:path}", show_model, methods=["GET"])
+
+
+async def show_model(model_id: str, request: Request) -> Any:
+    cards = await request.app.state.openai_serving_models.show_available_models()
+    for card in cards.data:
+        if card.id == model_id:
+            return JSONResponse(card.model_dump())
+    message = f"The model `{model_id}` does not exist."
+    error = {"message": message, "param": "model", "code": HTTPStatus.NOT_FOUND}
+    return JSONResponse({"error": error}, HTTPStatus.NOT_FOUND)
+
+
+def add_ready_route(app: FastAPI, why_not_ready: Callable[[], str]) -> None:
+    """`why_not_ready`: empty while new requests are accepted."""
+
+    async def ready() -> Response:
+        if why := why_not_ready():
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            again = {"Retry-After": str(LOOK_AGAIN_S)}
+            return Response(error_body(status, why), status, again, "application/json")
+        return JSONResponse({"ready": True})
+
+    app.add_api_route(READY_PATH, ready, methods=["GET", "HEAD"], include_in_schema=False)

@@ -47,23 +47,23 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
-from controller.adapters.vllm.endpoint.anthropic import mend_calls, tell_errors
-from controller.adapters.vllm.endpoint.around_app import (
+from controller.adapters.vllm.endpoint.answers import mend_calls, tell_errors
+from controller.adapters.vllm.endpoint.gate import (
+    Gate,
     add_model_route,
     add_ready_route,
     around,
     within,
     without_outermost,
 )
-from controller.adapters.vllm.endpoint.gate import Gate
 from controller.adapters.vllm.endpoint.pool_client import PoolLLM
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.process_setup import typed_arguments
 from controller.runtime.messages.members import EngineInfo
 
-# Routes of vLLM's own process management, in whose place there is `llumctl scale`.
+# Routes of vLLM's own process management, for which llumctl has `llumctl scale`.
 UNSERVED_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
-# A stopping server waits this long for clients that read slowly.
+# A server that stops waits this long for clients that read slowly.
 LAST_BYTES_S = 3
 # This route takes JSON, but declares no model of it.
 UNDECLARED_JSON_PATHS = frozenset({"/invocations"})
@@ -96,7 +96,8 @@ def parse_args(
 
 
 def _check_parsers(args: Namespace) -> None:
-    """Raises KeyError if a parser is unknown: its plugin may not have brought it."""
+    """Raises KeyError if a parser is unknown, for example because its plugin does not provide
+    it."""
     if args.tool_call_parser:
         ToolParserManager.get_tool_parser(args.tool_call_parser)
     if args.reasoning_parser:
@@ -112,7 +113,8 @@ def build_config(args: Namespace) -> VllmConfig:
 
 
 def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) -> None:
-    """Sets what only a started engine knows (compare `MPClient._apply_ready_response`)."""
+    """Sets the values that only a started engine knows (compare
+    `MPClient._apply_ready_response`)."""
     config.model_config.max_model_len = min(config.model_config.max_model_len, info.max_model_len)
     config.cache_config.num_gpu_blocks = info.num_gpu_blocks * num_instances
     config.cache_config.block_size = info.block_size
@@ -126,7 +128,7 @@ async def build_server(
     tasks: tuple[str, ...],
     why_not_ready: Callable[[], str],
 ) -> NoSignalServer:
-    """`why_not_ready`: empty while new requests are taken."""
+    """`why_not_ready`: empty while new requests are accepted."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
@@ -189,9 +191,9 @@ def json_paths(app: FastAPI) -> frozenset[str]:
 # -- models that stop at the first bad item --------------------------------------------------------
 # Makes vLLM's request models stop at the first bad item of a list or an object.
 #
-# By default they describe each type that each item is not: 512 empty items of a Responses `input`
-# made 119,000 errors, which took 1.6 s of the event loop and 200 MB; 100,000 numbers as parts of
-# one message's content took 86 s on a busy machine, and 1.3 GB.
+# By default they describe, for each item, every type that it does not have: 512 empty items of a
+# Responses `input` made 119,000 errors, which took 1.6 s of the event loop and 200 MB; 100,000
+# numbers as parts of one message's content took 86 s on a busy machine, and 1.3 GB.
 
 MODELS: tuple[type[BaseModel], ...] = (
     AnthropicCountTokensRequest,
@@ -228,15 +230,16 @@ def _set_fail_fast(schema: Any) -> None:
 # Makes a refused request one line in a frontend's log, not a traceback.
 #
 # When vLLM finds a request wrong only after it has begun to serve it, it logs the exception as its
-# own failure: 2.9 MB in 40 minutes of `make fuzz`, among which nobody would have seen a defect. The
-# client gets its 400 either way. An error that may be a defect of the server keeps its traceback.
+# own failure: 2.9 MB in 40 minutes of `make fuzz`, in which a real defect would have gone unseen.
+# The client gets its 400 either way. An error that may be a defect of the server keeps its
+# traceback.
 
 # vLLM answers these with 400 too, but no check raises them on purpose.
 _DEFECTS = (TypeError, OverflowError)
 
 
 def shorten_refusals() -> None:
-    """In the log of every module of vLLM's endpoint that is imported: several catch and log."""
+    """In the log of every imported module of vLLM's endpoint: several of them catch and log."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("vllm.entrypoints.") and isinstance(logger, logging.Logger):
             logger.addFilter(_shorten)
@@ -252,7 +255,7 @@ def _shorten(record: logging.LogRecord) -> bool:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Also true for our own answers that another process caused, such as an instance's death."""
+    """Also True for our own answers that another process caused, such as an instance's death."""
     if isinstance(error, GracefulHTTPError):
         return True
     status = create_error_response(error).error.code

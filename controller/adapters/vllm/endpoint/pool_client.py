@@ -27,14 +27,14 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from controller.adapters.vllm.checks.headers import RefusedError
-from controller.adapters.vllm.endpoint.callers import (
+from controller.adapters.vllm.endpoint.exchange import PLACING, Turns
+from controller.adapters.vllm.endpoint.headers import (
     ASKED_KEY,
     ASKED_PRIORITY,
     ASKED_SESSION,
     AskedPriority,
+    RefusedError,
 )
-from controller.adapters.vllm.endpoint.exchange import PLACING, Turns
 from controller.adapters.vllm.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
@@ -60,7 +60,7 @@ REFUSALS = {
         "rate limit: this API key has used the tokens that it may use in a minute",
     ),
 }
-# The engine has only this reason for an error of its own; vLLM would answer 500.
+# The engine has only this reason for its own errors; vLLM would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
 NOT_COMPILED_YET = (
     "the instance was too busy to compile the structured output that was asked for; send it again"
@@ -69,7 +69,7 @@ NOT_COMPILED_YET = (
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """vLLM's stat loggers exist for indices up to `max_engine_index`: an output with a higher one
+    """vLLM's stat loggers exist for indices up to `max_engine_index`: an output with a higher index
     would end the app (KeyError)."""
 
     supported_tasks: tuple[str, ...]
@@ -77,7 +77,8 @@ class PoolLimits:
     """Rank by name."""
     max_engine_index: int
     prefix_caching: bool
-    """Of the engines. Without it prompts that begin alike share nothing."""
+    """Whether the engines cache prefixes. Without that, prompts with the same beginning share
+    nothing."""
 
 
 class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
@@ -126,9 +127,9 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         """Takes turns with other requests: making a request of a rendered prompt takes up to 0.5 ms
-        of the event loop, and vLLM makes those of all prompts of an HTTP request at once: 1,000
-        prompts kept the loop for 0.5 s. Returns when all choices have an instance, or one failed.
-        """
+        of the event loop, and vLLM makes the requests of all prompts of an HTTP request at once, so
+        1,000 prompts kept the loop busy for 0.5 s. Returns when all choices have an instance, or
+        one failed."""
         placing = PLACING.get()
         if placing is not None:
             placing.began()
@@ -162,7 +163,7 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         self.engine_core.abort(ended, RequestState.ABORTED, "the client left")
 
     def parent_of(self, request_id: str) -> str | None:
-        """The request that this one is a choice of, where `n` > 1."""
+        """The request of which this one is a choice, if `n` > 1."""
         state = self.output_processor.request_states.get(request_id)
         return state.parent_req.request_id if state and state.parent_req else None
 
@@ -203,7 +204,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         self._outputs.put_nowait(body)
 
     def instances_are(self, incarnations: Mapping[str, int]) -> None:
-        """The incarnations that serve, by instance: vLLM's metrics show no load of others."""
+        """Tells which incarnations serve, by instance: vLLM's metrics show the load of no
+        others."""
         for index, stats in self._loads.listed(incarnations):
             self._outputs.put_nowait(EngineCoreOutputs(index, scheduler_stats=stats))
 
@@ -271,7 +273,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             raise
 
     def _refuse(self, request_id: str, refused: RefusedError) -> None:
-        """Before it is sent to any instance, in the task of its HTTP request."""
+        """Refuses the request before it is sent to any instance, in the task of its HTTP
+        request."""
         error = GracefulHTTPError(refused.message, refused.status)
         if placing := PLACING.get():
             placing.refused(refused, error)
@@ -295,24 +298,26 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         return self._limits.supported_tasks
 
     async def reset_mm_cache_async(self) -> None:
-        """Does nothing: the instances have no multimodal cache, as requests are text only."""
+        """Does nothing: the instances have no multimodal cache, because requests are text only."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Does nothing: the instances outlive a frontend, and OpenAIFrontend owns the router."""
 
 
 class InstanceLoads:
-    """What the scheduler of each instance said last, for vLLM's metrics. Those have one series for
-    each engine from 0 to `max_index`; instances beyond, which were added later, share the last.
+    """What the scheduler of each instance last reported, for vLLM's metrics. Those have one series
+    for each engine from 0 to `max_index`. Instances with higher numbers, which were added later,
+    share the last series.
 
-    The series of one that is gone shows zeros and stays: vLLM makes all of them at its start, so
-    that their number is fixed, and prometheus_client cannot remove any that several processes share
-    (`remove` of its multiprocess mode warns and changes nothing that others have written)."""
+    The series of an instance that is gone stays and shows zeros: vLLM makes all series at its
+    start, so their number is fixed, and prometheus_client cannot remove series that several
+    processes share (`remove` of its multiprocess mode warns and leaves what other processes have
+    written)."""
 
     def __init__(self, max_index: int) -> None:
         self._max_index = max_index
         self._loads: dict[str, tuple[int, SchedulerStats]] = {}
-        """By instance: the incarnation, and its gauges. Those that are idle are not in it."""
+        """By instance: the incarnation, and its gauges. Idle instances are not listed."""
         self._incarnations: Mapping[str, int] | None = None
 
     def index_of(self, instance_id: str) -> int:
@@ -320,8 +325,8 @@ class InstanceLoads:
         return min(int(instance_id.rpartition("-")[2]), self._max_index)
 
     def reported(self, instance_id: str, incarnation: int, stats: SchedulerStats) -> None:
-        """Makes of the statistics those of all instances that share the series. What an incarnation
-        sent that serves no more counts what it has done, and shows no load."""
+        """Turns the statistics into those of all instances that share the series. A report of an
+        incarnation that serves no more still counts what was done, and shows no load."""
         own, serves = _gauges(stats), self._incarnations
         if serves is not None and serves.get(instance_id) != incarnation:
             own = SchedulerStats()
@@ -331,7 +336,7 @@ class InstanceLoads:
             self._loads[instance_id] = incarnation, own
 
     def listed(self, incarnations: Mapping[str, int]) -> list[tuple[int, SchedulerStats]]:
-        """The series of those that serve no more, and what they show now."""
+        """The series of the instances that serve no more, and what these series show now."""
         self._incarnations = incarnations
         gone = [i for i, (n, _) in self._loads.items() if incarnations.get(i) != n]
         for instance_id in gone:
@@ -342,7 +347,8 @@ class InstanceLoads:
         return list(found.items())
 
     def _add_up(self, index: int, own: SchedulerStats, stats: SchedulerStats) -> None:
-        """Sets the gauges of `stats` to the sums, and the use of the KV cache to the highest."""
+        """Sets the gauges of `stats` to the sums, and the use of the KV cache to the highest
+        value."""
         alike = [each for i, (_, each) in self._loads.items() if self.index_of(i) == index]
         alike.append(own)
         for name in _COUNTS:
@@ -359,8 +365,8 @@ def _gauges(stats: SchedulerStats) -> SchedulerStats:
 
 
 def _not_replayable(request: EngineCoreRequest) -> ReplayRefusal | None:
-    """Why no engine can go on with the request from its outputs, as `cannot_move` of
-    moves.py has it. A pooling request has no outputs, and begins anew."""
+    """Why no engine can continue the request from its outputs; compare `cannot_move` in moves.py. A
+    pooling request has no outputs, and begins anew."""
     if request.mm_features:
         return ReplayRefusal.MULTIMODAL
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
@@ -374,8 +380,8 @@ def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
 
 
 def _error_of(output: EngineCoreOutput) -> GracefulHTTPError:
-    """A request that an engine ended. Its grammar has passed a trial, so that it is no fault of the
-    request if the engine has had no time to compile it."""
+    """The error of a request that an engine ended. The request's grammar has passed a trial, so it
+    is not the request's fault if the engine had no time to compile the grammar."""
     if output.stop_reason == NOT_COMPILED:
         return GracefulHTTPError(NOT_COMPILED_YET, HTTPStatus.SERVICE_UNAVAILABLE)
     return GracefulHTTPError(UNFOLLOWABLE, HTTPStatus.BAD_REQUEST)
@@ -394,8 +400,7 @@ def _skip(delivery: tuple[EngineCoreOutput, int]) -> EngineCoreOutput:
 
 def _unique_ids() -> Callable[[EngineCoreRequest], None]:
     """Replaces `InputProcessor.assign_request_id`, which appends 32 random bits: two live requests
-    that got the same would end one another. Ids made here are unique whatever ids clients choose.
-    """
+    with the same id would end one another. Ids made here are unique whatever ids clients choose."""
     frontend, number = secrets.token_hex(4), itertools.count()
 
     def assign(request: EngineCoreRequest) -> None:

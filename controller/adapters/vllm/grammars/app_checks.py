@@ -1,12 +1,12 @@
-"""vLLM's checks of structured outputs on a frontend's event loop, without those that take long.
+"""vLLM's checks of structured outputs on a frontend's event loop, without the slow ones.
 
 vLLM converts every grammar there to see whether that works: `[a-z]{1,10000}` in a JSON schema took
-37.8 s, in which all streams stood still. Here that is left to a trial (grammars/trials.py), which
-a request passes before it is sent to an instance. The checks that remain take time in proportion to
+37.8 s, in which all streams stood still. Here that is left to a trial (grammars/trials.py), which a
+request passes before it is sent to an instance. The checks that remain take time in proportion to
 the request.
 
 All engines use xgrammar (docs/decisions/0013): vLLM's engine keeps the backend of its first
-request, and the trials are xgrammar's.
+request, and the trials use xgrammar.
 
 Touch points of vLLM: v1/structured_output/backend_xgrammar.py `validate_xgrammar_grammar`,
 `XgrammarBackend`, `compiler`, `has_xgrammar_unsupported_json_features`; sampling_params.py
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 BACKEND = "xgrammar"
 MAX_TRIAL_THREADS = 8
-"""As many as vLLM lets an engine's compiler have."""
+"""As many threads as vLLM allows an engine's compiler."""
 
 
 def install(config: VllmConfig) -> None:
@@ -72,7 +72,7 @@ def check_form(params: SamplingParams) -> None:
 
 
 def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
-    """The grammar that an engine will compile; None if nothing could be costly."""
+    """The grammar that an engine will compile; None if it cannot be costly."""
     if wanted is None or wanted.all_constraints_none():
         return None
     option, text = get_structured_output_key(wanted)
@@ -86,11 +86,11 @@ def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
 
 
 def make_process(config: VllmConfig) -> Tries:
-    """Makes the process, which is not started yet; takes 2 s for a vocabulary of 128,000."""
+    """Makes the process, which is not started yet. This takes 2 s for a vocabulary of 128,000."""
     try:
         tokenizer = cached_tokenizer_from_config(config.model_config)
         return GrammarProcess(_trial_setup(config, tokenizer))
-    except Exception:  # xgrammar cannot take this tokenizer; all other requests can be served
+    except Exception:  # xgrammar cannot use this tokenizer; all other requests can be served
         log.exception("no structured outputs with this model")
         return NoTries("xgrammar cannot take this model's tokenizer")
 

@@ -1,25 +1,26 @@
 """The process in which grammars are tried: each is compiled and followed for a few tokens in a fork
-of it, within limits.
+of this process, within limits.
 
-This is a program (trials.py starts it), so that it needs neither vLLM nor the rest of
-this package: 265 MB and 2.5 s of CPU time instead of 552 MB and 7 s. It never compiles anything
-itself. For each grammar it forks, which takes milliseconds, and the kernel ends the fork:
+This is a program (trials.py starts it), so that it needs neither vLLM nor the rest of this package:
+265 MB and 2.5 s of CPU time instead of 552 MB and 7 s. The process itself compiles nothing. For
+each grammar it forks, which takes milliseconds, and the kernel ends the fork:
 
-- by SIGPROF when it has used its CPU time, or MAX_STEP_S at one token; by SIGALRM when it has used
-  its time;
+- by SIGPROF when it has used its CPU time, or MAX_STEP_S at one token; by SIGALRM when its time is
+  over;
 - by failing its allocations beyond the limit;
-- by SIGIO when the frontend closes its end of the socket: the client has left.
+- by SIGIO when the frontend closes its end of the socket, because the client has left.
 
-So no grammar outlives its limits or its client, whatever the compiler does with it, and nothing
-of it is left in memory. A fork that ends without an answer was too costly.
+So no grammar outlives its limits or its client, whatever the compiler does with it, and nothing of
+it stays in memory. If a fork ends without an answer, its grammar was too costly.
 
 The control socket brings the setup (a length in 8 bytes, then JSON), then one byte for each
 grammar, with a socket attached. That socket brings the grammar as JSON, until the parent shuts its
 side down, and takes the verdict back as JSON.
 
-What compiles in no time may take a minute at a token: `((.{1,300}[^a])?)+` compiles in 0.01 s, and
-its 24th token takes 2.7 s. So a grammar is also followed along a text that it allows, drawn with a
-fixed seed. A text that somebody thought of may be slower; grammar_guard.py ends that one.
+A grammar that compiles at once may take a minute at a token: `((.{1,300}[^a])?)+` compiles in 0.01
+s, and its 24th token takes 2.7 s. So a grammar is also followed along a text that it allows, drawn
+with a fixed seed. A text that somebody chose on purpose may be slower; grammar_guard.py ends such a
+request.
 
 Touch points (xgrammar 0.2.8): `TokenizerInfo.deserialize_json`, `GrammarCompiler` and
 `GrammarMatcher` as vLLM 0.32 calls them (v1/structured_output/backend_xgrammar.py
@@ -44,23 +45,23 @@ from collections.abc import Mapping
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
-# A fork gets a third of the share that an engine on the CPU has.
+# A fork gets a third of the CPU share that an engine on the CPU has.
 NICENESS = 5
-# A fork that gets no grammar for so long ends.
+# A fork that gets no grammar for this long ends.
 READ_TIMEOUT_S = 60.0
 MAX_STEP_S = 0.25
 """CPU time that a token may take, its bitmask and its acceptance each."""
 WALK_TOKENS = 64
-# A good grammar takes up to 10 ms a token: this keeps its trial within the short queue's 0.5 s.
+# A good grammar takes up to 10 ms a token, so its trial stays within the 0.5 s of the short queue.
 WALK_S = 0.25
-# Matches the place in the compiler's source that stands before its message.
+# Matches the place in the compiler's source that precedes its message.
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 def serve(control: socket.socket) -> None:
     """Serves until the parent closes the control socket."""
     setup = json.loads(_read(control, *LENGTH.unpack(_read(control, LENGTH.size))))
-    import numpy  # noqa: F401 - forks have both
+    import numpy  # noqa: F401 - so that forks have both
     import xgrammar
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup["tokenizer"])
@@ -109,7 +110,7 @@ def try_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> 
     grammar takes, and the CPU time of a token; raises what the compiler raises."""
     import xgrammar
 
-    # With the cache, though it is empty: without one the compiler works differently.
+    # With the cache, although it is empty: without a cache the compiler works differently.
     compiler = xgrammar.GrammarCompiler(
         tokenizer, max_threads=setup["num_threads"], cache_enabled=True
     )
@@ -135,8 +136,8 @@ def try_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> 
 
 def _walk(matcher: Any, vocab_size: int) -> float:
     """Follows the grammar along a text that it allows. Returns the median of the tokens' CPU times,
-    which the first, slow calls of a fork do not change; one that takes more than MAX_STEP_S ends
-    this process."""
+    which does not depend on the slow first calls of a fork. A token that takes more than MAX_STEP_S
+    ends this process."""
     import numpy as np
     import xgrammar
 
@@ -150,7 +151,7 @@ def _walk(matcher: Any, vocab_size: int) -> float:
         signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
         matcher.fill_next_token_bitmask(bitmask)
         steps_s.append(time.thread_time() - began_s)
-        # A text goes on as long as it can: what costs grows with it.
+        # The text continues as long as it can, because costs grow with it.
         allowed = np.unpackbits(bits, count=vocab_size, bitorder="little")
         allowed[stop_ids] = 0
         going_on = np.flatnonzero(allowed)
@@ -187,7 +188,7 @@ def _limit(cpu_s: float, wall_s: float, max_bytes: int) -> None:
 
 
 def _data_bytes() -> int:
-    """The memory that this process has of its own already."""
+    """The memory that this process already has of its own."""
     with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
         for line in status:
             if line.startswith("VmData:"):

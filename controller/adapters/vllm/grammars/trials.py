@@ -1,9 +1,9 @@
 """Lets engines compile only grammars that a trial has shown to be bounded.
 
 Every grammar is tried once in a separate process (trial_program.py), and the verdict is remembered.
-Most take milliseconds; a hostile one takes its whole limit, and must not keep the others waiting.
-So a grammar that is not compiled within the short trial goes to the end of another, shorter queue,
-and starts anew there with the full time.
+Most trials take milliseconds; that of a hostile grammar takes its whole limit, and must not keep
+the others waiting. So a grammar that is not compiled within the short trial goes to the end of
+another, shorter queue, and starts again there with the full time.
 
     a vocabulary of 128,000, CPU time:     tool schema 0.02 s, 50 of them in one object 0.09 s,
     2,000 choices 0.2 s, "minLength": 100 2.7 s, "maxLength": 4000 8.8 s (xgrammar 0.2.8)
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 MAX_CPU_S = 10.0
 SHORT_CPU_S = 0.5
-# On a busy machine a trial may take so many times its CPU time; then another one gets its place.
+# On a busy machine a trial may take this many times its CPU time; then it gives up its place.
 WALL_PER_CPU = 4.0
 BUSY_RETRY_AFTER_S = 5
 MAX_TRIAL_BYTES = 256 * 1024 * 1024
-# An engine keeps so much for each request that runs under a grammar; see VLLM_XGRAMMAR_CACHE_MB.
+# An engine keeps this much for each request that runs under a grammar; see VLLM_XGRAMMAR_CACHE_MB.
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
 MAX_VERDICTS = 4096
 PROGRAM = Path(trial_program.__file__)
-# The process needs 2.5 s of CPU time to begin, on a machine that may be busy. The kernel enforces a
-# trial's limits; this one is for a process that hangs.
+# The process needs 2.5 s of CPU time to start, on a machine that may be busy. The kernel enforces a
+# trial's limits; this limit is for a process that hangs.
 START_S = 60.0
 
 
@@ -64,13 +64,14 @@ class TrialLimits:
     wall_s: float
     """Beyond this the machine is too busy to tell."""
     max_bytes: int
-    """What the compiler may take while it compiles."""
+    """Memory that the compiler may take while it compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The compiled grammar takes `num_bytes`, and a token `step_s` of CPU time in the median; or
-    `error` says why it does not compile; with neither, it was too costly within the limits."""
+    """Either the compiled grammar takes `num_bytes`, and a token `step_s` of CPU time in the
+    median; or `error` says why the grammar does not compile. With neither, it was too costly within
+    the limits."""
 
     num_bytes: int | None = None
     step_s: float = field(default=0.0, compare=False)
@@ -81,12 +82,12 @@ TOO_COSTLY = Verdict()
 
 
 class TooBusyError(Exception):
-    """The trial's time was over before the CPU time that it may take: the machine is busy, and
-    nothing is known of the grammar."""
+    """The trial's time was over before its CPU time was used: the machine is busy, and nothing is
+    known about the grammar."""
 
 
 class ProcessGoneError(Exception):
-    """The process ended or could not be started, so nothing is known of the grammar."""
+    """The process ended or could not be started, so nothing is known about the grammar."""
 
 
 class GrammarRefusedError(Exception):
@@ -103,7 +104,7 @@ class Tries(Protocol):
 
 
 class NoTries:
-    """Refuses every grammar, as none can be tried."""
+    """Refuses every grammar, because none can be tried."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -156,7 +157,7 @@ def long_queue() -> Queue:
 class _Trial:
     task: asyncio.Task[Verdict]
     num_waiting: int = 0
-    """Requests that wait; the trial ends when the last one has left."""
+    """Requests that wait; the trial ends when the last of them has left."""
 
 
 class GrammarTrials:
@@ -182,7 +183,7 @@ class GrammarTrials:
         """Returns the CPU time that a token takes an engine. Cancelled with its request.
 
         Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many wait,
-        503 if it could not be tried, as the machine is busy or trials have stopped."""
+        503 if it could not be tried because the machine is busy or trials have stopped."""
         if self._stopped:
             raise self._stopped
         key = _key(grammar)
@@ -246,12 +247,16 @@ class GrammarTrials:
         return verdict
 
     async def _try_once(self, grammar: Grammar, limits: TrialLimits) -> Verdict | None:
-        """None: its time was over before its CPU time."""
+        """None if the trial's time was over before its CPU time."""
         for is_last in (False, True):
             try:
                 return await self._process.try_grammar(grammar, limits)
             except TooBusyError:
-                log.warning("busy: no %g s of CPU time in %g s", limits.cpu_s, limits.wall_s)
+                log.warning(
+                    "busy: a trial did not get %g s of CPU time in %g s",
+                    limits.cpu_s,
+                    limits.wall_s,
+                )
                 return None
             except ProcessGoneError as error:
                 log.warning("a grammar could not be tried: %s", error)
@@ -291,7 +296,7 @@ class GrammarProcess:
 
     async def start(self) -> None:
         """Returns at once if the process runs. A caller that is cancelled does not end the start:
-        others wait for it, and a second start beside it would mix up the two. Raises OSError."""
+        others wait for it, and a second, concurrent start would mix up the two. Raises OSError."""
         if self._starting is None or self._starting.done():
             if not self._is_gone():
                 return
@@ -338,7 +343,7 @@ class GrammarProcess:
         return TOO_COSTLY
 
     def _is_gone(self) -> bool:
-        """Also looks at the control socket, which closes a little before the process has ended."""
+        """Also checks the control socket, which closes a little before the process has ended."""
         if self._process is None or self._control is None or self._process.poll() is not None:
             return True
         poll = select.poll()
@@ -368,7 +373,8 @@ class GrammarProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # Isolated from the working folder: no file there is imported instead of a module.
+            # Isolated from the working folder, so that no file there is imported instead of a
+            # module.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(PROGRAM), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],

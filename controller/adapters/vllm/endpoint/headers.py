@@ -1,45 +1,107 @@
-"""Who calls, and what a request asks for by its headers: an API key, a priority, a session.
+"""The headers of a request, on every path: checks of them, and what the caller asks for by them: an
+API key, a priority, a session. Also the error by which any check or limit refuses a request.
 
     Authorization: Bearer KEY      or X-Api-Key, as Anthropic's clients give it
     X-Llumctl-Priority: high       a level's name
     "priority": -1                 in the request's body, as vLLM has it: minus the level's rank
-    X-Session-Id: ...              by which vLLM's own router goes, too
+    X-Session-Id: ...              which vLLM's own router uses too
 
-A client gives its priority by header or by field, or by both if they agree. A request that asks for
-none gets rank 0, or the first level of its key's list if that list lacks rank 0. The gate refuses
-bad priorities in JSON bodies; in other bodies, which it does not read, `PoolClient` refuses them by
-the same `AskedPriority`.
+A client gives its priority by header or by field, or by both if they agree. A request without a
+priority gets rank 0, or the first level of its key's list if that list lacks rank 0. The gate
+refuses bad priorities in JSON bodies. It does not read other bodies; there `PoolClient` refuses bad
+priorities by the same `AskedPriority`.
 
-What a client wrote as its session goes no further than here: the cluster knows a session by its
+The name that a client gave its session stays in this module: the cluster knows a session by its
 hash.
 """
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
 
-from controller.adapters.vllm.checks.headers import RefusedError
+from controller.api.hosts import is_own_host
 from controller.api.settings.key_file import key_id, parse_line
+
+
+class RefusedError(Exception):
+    """The request is answered with this status and message. `retry_after_s`: after 429 and 503,
+    when the client may try again."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        param: str | None = None,
+        retry_after_s: int = 1,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.retry_after_s = retry_after_s
+
+
+# -- which headers may come ------------------------------------------------------------------------
+
+# If a header is given twice, some readers take the first value and others the last: the gate judged
+# the last X-Request-Id, vLLM used the first.
+ONCE = (
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"content-type",
+    b"host",
+    b"origin",
+    b"transfer-encoding",
+    b"x-api-key",
+    b"x-data-parallel-rank",
+    b"x-request-id",
+    b"x-session-id",
+    b"x-vllm-priority",
+)
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def check_headers(headers: Headers) -> None:
+    """Raises RefusedError (400)."""
+    given = Counter(name for name, _ in headers)
+    for name in ONCE:
+        if given[name] > 1:
+            shown = name.decode().title()
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"{shown} is given more than once", shown)
+
+
+def check_host(headers: Headers, own: Collection[str]) -> None:
+    """Protects an endpoint without API keys from pages in a browser on this machine. A request
+    without a Host comes from no browser. Raises RefusedError (403)."""
+    host = next((value.decode("latin-1") for name, value in headers if name == b"host"), None)
+    if host is not None and not is_own_host(host, own):
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "this Host is not the endpoint's; list it in endpoint.allowed_hosts, or use API keys",
+            "Host",
+        )
+
 
 # -- keys ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Who asks. `key_id`: of the API key; empty: the endpoint has none. `levels`: names of those
-    that the key may ask for; empty: all."""
+    """Who asks. `key_id`: of the API key; empty if the endpoint has no keys. `levels`: names of the
+    levels that the key may ask for; empty: all."""
 
     key_id: str = ""
     levels: tuple[str, ...] = ()
 
 
 class ApiKeys:
-    """Holds digests of the keys only; a comparison's time tells nothing about them. `lines` are
-    those of the key file."""
+    """Holds digests of the keys only; the time of a comparison tells nothing about them. `lines`
+    are those of the key file."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         parsed = [parse_line(line) for line in lines]
@@ -55,7 +117,7 @@ class ApiKeys:
         bearer = named.get(b"authorization", b"Bearer " + named.get(b"x-api-key", b""))
         scheme, _, key = bearer.partition(b" ")
         given = _digest(key.strip())
-        # Every key is compared, so that the time does not tell which one matched.
+        # Every key is compared, so that the time does not tell which key matched.
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         if scheme.lower() != b"bearer" or not any(known):
             return None
@@ -79,7 +141,7 @@ MAX_SHOWN_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class AskedPriority:
-    """The priority that one HTTP request asks for, and those that it may have."""
+    """The priority that one HTTP request asks for, and the priorities that it may have."""
 
     levels: Mapping[str, int]
     """Rank by name."""
@@ -88,7 +150,8 @@ class AskedPriority:
     """Levels that the request's key may ask for, in the order of its list; empty: all."""
 
     def rank(self, priority: int | None) -> int:
-        """`priority`: the body's field; None: it has none. Raises RefusedError (400, 403)."""
+        """`priority`: the body's field; None if there is no such field. Raises RefusedError (400,
+        403)."""
         rank = self._asked_rank(priority)
         if rank is None:
             return 0 if self._allows(0) else self.levels[self.may[0]]
@@ -160,7 +223,7 @@ _HASH_BYTES = 8
 
 
 def read_session(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The same at every frontend; empty without the header, or with an empty one."""
+    """The same hash at every frontend; empty if the header is missing or empty."""
     given = next((value.strip() for name, value in headers if name == _SESSION_HEADER), b"")
     return blake2b(given, digest_size=_HASH_BYTES).hexdigest() if given else ""
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.tcp.link import RateLimit
+from controller.adapters.tcp.transfer import RateLimit
 
 
 def test_no_limit_never_waits() -> None:
@@ -48,7 +48,7 @@ def test_a_new_limit_holds_at_once() -> None:
 def test_never_more_than_the_limit_and_one_take(
     max_bytes_per_s: float, takes: list[tuple[float, int]]
 ) -> None:
-    """Whoever waits as told, and sometimes longer."""
+    """The sender waits as told, and sometimes longer."""
     limit = RateLimit()
     now_s, times_and_bytes = 0.0, []
     for rest_s, num_bytes in takes:

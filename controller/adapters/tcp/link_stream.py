@@ -1,13 +1,14 @@
-"""The port at which an instance receives blocks, and the check of every connection to it.
+"""What goes over the connection between two instances, and who may open it: the port at which an
+instance receives blocks, the check of every connection to it, and the stream of slices.
 
 Anyone who reaches the port can connect. A connection must say within 5 s for which link it comes,
-and prove that it knows the link's key. Until then the connection gets nothing and costs a socket
+and prove that it knows the link's key. Until then the connection gets no answer and costs a socket
 and 48 bytes; when there are too many such strangers, the oldest is closed.
 
-Each end of a link makes a secret for it and tells it to the other through the mailbox, which is
+Each end of a link makes a secret for it and tells the other end through the mailbox, which is
 encrypted and admits the cluster's processes only. The link's key is computed from both secrets and
-never sent; only proofs computed with it are. A key is used for one connection only, so a
-recording of another connection is worth nothing.
+never sent; only proofs computed with it are. A key is used for one connection only, so a recording
+of another connection is useless.
 """
 
 import contextlib
@@ -17,10 +18,14 @@ import logging
 import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Self
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ def new_secret() -> bytes:
 
 
 def link_id(name: str) -> bytes:
-    """Names a connection's link to the door; no secret."""
+    """Names the link of a connection to the door. It is not secret."""
     return hashlib.blake2b(name.encode(), digest_size=ID_BYTES).digest()
 
 
@@ -61,7 +66,7 @@ class LinkKey:
 GREETING_BYTES = ID_BYTES + PROOF_BYTES
 GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 256
-# The log tells of strangers at most this often, as they may come as fast as they like.
+# The log mentions strangers at most this often, however fast they come.
 TELL_EVERY_S = 60.0
 
 Admit = Callable[[socket.socket], None]
@@ -187,3 +192,127 @@ class Door:
     def _let_go(self, stranger: socket.socket) -> None:
         del self._strangers[stranger]
         self._selector.unregister(stranger)
+
+
+# -- the stream ------------------------------------------------------------------------------------
+
+_FORMAT = struct.Struct("<16sIIQB")
+HEADER_BYTES = _FORMAT.size
+TAKEN = b"\x06"
+
+
+class Kind(IntEnum):
+    MORE = 0
+    LAST = 1
+    CANCELLED = 2
+
+
+class NotALinkError(Exception):
+    """The other end does not follow the protocol of this cluster's links."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceHeader:
+    """`first` is the slice's place among the stage's blocks."""
+
+    kind: Kind
+    stage: bytes = bytes(16)
+    first: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+    def encode(self) -> bytes:
+        return _FORMAT.pack(self.stage, self.first, self.num_blocks, self.num_bytes, self.kind)
+
+    @classmethod
+    def decode(cls, header: bytes | bytearray) -> Self:
+        """Raises NotALinkError."""
+        stage, first, num_blocks, num_bytes, kind = _FORMAT.unpack(header)
+        if kind > max(Kind):
+            raise NotALinkError(f"a slice of kind {kind}")
+        return cls(Kind(kind), stage, first, num_blocks, num_bytes)
+
+
+def stage_key(stage_id: str) -> bytes:
+    return hashlib.blake2b(stage_id.encode(), digest_size=16).digest()
+
+
+# -- the connection --------------------------------------------------------------------------------
+
+_TIME = struct.Struct("@ll")
+
+
+class ConnectionBrokenError(Exception):
+    """The connection can carry nothing any more."""
+
+
+class Connection:
+    """A context manager. A call that takes longer than `patience_s` fails, and breaks the
+    connection."""
+
+    def __init__(self, made: socket.socket, patience_s: float) -> None:
+        self._socket = made
+        made.setblocking(True)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.set_patience(patience_s)
+
+    @classmethod
+    def to(cls, address: str, patience_s: float) -> Self:
+        host, _, port = address.rpartition(":")
+        try:
+            return cls(socket.create_connection((host, int(port)), patience_s), patience_s)
+        except OSError as error:
+            raise ConnectionBrokenError(f"no connection: {error}") from None
+
+    def set_patience(self, patience_s: float) -> None:
+        seconds = int(patience_s)
+        time = _TIME.pack(seconds, round((patience_s - seconds) * 1e6))
+        for option in socket.SO_SNDTIMEO, socket.SO_RCVTIMEO:
+            self._socket.setsockopt(socket.SOL_SOCKET, option, time)
+
+    def wait(self) -> None:
+        """Waits without a timeout until bytes come or the connection ends."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(0, 0))
+        self.receive(bytearray(1), socket.MSG_PEEK)
+
+    def send(self, data: Any) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ConnectionBrokenError(_why(error)) from None
+
+    def receive(self, into: Any, flags: int = 0) -> None:
+        """Receives until `into`, a buffer of bytes, is full."""
+        try:
+            num_bytes = self._socket.recv_into(into, 0, flags | socket.MSG_WAITALL)
+        except OSError as error:
+            raise ConnectionBrokenError(_why(error)) from None
+        if num_bytes < len(into):
+            why = "the other end has closed it" if not num_bytes else "it stopped within a slice"
+            raise ConnectionBrokenError(why)
+
+    def receive_some(self, at_most: int) -> int:
+        """Receives and drops one or more bytes; returns how many."""
+        try:
+            num_bytes = len(self._socket.recv(at_most))
+        except OSError as error:
+            raise ConnectionBrokenError(_why(error)) from None
+        if not num_bytes:
+            raise ConnectionBrokenError("the other end has closed it")
+        return num_bytes
+
+    def break_off(self) -> None:
+        """From any thread: calls that wait at either end fail at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.break_off()
+        self._socket.close()
+
+
+def _why(error: OSError) -> str:
+    return "nothing moves" if isinstance(error, BlockingIOError) else str(error)

@@ -1,32 +1,83 @@
-"""Copies of emulated KV blocks (`controller.ports.engine`): the profile's time, few bytes.
+"""The emulated KV blocks and their copies (`controller.ports.engine`): a copy takes the
+profile's time and moves few bytes.
 
-A stage takes as long as its blocks would at the profile's copy rate, or at the limit if that is
-lower; then their digests go to the peer in one message, and the stage is over when the peer has
-said that it took them. So a peer that hangs holds up the link, as a real one would. The event
-loop does all of this, as a block has only 16 bytes to copy.
+The content of a block is a digest of 16 bytes (see emulated_engine.py). A stage takes as long as
+its blocks would at the profile's copy rate, or at the limit if that is lower; then the digests go
+to the peer in one message, and the stage is over when the peer has said that it took them. So a
+peer that hangs holds up the link, as a real one would. The event loop does all of this.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from controller.adapters.emulated.emulated_moves import DIGEST_BYTES
 from controller.model.profile import LatencyProfile
 from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferError
+
+DIGEST_BYTES = 16
+NOTHING = bytes(DIGEST_BYTES)
+"""The content of a block that is reserved and not yet filled."""
+
+
+class EmulatedBlocks:
+    """A block gets a number only for a move, and a new number for each move. The engine's thread
+    makes and drops blocks; any thread reads and fills them, by single operations of a dict."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self._contents: dict[int, bytes] = {}
+        self._num_made = 0
+
+    def buffer(self, num_blocks: int) -> bytearray:
+        return bytearray(num_blocks * DIGEST_BYTES)
+
+    def gather(self, block_ids: Sequence[int], into: bytearray) -> memoryview:
+        """Raises KeyError if a block is not pinned, suspended or reserved any more."""
+        filled = self.writable(into, len(block_ids))
+        filled[:] = b"".join([self._contents[block_id] for block_id in block_ids])
+        return filled
+
+    def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
+        """Raises KeyError if a block is not reserved any more."""
+        for position, block_id in enumerate(block_ids):
+            if block_id not in self._contents:
+                raise KeyError(block_id)
+            start = position * DIGEST_BYTES
+            self._contents[block_id] = bytes(buffer[start : start + DIGEST_BYTES])
+
+    def writable(self, buffer: bytearray, num_blocks: int) -> memoryview:
+        return memoryview(buffer)[: num_blocks * DIGEST_BYTES]
+
+    def make(self, contents: Sequence[bytes]) -> tuple[int, ...]:
+        first = self._num_made
+        self._num_made += len(contents)
+        made = range(first, self._num_made)
+        self._contents.update(zip(made, contents, strict=True))
+        return tuple(made)
+
+    def contents(self, block_ids: Sequence[int]) -> list[bytes]:
+        return [self._contents[block_id] for block_id in block_ids]
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            del self._contents[block_id]
+
+
+# -- their copies ----------------------------------------------------------------------------------
 
 _Link = tuple[str, int]
 Tell = Callable[[Peer, Frames], None]
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
 SLICE_S = 0.02
-"""Time until a new limit is heeded."""
+"""Time until a new limit takes effect."""
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One side of a stage under way. `began_s`: when the destination began to expect the stage,
-    or when its turn came on the source's link. `answered` tells the source whether the peer took
-    the stage."""
+    """One side of a stage under way. `began_s`: when the destination began to expect the stage, or
+    when its turn came on the source's link. `answered` tells the source whether the peer took the
+    stage."""
 
     link: _Link
     block_ids: Sequence[int]
@@ -37,7 +88,7 @@ class _Copy:
 
 
 class EmulatedKvTransfer:
-    """`speed`: how many times faster than the profile copies are; the limit is scaled too."""
+    """`speed`: how many times faster than the profile copies are. The limit is scaled too."""
 
     def __init__(self, profile: LatencyProfile, speed: float) -> None:
         self.max_bytes_per_s: float | None = None
@@ -47,7 +98,7 @@ class EmulatedKvTransfer:
         self._receives: dict[str, _Copy] = {}
         self._turns: dict[_Link, asyncio.Lock] = {}
         self._waiting_since_s: dict[_Link, float] = {}
-        """Since when a link waits for the peer's word that it took a stage."""
+        """Since when a link has waited for the peer to say that it took a stage."""
 
     def start(self, blocks: KvBlocks, tell: Tell) -> None:
         self._blocks = blocks
@@ -103,7 +154,7 @@ class EmulatedKvTransfer:
     def _begin(
         self, copies: dict[str, _Copy], peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> _Copy:
-        """Raises ValueError: the stage is under way already."""
+        """Raises ValueError if the stage is under way already."""
         if stage_id in copies:
             raise ValueError(f"stage {stage_id} is under way already")
         loop = asyncio.get_running_loop()
@@ -144,7 +195,7 @@ class EmulatedKvTransfer:
                 bytes_per_s = min(bytes_per_s, self.max_bytes_per_s)
             slice_bytes = min(num_bytes, bytes_per_s * self._speed * SLICE_S)
             num_bytes -= slice_bytes
-            # Sleeps end at a time of the clock, so that their delays do not add up.
+            # Each sleep ends at a time of the clock, so that delays do not add up.
             due_s += slice_bytes / (bytes_per_s * self._speed)
             await asyncio.sleep(due_s - loop.time())
 

@@ -1,0 +1,487 @@
+"""Metrics in Prometheus's format: the controller's page, and what a frontend adds to vLLM's own.
+
+The controller's `/metrics` is the wire status in Prometheus's text format, with the names and units
+of docs/metrics.md, section Prometheus.
+
+A null field has no sample, and no value is infinite: -Inf for the freeness of a draining instance
+would spoil every sum and mean over instances. Every known label has a sample from the start on, and
+a figure of waiting requests is 0 if none waits: a rate needs the 0 before the first event, and a
+series with gaps cannot be averaged. Labels have few values (ids, states, levels, kinds of events),
+so there are no sentences and no request ids among them.
+
+A figure of a member is a line of the tables below; each figure of the cluster stands in the
+function of its subject.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, get_args
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from controller.api.text.hints import own_version
+from controller.api.wire.status import (
+    AutoscaleMode,
+    ClusterState,
+    ClusterStatus,
+    FrontendStatus,
+    InstanceState,
+    InstanceStatus,
+    ReplaysStatus,
+)
+from controller.core.fleet.autoscaler import ScaleReason
+from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, MOVE_REASONS, ExitReason
+from controller.core.migration.move_records import DOWNTIME_BOUNDS_S, MoveLog
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.replay.replay_log import LOST_WAYS, Way
+from controller.core.replay.replay_machine import ReplayRefusal
+from controller.core.scheduler_events import RejectCode
+
+HELD = "held"
+"""The state of auto-scaling that is on, or in a dry run, while an operator's own scale takes
+precedence."""
+_IS_IN_STATE = "1 for the state that it is in, 0 for others"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Samples = Mapping[Any, float | None]
+"""By the values of the labels, as a tuple."""
+Members = Sequence[InstanceStatus] | Sequence[FrontendStatus]
+
+
+class Figure(NamedTuple):
+    name: str
+    """The metric's name, without `llumctl_instance_` or `llumctl_frontend_`, and `_total`."""
+    field: str
+    """A field of InstanceStatus or FrontendStatus."""
+    help: str
+
+
+_MEMBER_GAUGES = (
+    Figure("ttft_p99_seconds", "ttft_p99_s", "p99 of the time to first token, last minute"),
+    Figure("age_seconds", "age_s", "Since it was last heard of"),
+    Figure("uptime_seconds", "up_s", "Since its process began"),
+)
+_MEMBER_COUNTERS = (
+    Figure("restarts", "num_restarts", "Processes after the first that this controller saw"),
+)
+
+INSTANCE_GAUGES = (
+    Figure("freeness_steps", "freeness_steps", "Decode steps until memory is full"),
+    Figure("virtual_usage_blocks", "virtual_usage_blocks", "KV blocks used or spoken for"),
+    Figure("headroom_blocks", "headroom_blocks", "KV blocks kept free beside higher levels"),
+    Figure("block_size_tokens", "block_size", "Tokens that a KV block holds"),
+    Figure("total_blocks", "num_total_blocks", "KV blocks in all"),
+    Figure("free_blocks", "num_free_blocks", "KV blocks that no request holds"),
+    Figure("watermark_blocks", "watermark_blocks", "KV blocks kept back from new requests"),
+    Figure("kv_cache_usage_ratio", "kv_cache_usage", "Share of the KV blocks in use"),
+    Figure("max_running_requests", "max_running_reqs", "Places in the engine's batch"),
+    Figure("running_requests", "num_running_reqs", "Requests in the engine's batch"),
+    Figure("waiting_requests", "num_waiting_reqs", "Requests in the engine's queue"),
+    Figure("unreported_requests", "num_unreported_reqs", "Dispatched, but in no status yet"),
+    Figure("migrations_in_requests", "num_moves_in", "Requests that are being moved to it"),
+    Figure("migrations_out_requests", "num_moves_out", "Requests that are being moved from it"),
+    Figure("replays_in_requests", "num_replays_in", "Lost with others, and to go on there"),
+    Figure("replays_out_requests", "num_replays_out", "Lost with it, without a token since"),
+    Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
+    Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
+    *_MEMBER_GAUGES,
+)
+INSTANCE_LEVEL_GAUGES = (
+    Figure("running_requests", "num_running_by_level", "Of a priority level in the engine's batch"),
+    Figure("waiting_requests", "num_waiting_by_level", "Of a priority level in its queue"),
+    Figure("headroom_blocks", "headroom_by_level_blocks", "KV blocks kept free beside a level"),
+    Figure("ttft_p99_seconds", "ttft_p99_by_level_s", "p99 of the time to first token of a level"),
+)
+"""Each value of the field's dictionary has its level as a label."""
+INSTANCE_COUNTERS = (
+    Figure("evictions", "num_evictions", "Requests that lost their blocks, in this process"),
+    Figure("steps", "num_steps", "Engine steps of this process"),
+    Figure("busy_seconds", "busy_s", "What the engine steps of this process took"),
+    *_MEMBER_COUNTERS,
+)
+FRONTEND_GAUGES = (
+    Figure("live_requests", "num_live_reqs", "Requests asked for or running"),
+    Figure("tpot_p99_seconds", "tpot_p99_s", "p99 of the time per output token, last minute"),
+    *_MEMBER_GAUGES,
+)
+FRONTEND_COUNTERS = _MEMBER_COUNTERS
+
+
+def render(
+    status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
+) -> bytes:
+    """`event_counts`: since the controller started; kinds that never happened may be missing."""
+    return generate_latest(ClusterMetrics(status, event_counts, move_log))
+
+
+class ClusterMetrics(Collector):
+    """What `render` writes."""
+
+    def __init__(
+        self, status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
+    ) -> None:
+        self._status = status
+        self._event_counts = event_counts
+        self._move_log = move_log
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status
+        yield from _of_cluster(status)
+        yield from _held(status)
+        yield from _autoscale(status)
+        yield from _overload(status)
+        yield _events(self._event_counts)
+        yield from _moves(len(status.moves), self._move_log)
+        yield from _replays(status.replays)
+        for kind, members, gauges, counters in (
+            ("instance", status.instances, INSTANCE_GAUGES, INSTANCE_COUNTERS),
+            ("frontend", status.frontends, FRONTEND_GAUGES, FRONTEND_COUNTERS),
+        ):
+            yield from _of_members(kind, members, gauges, counters)
+        yield from _by_level(status)
+        yield from _queue_heads(status.instances)
+
+
+def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
+    version = own_version() or "unknown"
+    yield _gauge("build_info", "llumctl's version", ("version",), {(version,): 1})
+    about = (status.cluster, status.model, status.engine, status.policy)
+    names = ("name", "model", "engine", "policy")
+    yield _gauge("cluster_info", "What the cluster serves, and how", names, {about: 1})
+    states = {(each,): status.state is each for each in ClusterState}
+    yield _gauge("cluster_state", _IS_IN_STATE, ("state",), states)
+    yield _gauge("uptime_seconds", "Since this controller started", (), {(): status.uptime_s})
+    since_s = {(): status.cluster_uptime_s}
+    yield _gauge("cluster_uptime_seconds", "Since the cluster was started", (), since_s)
+
+
+def _events(counts: Mapping[EventKind, int]) -> Metric:
+    numbers = {(kind,): counts.get(kind, 0) for kind in EventKind}
+    return _counter("events", "Events since this controller started", ("kind",), numbers)
+
+
+def _held(status: ClusterStatus) -> Iterator[Metric]:
+    held = status.held
+    number = {(): status.num_held_reqs}
+    yield _gauge("held_requests", "Requests that wait at the controller", (), number)
+    none = dict.fromkeys((level.name for level in status.levels), 0)
+    by_level = none | (held.num_by_level if held else {})
+    yield _gauge(
+        "held_level_requests",
+        "Requests of a priority level that wait at the controller",
+        ("level",),
+        {(level,): number for level, number in by_level.items()},
+    )
+    yield _gauge(
+        "held_demand_blocks",
+        "KV blocks that the requests at the controller need together",
+        (),
+        {(): (held and held.demand_blocks) or 0},
+    )
+    yield _gauge(
+        "held_oldest_wait_seconds",
+        "Since the first of the requests at the controller arrived",
+        (),
+        {(): held.oldest_wait_s if held else 0},
+    )
+    yield _gauge(
+        "held_head_lacking_blocks",
+        "KV blocks that the first request at the controller lacks, on the instance kept for it",
+        (),
+        {(): (held and held.head.lacking_blocks) or 0},
+    )
+    yield _gauge(
+        "instance_kept_requests",
+        "1 if the instance is kept free for a request at the controller",
+        ("instance_id",),
+        {
+            (each.id,): each.kept_for is not None
+            for each in status.instances
+            if each.num_running_reqs is not None
+        },
+    )
+
+
+def _autoscale(status: ClusterStatus) -> Iterator[Metric]:
+    """Before the first check as many instances are wanted as there are, and F_scale has no
+    sample."""
+    found = status.autoscale
+    wanted = found.num_instances if found.num_wanted is None else found.num_wanted
+    planned = {(): found.num_instances}
+    yield _gauge(
+        "autoscale_wanted_instances", "Instances that auto-scaling wants", (), {(): wanted}
+    )
+    yield _gauge("autoscale_planned_instances", "Instances that are there or start", (), planned)
+    yield _gauge(
+        "autoscale_freeness_steps",
+        "F_scale of the instances that serve, at the last look",
+        (),
+        {(): None if found.last is None else found.last.freeness_steps},
+    )
+    present = found.mode if found.held is None else HELD
+    states = {(each,): present == each for each in (*get_args(AutoscaleMode), HELD)}
+    yield _gauge("autoscale_state", _IS_IN_STATE, ("state",), states)
+    checks = {(reason,): found.num_checks_by_reason.get(reason, 0) for reason in ScaleReason}
+    yield _counter(
+        "autoscale_checks", "Looks at the load, by what came of them", ("reason",), checks
+    )
+
+
+def _overload(status: ClusterStatus) -> Iterator[Metric]:
+    numbers = {(str(code), level.name): 0 for code in RejectCode for level in status.levels}
+    numbers |= {(each.reason, each.level): each.num_refused for each in status.refused}
+    yield _counter(
+        "refused_requests",
+        "Requests that the controller refused since it started",
+        ("reason", "level"),
+        numbers,
+    )
+    live = {(each.key,): each.num_live_reqs for each in status.keys}
+    yield _gauge("key_live_requests", "Live requests of an API key", ("key",), live)
+    yield _gauge(
+        "key_minute_tokens",
+        "Tokens that an API key used in the last minute",
+        ("key",),
+        {(each.key,): each.num_tokens_last_minute for each in status.keys},
+    )
+    yield _counter(
+        "key_refused_requests",
+        "Requests over a limit of their API key, since this controller started",
+        ("key",),
+        {(each.key,): each.num_refused for each in status.keys},
+    )
+
+
+def _moves(num_moves: int, log: MoveLog) -> Iterator[Metric]:
+    under_way = {(): num_moves}
+    yield _gauge("migrations_in_flight_requests", "Requests that are being moved", (), under_way)
+    yield _counter(
+        "migrations_ended",
+        "Moves that ended since this controller began",
+        ("outcome", "reason"),
+        {
+            (outcome, reason): log.num_by_reason[outcome, reason]
+            for outcome in log.num_by_outcome
+            for reason in MOVE_REASONS
+        },
+    )
+    yield _counter(
+        "migrations_copied_bytes",
+        "KV blocks copied between instances since this controller began",
+        (),
+        {(): log.num_bytes},
+    )
+    downtimes = HistogramMetricFamily(
+        "llumctl_migration_downtime_seconds",
+        "From the last token of one instance to the first of the other",
+    )
+    bounds = [*(str(bound) for bound in DOWNTIME_BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(log.num_downtimes), strict=True))
+    downtimes.add_metric([], buckets, log.sum_downtimes_s)
+    yield downtimes
+
+
+def _replays(replays: ReplaysStatus) -> Iterator[Metric]:
+    yield _gauge(
+        "replays_in_flight_requests",
+        "Requests that were lost with an instance and have no token since",
+        (),
+        {(): replays.num_replaying},
+    )
+    numbers = {(str(Way.MOVED), str(reason)): 0 for reason in LEAVES_BY_MOVES}
+    numbers |= {(str(way), str(reason)): 0 for way in LOST_WAYS for reason in ExitReason}
+    numbers |= {(each.way, each.reason): each.num_saved for each in replays.saved}
+    yield _counter(
+        "saved_requests",
+        "Requests that left an instance or were lost with it, since this controller started",
+        ("way", "reason"),
+        numbers,
+    )
+
+
+def _of_members(
+    kind: str, members: Members, gauges: Iterable[Figure], counters: Iterable[Figure]
+) -> Iterator[Metric]:
+    states = {(each.id, state): each.state is state for each in members for state in InstanceState}
+    yield _gauge(f"{kind}_state", _IS_IN_STATE, (f"{kind}_id", "state"), states)
+    for make, figures in ((_gauge, gauges), (_counter, counters)):
+        for figure in figures:
+            samples = {(each.id,): getattr(each, figure.field) for each in members}
+            yield make(f"{kind}_{figure.name}", figure.help, (f"{kind}_id",), samples)
+
+
+def _by_level(status: ClusterStatus) -> Iterator[Metric]:
+    """Every level has a sample at every instance that has reported, except for latencies."""
+    none = dict.fromkeys((level.name for level in status.levels), 0)
+    for figure in INSTANCE_LEVEL_GAUGES:
+        samples: dict[tuple[str, str], float] = {}
+        for instance in status.instances:
+            found: dict[str, float] = getattr(instance, figure.field)
+            if instance.num_running_reqs is not None and not figure.name.endswith("_seconds"):
+                found = none | found
+            samples |= {(instance.id, level): value for level, value in found.items()}
+        labels = ("instance_id", "level")
+        yield _gauge(f"instance_level_{figure.name}", figure.help, labels, samples)
+
+
+def _queue_heads(instances: Iterable[InstanceStatus]) -> Iterator[Metric]:
+    heads = {(each.id,): each.queue_head for each in instances if each.num_waiting_reqs is not None}
+    yield _gauge(
+        "instance_queue_head_waited_seconds",
+        "Since the first request in the queue arrived; 0 if nothing waits",
+        ("instance_id",),
+        {labels: head.waited_s if head else 0 for labels, head in heads.items()},
+    )
+    yield _gauge(
+        "instance_queue_head_demand_blocks",
+        "KV blocks that the first request in the queue needs; 0 if nothing waits",
+        ("instance_id",),
+        {labels: head.demand_blocks if head else 0 for labels, head in heads.items()},
+    )
+
+
+def _family(
+    make: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    samples: Samples,
+) -> Metric:
+    """A value that is None or infinite has no sample."""
+    family = make(f"llumctl_{name}", text, labels=labels)
+    for values, number in samples.items():
+        if number is not None and math.isfinite(number):
+            family.add_metric(values, number)
+    return family
+
+
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)
+
+
+# -- a frontend's requests -------------------------------------------------------------------------
+# What a frontend measures of its requests, by priority level.
+#
+# The metrics are in the registry that vLLM's own `/metrics` route serves, so that one page shows
+# both. Times are observed as soon as they are known; tokens, evictions and outcomes when a request
+# ends.
+
+
+def _ladder(first_s: float, last_s: float) -> tuple[float, ...]:
+    """Bucket bounds, six to a decade. Neighbours are at most 5:3 apart, which bounds the error of a
+    percentile read from them."""
+    bounds = (round(step * 10.0**power, 9) for power in range(-6, 5) for step in _STEPS)
+    return tuple(bound for bound in bounds if first_s <= bound <= last_s)
+
+
+_STEPS = (1, 1.5, 2, 3, 5, 7.5)
+
+DISPATCH_BUCKETS_S = _ladder(0.0005, 30)
+"""Two messages on one machine, up to the default `hold_timeout_s`."""
+TTFT_BUCKETS_S = _ladder(0.01, 150)
+"""A short prompt on an idle GPU, up to minutes in a queue."""
+TPOT_BUCKETS_S = _ladder(0.001, 2)
+"""A small model on a fast GPU, up to a crowded batch of a CPU."""
+PAUSE_BUCKETS_S = _ladder(0.01, 50)
+"""A few tokens computed again on an idle instance, up to a full cluster that lost one."""
+E2E_BUCKETS_S = _ladder(0.1, 1500)
+"""A few tokens, up to long generations that were evicted on their way."""
+
+
+class RequestMetrics:
+    """`levels`: names of the priority levels; their series start at 0.
+
+    Raises ValueError if the registry already has these metrics."""
+
+    def __init__(self, levels: Iterable[str], registry: CollectorRegistry = REGISTRY) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(
+                f"llumctl_request_{name}", text, ["level"], registry=registry, buckets=buckets
+            )
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"llumctl_{name}", text, ["level", *labels], registry=registry)
+
+        self._dispatch = histogram(
+            "dispatch_seconds", "Arrival until an instance was chosen", DISPATCH_BUCKETS_S
+        )
+        self._ttft = histogram("ttft_seconds", "Arrival until the first token", TTFT_BUCKETS_S)
+        self._tpot = histogram(
+            "tpot_seconds", "Mean time per token after the first, of finished", TPOT_BUCKETS_S
+        )
+        self._e2e = histogram(
+            "e2e_latency_seconds", "Arrival until the last token, of finished", E2E_BUCKETS_S
+        )
+        self._pauses = histogram(
+            "replay_pause_seconds",
+            "Pause of a stream from the last token before a loss to the first after it",
+            PAUSE_BUCKETS_S,
+        )
+        self._replays = counter("request_replays", "Requests lost and gone on elsewhere")
+        self._not_replayed = Counter(
+            "llumctl_replay_failures",
+            "Requests lost and ended, by the reason against a replay",
+            ["reason"],
+            registry=registry,
+        )
+        self._ended = counter("requests_ended", "Requests that ended", "outcome")
+        self._prompt_tokens = counter("request_prompt_tokens", "Prompt tokens of ended requests")
+        self._output_tokens = counter("request_output_tokens", "Output tokens of ended requests")
+        self._evictions = counter("request_evictions", "Evictions of ended requests")
+        for level in levels:
+            self._start_at_zero(level)
+        for refusal in ReplayRefusal:
+            self._not_replayed.labels(refusal)
+
+    def dispatched(self, level: str, waited_s: float) -> None:
+        """A new request got its first instance `waited_s` after it arrived."""
+        self._dispatch.labels(level).observe(max(0.0, waited_s))
+
+    def first_token(self, level: str, ttft_s: float) -> None:
+        self._ttft.labels(level).observe(max(0.0, ttft_s))
+
+    def replayed(self, level: str, downtime_s: float | None) -> None:
+        """A lost request has its first token again. `downtime_s`: the time since the token before
+        it; None if there was no such token."""
+        self._replays.labels(level).inc()
+        if downtime_s is not None:
+            self._pauses.labels(level).observe(max(0.0, downtime_s))
+
+    def not_replayed(self, refusal: ReplayRefusal) -> None:
+        self._not_replayed.labels(refusal).inc()
+
+    def ended(self, record: RequestRecord) -> None:
+        """Records a request's one terminal outcome. Raises ValueError if it has not ended."""
+        if record.state not in ENDED:
+            raise ValueError(f"a request that is {record.state} has not ended")
+        level = record.level
+        self._ended.labels(level, record.state).inc()
+        self._prompt_tokens.labels(level).inc(record.num_prompt_tokens)
+        self._output_tokens.labels(level).inc(record.num_output_tokens)
+        self._evictions.labels(level).inc(record.num_evictions)
+        if record.state is RequestState.FINISHED and record.end_time_s is not None:
+            # Wall-clock times: a clock set back makes no negative durations.
+            self._e2e.labels(level).observe(max(0.0, record.end_time_s - record.arrival_time_s))
+            if record.num_output_tokens > 1 and record.first_token_time_s is not None:
+                decoding_s = max(0.0, record.end_time_s - record.first_token_time_s)
+                self._tpot.labels(level).observe(decoding_s / (record.num_output_tokens - 1))
+
+    def _start_at_zero(self, level: str) -> None:
+        for histogram in (self._dispatch, self._ttft, self._tpot, self._e2e, self._pauses):
+            histogram.labels(level)
+        counters = (self._prompt_tokens, self._output_tokens, self._evictions, self._replays)
+        for counter in counters:
+            counter.labels(level)
+        for outcome in sorted(ENDED):
+            self._ended.labels(level, outcome)
