@@ -1,5 +1,6 @@
-"""The inference engine as the llumlet sees it, and what it offers so that its requests can move,
-live, to another instance's engine (`EngineMoves`).
+"""The inference engine as the llumlet sees it, what it offers so that its requests can move live to
+another instance's engine (`EngineMoves`), and how the bytes of KV blocks get there off the engine's
+thread (`KvTransfer`).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from controller.core.migration.move_records import StageRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal
 
 Frames = Sequence[bytes | memoryview]
-"""Opaque encoded bytes, as they travel: an engine's requests, outputs and states."""
+"""Opaque encoded bytes as they are sent: an engine's requests, outputs and states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class EmittedTokens:
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
     """What one step produced for one frontend; `body` is the engine's own object. Without tokens it
-    has only the scheduler's statistics, which any one frontend may read."""
+    only has the scheduler's statistics, which any frontend may read."""
 
     frontend_index: int
     emitted: tuple[EmittedTokens, ...]
@@ -43,7 +44,7 @@ class StepOutputs:
 class EngineEvent:
     """A request entered the batch, or lost its blocks to memory pressure.
 
-    `num_cached_tokens` is what the prefix cache spared it on admission.
+    `num_cached_tokens`: how many tokens the prefix cache spared it on admission.
     """
 
     kind: Literal["admitted", "evicted"]
@@ -57,10 +58,11 @@ class EngineEvent:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """How well an emulated engine keeps the time of its profile, since it began.
+    """How well an emulated engine has kept the time of its profile since it began.
 
-    `profile_time_s` is what its steps should have taken, `wall_time_s` what they took, with what
-    lay between steps that followed each other. `num_late_steps` ended more than 5% late.
+    `profile_time_s`: the time that its steps should have taken. `wall_time_s`: the time that they
+    took, with the time between steps that followed each other. `num_late_steps`: steps that ended
+    more than 5% late.
     """
 
     profile_time_s: float = 0.0
@@ -96,7 +98,7 @@ class Engine(Protocol):
     def moves(self) -> "EngineMoves": ...
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
-        """Decode a request. Raises ValueError for one that this engine cannot take."""
+        """Decode a request. Raises ValueError if this engine cannot take it."""
 
     def add(self, prepared: Any) -> None: ...
 
@@ -138,7 +140,7 @@ class KvBlocks(Protocol):
     """Bytes of one block over all layers, and over all ranks of the engine."""
 
     def buffer(self, num_blocks: int) -> Any:
-        """Contiguous memory for so many blocks, to be used again and again."""
+        """Contiguous memory for so many blocks, for repeated use."""
 
     def gather(self, block_ids: Sequence[int], into: Any) -> memoryview:
         """Copies the blocks, one after the other, into a buffer; returns the bytes that are
@@ -153,8 +155,8 @@ class KvBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PinnedBlocks:
-    """A running request's full blocks from the asked index on, which stay as they are until
-    `unpin`, whatever becomes of the request."""
+    """A running request's full blocks from the given index on. They stay unchanged until `unpin`,
+    whatever happens to the request."""
 
     block_ids: tuple[int, ...]
     num_tokens: int
@@ -163,7 +165,7 @@ class PinnedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class SuspendedRequest:
-    """A request out of the batch; its blocks stay as they are until release or resume."""
+    """A request that is out of the batch. Its blocks stay unchanged until release or resume."""
 
     block_ids: tuple[int, ...]
     """The blocks that hold computed tokens, from the request's first on; empty for a queued one."""
@@ -174,8 +176,8 @@ class SuspendedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
-    """`block_ids` are all of the arriving request's so far. The first `num_cached` of them hold
-    the right content already, by the prefix cache."""
+    """`block_ids`: all blocks of the arriving request so far. The first `num_cached` of them
+    already hold the right content, from the prefix cache."""
 
     block_ids: tuple[int, ...]
     num_cached: int
@@ -204,7 +206,8 @@ class EngineMoves(Protocol):
     # -- source --------------------------------------------------------------------------
 
     def facts(self, request_id: str) -> MoveFacts | None:
-        """What may keep the request from moving; None if it is not here. `refusal_of` decides."""
+        """The facts that may keep the request from moving; None if it is not here. `refusal_of`
+        decides."""
 
     def is_queued(self, request_id: str) -> bool:
         """The request waits and holds no blocks, so it moves without a copy."""
@@ -218,15 +221,16 @@ class EngineMoves(Protocol):
         """The request's output tokens so far."""
 
     def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
-        """Pins the request's full blocks from `first_block` on, beside what is pinned already. None
-        if it is not running any more; what was pinned stays so."""
+        """Pins the request's full blocks from `first_block` on, in addition to those pinned before.
+        None if it is not running any more; what was pinned stays pinned."""
 
     def unpin(self, request_id: str) -> None:
-        """Lets go of all that was pinned for it; nothing if nothing was."""
+        """Unpins all blocks that were pinned for the request, if any."""
 
     def suspend(self, request_id: str) -> SuspendedRequest | None:
-        """Takes the request out of the batch, or out of the queue. None: not now (a step that
-        includes it is under way); ask again at the next boundary. Raises KeyError if it is gone."""
+        """Takes the request out of the batch, or out of the queue. Returns None if a step that
+        includes it is under way; then ask again at the next boundary. Raises KeyError if it is
+        gone."""
 
     def resume(self, request_id: str) -> None:
         """Puts a suspended request back into the batch, or into its place in the queue."""
@@ -251,14 +255,14 @@ class EngineMoves(Protocol):
         """Reserves up to `num_blocks` in all. None: too few are free; what is reserved stays."""
 
     def cancel(self, request_id: str) -> None:
-        """Frees what was reserved; nothing if nothing was."""
+        """Frees what was reserved, if anything was."""
 
     def commit(self, request_id: str, state: Frames) -> None:
         """The request lives here from now on; unless it is queued the next step serves it. Raises
         ValueError for a state that does not fit, and then the reservation is still there."""
 
     def drop(self, request_id: str) -> None:
-        """Forgets a committed request without an output: another instance turned out to own it."""
+        """Forgets a committed request without an output, as another instance owns it."""
 
     # -- replay --------------------------------------------------------------------------
 
@@ -280,11 +284,11 @@ StageCopy = StageRecord
 
 
 class TransferError(Exception):
-    """The bytes did not get through, or the copy was cancelled."""
+    """The bytes did not arrive, or the copy was cancelled."""
 
 
 class KvTransfer(Protocol):
-    """Used from the event loop's thread only; the work is done elsewhere, in slices.
+    """The transfer is used from the event loop's thread only; other threads do the work, in slices.
 
     A stage is named by the same `stage_id` on both sides and its blocks come in the same order.
     The future of a copy is done only when nothing touches its blocks any more; it fails with
@@ -301,7 +305,7 @@ class KvTransfer(Protocol):
     def told(self, peer: Peer, frames: Frames) -> None: ...
 
     def warm_up(self, peer: Peer) -> None:
-        """Open the link to a destination if it is not open yet; returns at once."""
+        """Opens the link to a destination if it is not open yet; returns at once."""
 
     def send(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
@@ -310,15 +314,16 @@ class KvTransfer(Protocol):
     def receive(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        """Expect a stage; when this returns the peer may begin to send. It sends at most as many
-        blocks, for the first of these places (how many a last stage has is not known before)."""
+        """Expects a stage; when this returns, the peer may begin to send. It sends at most so many
+        blocks, for the first of these places, as the size of a last stage is not known before."""
 
     def cancel(self, stage_id: str) -> None:
         """Cancels a send or receive, if there is one: it fails as soon as its blocks are let go."""
 
     def stalled_s(self, peer: Peer) -> float:
-        """How long this destination has taken none of the bytes that are ready for it; 0 while it
-        takes some, while the limit or this side holds the bytes up, and with none to send."""
+        """How long this destination has taken none of the bytes that are ready for it. 0 while it
+        takes some, while the limit or this side holds the bytes up, and while there are none to
+        send."""
 
     def forget(self, peer: Peer) -> None:
         """The peer is dead: copies from it and to it fail."""

@@ -1,5 +1,5 @@
-"""What the cluster's processes stand on: who starts and ends them, how they write to each other,
-where a frontend's clients come from, and where what the controller knows outlives it.
+"""What the cluster's processes need from the world: who starts and ends them, how they send
+messages, where a frontend's clients come from, and where the controller's knowledge outlives it.
 """
 
 import socket
@@ -20,10 +20,11 @@ class LauncherLoss:
     for_s: float
     """How long it has lasted."""
     ends_after_s: float | None
-    """After so long every process of the cluster ends by itself; None: none does."""
+    """After so long every process of the cluster ends by itself; None: they do not."""
 
     def ends_soon(self, within_s: float) -> bool:
-        """At least half of the time passes before."""
+        """Whether all processes end within `within_s`, once at least half of the time has
+        passed."""
         ends_s = self.ends_after_s
         return ends_s is not None and self.for_s >= max(ends_s - within_s, ends_s / 2)
 
@@ -37,7 +38,7 @@ class Launcher(Protocol):
     LauncherLostError while there is a loss."""
 
     def loss(self) -> LauncherLoss | None:
-        """At once, as it was known a second ago."""
+        """The loss as it was known a second ago; returns at once."""
 
     def launch_instance(self, instance_id: str) -> None:
         """Start (or find again) the process of an instance; it says Hello by itself, and
@@ -46,8 +47,8 @@ class Launcher(Protocol):
     def launch_frontend(self, frontend_id: str) -> None: ...
 
     def no_room(self, num_instances: int) -> str:
-        """Why so many more instances would not start, in words; empty if nothing speaks against
-        it."""
+        """Why so many more instances would not start, in words; empty if nothing keeps them from
+        starting."""
 
     def restart(self, member_id: str) -> None:
         """End the process; another one is started in its place. Unknown ids are ignored."""
@@ -96,22 +97,23 @@ class SpecStore(Protocol):
     """Where the cluster's spec outlives the controller."""
 
     def load(self) -> ClusterSpec | None:
-        """The spec saved last in this run of the cluster; None if none was. Raises LlumctlError if
-        it cannot be read: half of it would be another wish."""
+        """The spec that was saved last in this run of the cluster; None if none was. Raises
+        LlumctlError if it cannot be read, as a part of it would mean something else."""
 
     def save(self, spec: ClusterSpec) -> None:
-        """Returns when the spec is safe. Raises LlumctlError; what was saved before stays then."""
+        """Returns when the spec is safe. Raises LlumctlError; then the spec that was saved before
+        stays."""
 
 
 class IncarnationStore(Protocol):
     """Where the numbers of members' incarnations outlive the controller."""
 
     def load(self) -> Mapping[str, LastIncarnation]:
-        """What was kept last of each member, by its id, in this run of the cluster."""
+        """By member id: its last incarnation that was stored in this run of the cluster."""
 
     def keep(self, member_id: str, last: LastIncarnation) -> None:
-        """Returns when the next controller of this machine would find it. Never fails: what cannot
-        be kept is logged."""
+        """Returns when the next controller on this machine would find it. Never fails; a failure is
+        only logged."""
 
 
 class EventStore(Protocol):

@@ -36,23 +36,23 @@ from controller.core.load.closed import OPEN, Closed, Reasons, stop_requests
 SettingValue = float | int | str | bool | None
 RollingState = Literal["going", "done", "stopped", "failed"]
 AS_MANY_AS_FIT = 0
-"""The value of `at_once` for as many at a time as the other instances can hold."""
+"""The value of `at_once` that means: as many at a time as the other instances can replace."""
 DEFAULT_START_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChange:
-    """Engine arguments that stand in place of those that the cluster was started with, by name.
+    """Engine arguments, by name, that replace those with which the cluster was started.
 
-    `generation`: 0 for the arguments of the start; every other set of arguments has a number of its
-    own, which is used once."""
+    `generation`: 0 for the arguments of the start. Every other set of arguments has its own number,
+    which is used only once."""
 
     generation: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, given: Mapping[str, Any], generation: int) -> "EngineChange":
-        """This change and `given` over it; an argument that is None is again as at the cluster's
-        start. `generation`: the number if that is another set of arguments."""
+        """This change with `given` added; an argument that is None is again as at the cluster's
+        start. `generation`: the number of the result if it is another set of arguments."""
         args = {key: each for key, each in {**self.args, **given}.items() if each is not None}
         if args == self.args:
             return self
@@ -64,14 +64,14 @@ AS_STARTED = EngineChange()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The restart of one instance under way. `nonce`: that of the process that is to go. `began_s`:
-    seconds since the epoch."""
+    """The restart of one instance that is under way. `nonce`: of the process that is replaced.
+    `began_s`: seconds since the epoch."""
 
     instance_id: str
     nonce: str
     began_s: float
     before: EngineChange = AS_STARTED
-    """The arguments of the process that is to go."""
+    """The arguments of the process that is replaced."""
     fingerprint: str = ""
     """What that process's engine has in common with those to which its requests move."""
     max_model_len: int = 0
@@ -80,16 +80,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RollingOrder:
-    """What an operator asked for and how far it is; times are seconds since the epoch.
+    """The rolling restart that an operator ordered, and how far it is. Times are seconds since the
+    epoch.
 
-    `at_once`: how many instances may be away at a time. `deadline_s`: how long emptying one may
-    take, in seconds; None: any time. `start_timeout_s`: how long a new process may take until it
-    serves. `force`: begins also where no other instance serves. `why`: of a failure or a stop."""
+    `at_once`: how many instances may be away at a time. `deadline_s`: how many seconds the emptying
+    of one instance may take; None: no limit. `start_timeout_s`: how long a new process may take
+    until it serves. `force`: begins even if no other instance serves. `why`: the reason of a
+    failure or a stop."""
 
     order_id: str
     began_s: float
     left: tuple[str, ...]
-    """Instances whose restart has not begun, in turn."""
+    """The instances whose restart has not begun, in order."""
     under_way: tuple[Turn, ...] = ()
     done: Mapping[str, float] = field(default_factory=dict)
     """By instance: how many seconds its restart took."""
@@ -105,7 +107,7 @@ class RollingOrder:
     actor: str = ""
     reason: str = ""
     engine: EngineChange = AS_STARTED
-    """The arguments with which every instance starts anew."""
+    """The engine arguments with which every instance starts again."""
     dismissed: bool = False
     """An operator has read how it ended."""
 
@@ -136,7 +138,7 @@ class RollingOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScaleHold:
-    """An operator's own scale, to so many instances, which wins over auto-scaling. `since_s`:
+    """An operator's own scale to so many instances, which wins over auto-scaling. `since_s`:
     seconds since the epoch."""
 
     actor: str
@@ -146,8 +148,8 @@ class ScaleHold:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An operator's word against an instance, until it is taken back; what it stops is the row of
-    its reason. `made_s`: seconds since the epoch; `cause_id`: of the order."""
+    """An operator's mark against an instance, such as a cordon, until it is taken back. The row of
+    its reason says what it stops. `made_s`: seconds since the epoch; `cause_id`: the order's id."""
 
     cause_id: str
     made_s: float
@@ -157,10 +159,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`next_instance`: the number of the next new instance. A number is used once, so that records
-    of `i-3` are about one instance. `settings`: the changed ones, by key. `autoscale_hold`: set
-    until auto-scaling is released, or set to another mode. `rolling`: the last rolling restart,
-    also when it is over. `engine`: the arguments of instances that `engines` does not name."""
+    """`next_instance`: the number of the next new instance. A number is used only once, so that all
+    records of `i-3` are about one instance. `settings`: the changed settings, by key.
+    `autoscale_hold`: set until auto-scaling is released, or set to another mode. `rolling`: the
+    last rolling restart, even if it is over. `engine`: the arguments of all instances that
+    `engines` does not name."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
@@ -172,10 +175,10 @@ class ClusterSpec:
     rolling: RollingOrder | None = None
     engine: EngineChange = AS_STARTED
     engines: Mapping[str, EngineChange] = field(default_factory=dict)
-    """By instance: arguments that are not those of `engine`."""
+    """By instance: its arguments, if they differ from `engine`."""
     marks: Mapping[Closed, Mapping[str, Mark]] = field(default_factory=dict)
-    """By reason, such as a cordon, and instance id; no reason without an instance. A drain, and its
-    end, leave the instance's marks as they are."""
+    """By reason, such as a cordon, and instance id; each reason has an instance. A drain and its
+    end do not change the instance's marks."""
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -212,7 +215,7 @@ class ClusterSpec:
 
     @property
     def closed(self) -> Mapping[str, Reasons]:
-        """By instance: what the spec has against it. Others are not named."""
+        """By instance: the reasons of the spec against it. Instances without any are not named."""
         by_reason: dict[Closed, Collection[str]] = {Closed.DRAINING: self.drains, **self.marks}
         return {
             each: frozenset(reason for reason, there in by_reason.items() if each in there)
@@ -237,7 +240,7 @@ class ClusterSpec:
         return self._next(instance_ids=self.instance_ids + added, next_instance=last)
 
     def without_instance(self, instance_id: str) -> "ClusterSpec":
-        """The instance's drain and marks end with it."""
+        """Removes the instance, with its drain and its marks."""
         ids = tuple(each for each in self.instance_ids if each != instance_id)
         engines = {key: each for key, each in self.engines.items() if key != instance_id}
         drains, marks = self._drains_but(instance_id), self._marks_but(instance_id, *self.marks)
@@ -246,7 +249,7 @@ class ClusterSpec:
     def with_settings(
         self, changes: Mapping[str, SettingValue], *, releases: bool = False
     ) -> "ClusterSpec":
-        """`releases`: auto-scaling is not held any more."""
+        """Changes settings. `releases`: auto-scaling is not held any more."""
         hold = None if releases else self.autoscale_hold
         return self._next(settings={**self.settings, **changes}, autoscale_hold=hold)
 
@@ -260,9 +263,9 @@ class ClusterSpec:
         taken_back: Collection[str] = (),
         engines: Mapping[str, EngineChange] = MappingProxyType({}),
     ) -> "ClusterSpec":
-        """A rolling restart, the restarts that it begins with this, and the instances whose restart
-        is taken back, before a new one begins perhaps. `engines`: instances that get other
-        arguments with this. Once all are restarted, its arguments are the cluster's."""
+        """One step of a rolling restart: the claims of `restarts` begin, and those to the instances
+        `taken_back` are taken back first. `engines`: by instance, arguments that change with this
+        step. Once all instances are restarted, the order's arguments are the cluster's."""
         engine = rolling.engine if rolling.state == "done" else self.engine
         each = {key: self.engine_of(key) for key in self.instance_ids} | dict(engines)
         own = {key: found for key, found in each.items() if found != engine}
@@ -270,26 +273,26 @@ class ClusterSpec:
         return self._next(rolling=rolling, engine=engine, engines=own, drains=drains)
 
     def dismissed(self, rolling: RollingOrder) -> "ClusterSpec":
-        """The operators need not be told of that rolling restart any more."""
+        """Operators do not have to be told of that rolling restart any more."""
         return self._next(rolling=replace(rolling, dismissed=True))
 
     def with_claims(self, claims: Mapping[str, Claim]) -> "ClusterSpec":
-        """One new claim to each of these instances."""
+        """Adds one claim to each of these instances."""
         return self._next(drains=_made(self.drains, claims))
 
     def without_claim(self, instance_id: str, kind: type[Claim]) -> "ClusterSpec":
-        """The claim of this kind is taken back; the drain goes on while there is another one."""
+        """Takes back the claim of this kind. The drain goes on while there is another claim."""
         return self._next(drains=_taken_back(self.drains, (instance_id,), kind))
 
     def without_drain(self, instance_id: str) -> "ClusterSpec":
-        """All claims to the instance are taken back."""
+        """Takes back all claims to the instance."""
         return self._next(drains=self._drains_but(instance_id))
 
     def scaled(
         self, num_added: int, kept: Collection[str], removed: Mapping[str, Remove]
     ) -> "ClusterSpec":
-        """All of one scale in one step: new instances, the instances that stay after all (`kept`),
-        and the claims to those that go."""
+        """A whole scale in one step: new instances, instances that stay after all (`kept`), and the
+        claims to the instances that are `removed`."""
         grown = self.with_instances_added(num_added)
         drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
@@ -338,7 +341,8 @@ BY_HAND = "by_hand"
 
 
 class ExitReason(StrEnum):
-    """Requests leave all but the last two by moves, as far as they can."""
+    """Why an instance's requests leave. In all cases but the last two they leave by moves, as far
+    as they can."""
 
     DRAIN = "drain"
     SLOW = "slow"
@@ -362,11 +366,11 @@ MOVE_REASONS = (
     *(reason.replace(" ", "_") for reason in _OTHER_MOVES),
     BY_HAND,
 )
-"""Why requests move: a small set, whatever operators write."""
+"""The reasons of moves: a small set, whatever reasons operators write."""
 
 
 def why_emptied(spec: ClusterSpec, instance_id: str) -> ExitReason | None:
-    """Why the instance is to be empty; None if it is not."""
+    """Why the instance is being emptied; None if it is not."""
     claims = spec.drains.get(instance_id)
     if claims is None:
         return None
@@ -386,7 +390,7 @@ def why_emptied(spec: ClusterSpec, instance_id: str) -> ExitReason | None:
 
 
 def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
-    """One of MOVE_REASONS for a move from `source_id` that has this reason in words."""
+    """The one of MOVE_REASONS for a move from `source_id` that has this reason in words."""
     if reason == MoveReason.DRAIN:
         return why_emptied(spec, source_id) or ExitReason.DRAIN
     if reason == MoveReason.EVACUATE:

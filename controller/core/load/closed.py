@@ -1,5 +1,5 @@
-"""Whether an instance gets new requests, whether moves go there, and whether moves begin there: one
-state, which is the set of reasons against it. Without any the instance is open.
+"""Whether an instance gets new requests, whether moves may go there, and whether moves may begin
+there. This is one state: the set of reasons against the instance. Without any it is open.
 
     reason       holds
     not_serving  until its next process serves
@@ -7,16 +7,14 @@ state, which is the set of reasons against it. Without any the instance is open.
     stalled      until it reports again
     draining     while claimed, or while it says so
     cordoned     until an operator takes it back
-    reserved     while a held request waits for it
-    cooling      a while after moves there failed
+    reserved while a request waits for it at the controller cooling a while after moves there failed
 
-The instance's record has the first five (`admission.instance_pool`). Of these `fleet.liveness`
-says the third, and the spec the last two (`operations.cluster_spec`): drains, and the marks of
-operators, of which a cordon is one. A new reason is a member here with its row in `ROWS`, and
-whoever says that it holds; for a mark that is an order
-(`controller/api/operations/on_instances.py`). The scheduler, rounds, moves by hand, forecasts,
-statuses and refusals ask what the row stops, and none of them asks whether there is any reason at
-all.
+The instance's record has the first five (`admission.instance_pool`). `fleet.liveness` decides the
+third of them, and the spec (`fleet.cluster_spec`) the last two: drains, and the marks of operators,
+such as a cordon. A new reason is a member here with its row in `ROWS`, and code that says when it
+holds; for a mark that is an order (`controller/api/operations/on_instances.py`). The scheduler,
+rounds, moves by hand, forecasts, statuses and refusals ask what the row stops; none of them asks
+whether there is any reason at all.
 """
 
 from collections.abc import Iterable
@@ -25,7 +23,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """What a reason stops, and how it is said."""
+    """What a reason stops, and its words."""
 
     requests: bool
     arrivals: bool
@@ -35,7 +33,8 @@ class Row(NamedTuple):
 
 
 class Closed(StrEnum):
-    """In rising order of what is left; the first one of several is the one to tell."""
+    """The reason that stops most comes first. If there are several, the first one is the one to
+    tell."""
 
     NOT_SERVING = "not_serving"
     NO_STATUS = "no_status"
@@ -52,12 +51,12 @@ class Closed(StrEnum):
 
     @property
     def stops_arrivals(self) -> bool:
-        """No move goes there by itself."""
+        """No move goes there that the cluster chooses."""
         return ROWS[self].arrivals
 
     @property
     def stops_named_arrivals(self) -> bool:
-        """Nor one for which an operator names the instance."""
+        """No move goes there for which an operator names the instance."""
         return ROWS[self].named_arrivals
 
     @property
@@ -67,7 +66,7 @@ class Closed(StrEnum):
 
     @property
     def words(self) -> str:
-        """Why, said of the instance."""
+        """The reason in words, said of the instance."""
         return ROWS[self].words
 
 

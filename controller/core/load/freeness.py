@@ -35,10 +35,10 @@ from controller.core.load.snapshot import (
 
 
 def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
-    """h(p): what one instance keeps free beside running requests of `level`.
+    """h(p): the blocks that one instance keeps free beside running requests of `level`.
 
-    It is what M leaves over the level's target load, so that the load beside such a request stays
-    at the target, and is the same however many of them run there.
+    This is M less the level's target load, so that the load beside such a request stays at the
+    target. It is the same however many of them run there.
     """
     if level.target_load_tokens is None:
         return 0
@@ -49,7 +49,7 @@ def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
 def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> int:
     """H: the headrooms of the levels that have a running request here, at most M."""
     wanted, running = 0, snapshot.num_running_by_rank
-    for level in levels:  # not by `headroom_by_rank`: a round asks this of each instance
+    for level in levels:  # not by `headroom_by_rank`, as a round asks each instance
         if level.target_load_tokens is not None and running.get(level.rank, 0) > 0:
             wanted += headroom_blocks(level, snapshot)
     return min(wanted, max(0, snapshot.capacity_blocks)) if wanted else 0
@@ -84,12 +84,13 @@ NOTHING_UNREPORTED = Unreported()
 
 
 def num_in_batch(snapshot: InstanceSnapshot) -> int:
-    """Running requests, and one more if anything is queued: the head joins next."""
+    """The running requests, and one more if any is queued, as the head joins next."""
     return snapshot.num_running + 1 if snapshot.num_queued else snapshot.num_running
 
 
 def batch_size(snapshot: InstanceSnapshot) -> int:
-    """B: `num_in_batch`, at least 1. Written out, as each round asks it of each instance."""
+    """B: `num_in_batch`, at least 1. Written out without a call, as each round asks each
+    instance."""
     return (snapshot.num_running + 1 if snapshot.num_queued else snapshot.num_running) or 1
 
 
@@ -97,14 +98,14 @@ def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
     """F in decode steps. -inf when draining, else finite; an idle instance has bs * M."""
     if snapshot.draining:
         return -math.inf
-    # `capacity_blocks` is written out: each round asks for the freeness of each instance.
+    # `capacity_blocks` is written out, as each round asks for the freeness of each instance.
     capacity_blocks = snapshot.num_total_blocks - snapshot.watermark_blocks
     free_blocks = capacity_blocks - instance_virtual_usage(snapshot, levels)
     return snapshot.block_size * free_blocks / batch_size(snapshot)
 
 
 def freest_first(steps: float, instance_id: str) -> tuple[float, str]:
-    """A key by which destinations are chosen everywhere: ties by id."""
+    """The key by which destinations are chosen everywhere; ties by id."""
     return -steps, instance_id
 
 
@@ -127,8 +128,9 @@ def dispatch_headroom_blocks(
 ) -> int:
     """C(p) in blocks, at most M: headroom that a new `level` request intrudes on or brings along.
 
-    Every other level that runs here keeps its headroom from the newcomer. The newcomer's own level
-    counts only where none of it runs: there the headroom would be new, so one level gathers.
+    The newcomer may not use the headroom of any other level that runs here. The headroom of its own
+    level counts only where no request of it runs, as it would be new there; so the requests of one
+    level gather on few instances.
     """
     running = snapshot.num_running_by_rank
     total = 0
@@ -148,7 +150,7 @@ def dispatch_freeness(
 ) -> float:
     """F_dispatch(p) in decode steps, for a new request of `level`. -inf when draining.
 
-    Unlike F it charges all queued demand and divides by all requests, as a newcomer waits
+    Unlike F, this subtracts all queued demand and divides by all requests, as a newcomer waits
     behind every one of them. A level outside `levels` brings no headroom of its own.
     """
     if snapshot.draining:
@@ -163,8 +165,8 @@ def dispatch_freeness(
         - dispatch_headroom_blocks(snapshot, level, levels)
     )
     if free_blocks <= 0:
-        # If divided, an overload would shrink with every further request, and a whole burst would
-        # go to one instance (docs/decisions/0001).
+        # If this were divided, an overload would seem smaller with every further request, and a
+        # whole burst would go to one instance (docs/decisions/0001).
         return snapshot.block_size * float(free_blocks)
     num_reqs = snapshot.num_running + snapshot.num_queued + unreported.num_requests
     return snapshot.block_size * free_blocks / (num_reqs or 1)
@@ -175,26 +177,28 @@ def dispatch_freeness(
 
 _NO_LIMIT = 1 << 30
 MAX_QUEUED = 4
-"""So many may wait on an instance until its next step admits them. The memory may be gone by then:
-with more, dozens went to the freest instance at once, and the last of them waited behind an evicted
-one for longer than any other request (S-L: 129 s)."""
+"""How many requests may wait on an instance until its next step admits them. The memory may be gone
+by then: with a larger limit, dozens went to the freest instance at once, and the last of them
+waited behind an evicted request for longer than any other request (S-L: 129 s)."""
 STEP_TOKENS = 2048
-"""While memory is short on no instance, more may wait, until they are as many tokens to compute as
-a step of the engine takes, or so many if that is not known. With four prompts of 30 tokens in each
-step a simulated H100 is saturated by 600 requests/s of one output token: mean TTFT 1.6 s, and 13 ms
-with 2,048 tokens. At 1,200 requests/s it is 2.4 s with 2,048, and 1.7 with the engine's 8,192."""
+"""While no instance is short of memory, more requests may wait, until their tokens to compute are
+as many as a step of the engine takes, or as this number if the engine's is not known. With only
+four prompts of 30 tokens in each step, 600 requests/s of one output token saturate a simulated
+H100: the mean TTFT is 1.6 s, and 13 ms with 2,048 tokens. At 1,200 requests/s it is 2.4 s with
+2,048 tokens, and 1.7 s with the engine's 8,192."""
 GROWTH_DIVISOR = 16
-"""An admission leaves a sixteenth of the memory free for growth at most. 320 tokens are a third of
-a memory of 64 blocks: a prompt of 57 of them waited until a request of 2 ended."""
+"""An admission leaves at most a sixteenth of the memory free for growth. 320 tokens are a third of
+a memory of 64 blocks: there a prompt of 57 blocks waited until a request of 2 blocks ended."""
 
 
 @dataclass(slots=True)
 class Room:
-    """`free_blocks` and `num_places` are left by all that runs, waits or is on its way there; while
-    anything does, `growth_blocks` stay free for its growth, and the watermark. An idle instance
-    takes what its memory holds, as its engine does. `prefill_blocks` are those whose tokens all of
-    these are still to compute; what a prefix cache may spare of them is not known. `claimed_blocks`
-    are all that they have or wait for."""
+    """What one instance can take now. `free_blocks` and `num_places` are left by all requests that
+    run or wait there or are on their way there. While there are any, `growth_blocks` and the
+    watermark stay free for their growth; an idle instance takes what its memory holds, as its
+    engine does. `prefill_blocks`: the blocks whose tokens these requests still have to compute; how
+    many of them a prefix cache spares is not known. `claimed_blocks`: all blocks that they have or
+    wait for."""
 
     instance_id: str
     free_blocks: int
@@ -206,8 +210,8 @@ class Room:
     prefill_blocks: int
     claimed_blocks: int
     spare_blocks: int = field(init=False)
-    """What a request may need at most, in order to fit; 0 without a place. It is kept, as a
-    decision asks each of many rooms, of which few have changed since the last one."""
+    """The most blocks that a request may need in order to fit; 0 without a place. It is stored, as
+    a decision asks many rooms, of which few have changed since the last decision."""
 
     def __post_init__(self) -> None:
         self._count_spare()
@@ -221,7 +225,8 @@ class Room:
         *,
         by_step: bool = False,
     ) -> Self:
-        """`by_step`: no instance is `below_half_free`, so as many may wait as a step computes."""
+        """`by_step`: no instance is `below_half_free`, so as many requests may wait as a step
+        computes."""
         num_waiting = snapshot.num_queued + unreported.num_requests
         num_requests = snapshot.num_running + num_waiting
         prefill_blocks = (
@@ -261,8 +266,9 @@ class Room:
         return self.block_size * self.prefill_blocks
 
     def lacking_blocks(self, demand_blocks: int) -> int:
-        """How much more must be free for a request to fit; it may be negative. Where the memory
-        holds the request, no more than all claimed blocks: without those the instance is idle."""
+        """How many more blocks must be free so that the request fits; may be negative. If the
+        memory holds the request, this is at most all claimed blocks, as without those the instance
+        is idle."""
         margin_blocks = self.growth_blocks if self.num_requests else 0
         lacking_blocks = demand_blocks + margin_blocks - self.free_blocks
         if lacking_blocks > self.claimed_blocks and demand_blocks <= self.capacity_blocks:
@@ -270,7 +276,8 @@ class Room:
         return lacking_blocks
 
     def exceeds(self, before: Self) -> bool:
-        """Whether something may fit that did not before, of the same instance, or lacks less."""
+        """Whether a request may fit, or lack less, that did not fit in the room that this instance
+        had before."""
         if self.num_requests == before.num_requests and self.num_places == before.num_places:
             return self.free_blocks > before.free_blocks  # so with most statuses
         return (
@@ -297,6 +304,6 @@ class Room:
 
 
 def below_half_free(snapshot: InstanceSnapshot) -> bool:
-    """`Room.below_half_free` of an instance to which nothing is on its way, without making a room:
-    a simulated run asks this of each status."""
+    """`Room.below_half_free` of an instance to which no request is on its way. It makes no room, as
+    a simulated run asks each status."""
     return 2 * snapshot.unclaimed_blocks < snapshot.num_total_blocks

@@ -1,4 +1,4 @@
-"""What a decision may look at: plain values, no behaviour beyond derived sums.
+"""What a decision may look at: plain values, without behaviour beyond derived sums.
 
 Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
 """
@@ -17,14 +17,14 @@ class InstanceRef:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Tells incarnations apart."""
+        """Differs between incarnations of one instance."""
         return self.instance_id, self.incarnation
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens`: ceil(num_tokens / block_size). All that decides asks here: an
-    engine with several groups of KV caches (sliding windows beside full attention) needs another
-    count."""
+    """How many blocks hold `num_tokens`: ceil(num_tokens / block_size). All decisions use this
+    function, as an engine with several groups of KV caches (sliding windows beside full attention)
+    would need another count."""
     return -(-num_tokens // block_size)
 
 
@@ -32,9 +32,9 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 class Level:
     """A priority level.
 
-    `rank` is the scheduling priority (larger goes first). `target_load_tokens` is the
-    execution priority: the load that may stay beside a running request of this level;
-    None means no headroom is kept for it.
+    `rank` is the scheduling priority (larger goes first). `target_load_tokens` is the execution
+    priority: the load that may stay beside a running request of this level; None means that the
+    level has no headroom.
     """
 
     name: str
@@ -57,7 +57,7 @@ class QueueHead:
     arrival_time_s: float
     evicted: bool = False
     evicted_at_s: float | None = None
-    """Seconds since the epoch; the engine does not know it, its llumlet does."""
+    """Seconds since the epoch. The llumlet sets this, as the engine does not know it."""
 
 
 @value
@@ -88,7 +88,7 @@ class InstanceSnapshot:
     num_evictions: int = 0
     draining: bool = False
     max_step_tokens: int = 0
-    """How many tokens a step computes at most, `max_num_batched_tokens`; 0: not known."""
+    """The most tokens that a step computes, `max_num_batched_tokens`; 0: not known."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -97,20 +97,21 @@ class InstanceSnapshot:
 
     @property
     def admissible_blocks(self) -> int:
-        """M - used: what the engine's queue head may take; negative if others grew into the
+        """M - used: what the engine's queue head may take; negative if other requests grew into the
         watermark."""
         return self.num_free_blocks - self.watermark_blocks
 
     @property
     def arrivable_blocks(self) -> int:
         """M - used - fill: what a request that moves here may take. Running prefills were admitted
-        for the rest of their prompts too; where a move takes those blocks, they evict."""
+        for the rest of their prompts too; if a move took those blocks, requests would be
+        evicted."""
         return self.admissible_blocks - self.fill_blocks
 
     @property
     def unclaimed_blocks(self) -> int:
-        """M - used - fill - queued demand: what no request here has or waits for; negative if more
-        is wanted than there is."""
+        """M - used - fill - queued demand: what no request here has or waits for; negative if the
+        requests want more than there is."""
         return self.arrivable_blocks - self.queued_demand_blocks
 
     @property
@@ -124,8 +125,9 @@ def with_batch(
     num_running: int,
     num_running_by_rank: Mapping[int, int],
 ) -> InstanceSnapshot:
-    """The same instance with another batch. Written out, as simulations ask for it hundreds of
-    thousands of times: 1.1 us, by `dataclasses.replace` 12."""
+    """The same instance with another batch. Written out, as simulations call this hundreds of
+    thousands of
+    times: it takes 1.1 us, and `dataclasses.replace` takes 12."""
     return InstanceSnapshot(
         snapshot.instance_id,
         snapshot.incarnation,
@@ -150,7 +152,7 @@ def with_batch(
 
 @value
 class Unreported:
-    """Requests dispatched to an instance that no status of it has named yet."""
+    """Requests that were dispatched to an instance and that no status of it counts yet."""
 
     num_requests: int = 0
     demand_blocks: int = 0
