@@ -1,8 +1,9 @@
-"""What a process does again and again: a turn that fails is logged and tried again, and ends
-neither its loop nor the turns of others. A full disk, a Ray that is away or a defect in one watch
-would else end the process, or a loop that nobody awaits, without a word.
+"""Repeated turns of a process: a turn that fails is logged and tried again, and neither its loop
+nor the turns of others end. Otherwise a full disk, a Ray that is away or a defect in one watch
+would end the process, or a loop that nobody awaits, without a word.
 
-A small module: each kind of process uses it, and none may import what another one is made of.
+This is a module of its own because each kind of process uses it, and none may import another one's
+modules.
 """
 
 import asyncio
@@ -15,11 +16,11 @@ from controller.ports.processes import LauncherLostError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""A turn that failed is not taken again for so long: ten errors a second would bury the log."""
+"""The pause after a turn that failed, as ten errors a second would bury the log."""
 
 
 class GuardedTurns:
-    """Turns by name, taken one after the other. `now_s` is any monotonic clock."""
+    """Takes turns by name, one after the other. `now_s` is any monotonic clock."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -43,8 +44,8 @@ async def repeat(
     turn: Callable[[], Awaitable[None] | None],
     needed: asyncio.Event | None = None,
 ) -> None:
-    """Takes a turn each `every_s`, for ever; the first one `every_s` from now. With `needed` only
-    while that is set: a process that has nothing to do does not wake."""
+    """Takes a turn each `every_s` for ever, the first one after `every_s`. With `needed`, turns are
+    only taken while that is set, so that a process that has nothing to do does not wake."""
     while True:
         if needed is not None:
             await needed.wait()

@@ -1,9 +1,8 @@
-"""All moves of one instance: what begins them, on the controller's orders, and what becomes of
-them.
+"""All moves of one instance: how they begin on the controller's orders, and what happens to them.
 
-`InstanceMoves` begins and receives moves, and passes on what happens. `OrderedMoves` begins the one
-that the controller names; `ChosenMoves` those that this instance chooses, as the machine that
-chooses (`core/emptying/relieving.py`) instructs.
+`InstanceMoves` begins and receives moves, and passes on events. `OrderedMoves` begins moves that
+the controller names; `ChosenMoves` begins those that this instance chooses, as its machine
+(`core/emptying/relieving.py`) instructs.
 """
 
 import asyncio
@@ -98,15 +97,15 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         self.block_size = block_size
         self.controller_address = controller_address
         self.rates = CopyRates()
-        """By the last moves of which this instance was the source."""
+        """The rates of the last copies from this instance."""
         self.leaves_at_s: float | None = None
-        """When this instance will be ended, by the host's clock; None: not known to be."""
+        """When this instance will be ended, by the host's clock; None: that is not planned."""
         self._peers: set[InstanceRef] = set()
-        """Instances to which the transfer may have links."""
+        """The instances to which the transfer may have links."""
         self._dead: set[InstanceRef] = set()
-        """Dead instances that the transfer has not been told to forget yet."""
+        """The dead instances that the transfer still has to forget."""
         self.busy = asyncio.Event()
-        """Set while anything is remembered, and so ticks are needed."""
+        """Set while any move is remembered, so that ticks are needed."""
 
     def in_flight(self) -> tuple[MoveInFlight, ...]:
         moves = self._leaving.values()
@@ -135,7 +134,7 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         self._host.send(self.controller_address, answered)
 
     def tell_closed(self, record: MoveRecord, query_id: str = "") -> None:
-        """A move from here is over: the controller hears of it. `query_id`: of its order, if the
+        """Tells the controller that a move from here is over. `query_id`: the order's, if the
         controller named the move."""
         self.rates.measured(record)
         self.answer(MoveAnswered(query_id, record.code, record=record))
@@ -147,9 +146,9 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             move.handle(source.RequestEnded("finished"))
 
     def client_left(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> None:
-        """The request's frontend says that its client left, or is gone itself; the engine has been
-        told. A request that is not here any more is followed to where it went last. `epoch`: in
-        which it was here; earlier moves do not count, as it has come back since."""
+        """The request's client left, or its frontend is gone; the engine has been told. A request
+        that is not here any more is ended where it went last. `epoch`: the epoch in which it was
+        here; earlier moves do not count, as it has come back since."""
         if move := self.under_way(request_id) or self.last_away(request_id, epoch):
             move.handle(source.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):
@@ -161,7 +160,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             move.handle(source.RequestEvicted())
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Sets the rank of a request that is here; a request that is leaving takes it along."""
+        """Sets the rank of a request that is here. A request that is leaving takes its rank
+        along."""
         if live := self._host.requests.get(request_id):
             live.rank = rank
         if move := self.under_way(request_id):
@@ -184,8 +184,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         self._forget_dead()
 
     def _forget_dead(self) -> None:
-        """Lets the transfer forget dead peers, but not one whose last stage is still coming in: its
-        bytes may have been sent before it died."""
+        """Lets the transfer forget dead peers, except for a peer whose last stage is still coming
+        in: its bytes may have been sent before it died."""
         for peer in list(self._dead):
             if not any(
                 arriving.source == peer and arriving.machine.receiving
@@ -203,9 +203,9 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
                     arriving.handle(destination.ClientLeft())
 
     def fenced(self) -> None:
-        """The cluster counts this incarnation as dead: arriving requests are refused, and those
-        that are being applied are given back. Moves away that are in doubt are forgotten, or their
-        end would end the request at the destination; the destination and the frontend decide
+        """The cluster counts this incarnation as dead. Arriving requests are refused, and those
+        that are being applied are given back. Moves away that are in doubt are forgotten, as their
+        end would also end the request at the destination; the destination and the frontend decide
         them."""
         for move in list(self.outgoing.values()):
             if move.machine.state in source.IN_DOUBT:
@@ -245,9 +245,9 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             arriving.handle(destination.OwnerConfirmed())
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
-        """Takes a message of the other side of a move, which may be forgotten here. A new request
-        for an earlier incarnation is ignored; messages about moves of that incarnation count, as
-        they are still remembered here."""
+        """Takes a message of the other side of a move, even if the move is forgotten here. A new
+        request for an earlier incarnation is ignored. Messages about moves of that incarnation
+        count, as the moves are still remembered here."""
         if envelope.arriving is not None and envelope.destination.key != self._host.me.key:
             return
         try:
@@ -280,7 +280,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             self._answer_for_forgotten(envelope)
 
     def _answer_for_forgotten(self, envelope: MoveEnvelope) -> None:
-        """Answers as a move would that brought nothing here; the source knows of others."""
+        """Answers as a move would that did not bring a request; the source knows if another one
+        did."""
         answers = {
             Verb.PRE_ALLOC: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
             Verb.COMMIT: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
@@ -312,7 +313,7 @@ def _tick(move: OutgoingMove | IncomingMove) -> None:
 
 @contextmanager
 def _logged(migration_id: str) -> Iterator[None]:
-    """A defect in one move must not leave the others without an end."""
+    """Logs the failure of one move, so that the others still come to an end."""
     try:
         yield
     except Exception:
@@ -320,8 +321,8 @@ def _logged(migration_id: str) -> Iterator[None]:
 
 
 class OrderedMoves:
-    """Answers the controller's questions to a source: to move a request, to plan that, and which
-    requests cannot move."""
+    """Answers the controller as a source: moves a request, plans a move, and says which requests
+    cannot move."""
 
     def __init__(self, host: MoveHost, instance_moves: InstanceMoves) -> None:
         self._host = host
@@ -352,7 +353,7 @@ class OrderedMoves:
 
     def _plan(self, request_id: str, engine: Engine) -> tuple[MoveFacts | None, int, int]:
         """Runs on the engine's thread. Returns the request's facts, and how many tokens and blocks
-        a move would copy: none of one that is queued or cannot move."""
+        a move would copy; 0 for a request that is queued or cannot move."""
         moves = engine.moves
         facts = moves.facts(request_id)
         if refusal_of(facts) is not None or moves.is_queued(request_id):
@@ -425,8 +426,9 @@ class ChosenMoves:
     # -- what is to be done --------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        """A move that begins comes last, and its answer is the next event: in a loop, as a drain
-        may begin hundreds in one look."""
+        """Hands an event to the machine and carries out its instructions. A move that begins comes
+        last, and its answer is the next event. This is a loop, as a drain may begin hundreds of
+        moves in one look."""
         following: Event | None = event
         while following is not None:
             instructions = self.machine.handle(following, self._host.now_s())
@@ -481,7 +483,7 @@ class ChosenMoves:
 
 
 class _Here:
-    """This instance as its machine looks at it: a `SourceView`."""
+    """This instance as its machine sees it: a `SourceView`."""
 
     def __init__(
         self,

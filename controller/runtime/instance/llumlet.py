@@ -104,8 +104,9 @@ from controller.runtime.messages.requests import (
     RequestRefused,
 )
 
-# As the engine's own guard, which sees only requests that the engine has. The grammar was admitted
-# once: an instance that is too busy to compile it leaves the request to another one.
+# The same limit as in the engine's own guard, which sees only requests that the engine has. The
+# grammar was admitted once, so an instance that is too busy to compile it leaves the request to
+# another one.
 GRAMMAR_TIMEOUT_S = 60.0
 NO_GRAMMAR = "its grammar does not compile there"
 NOT_YET = "its instance was too busy to compile its grammar; send it again"
@@ -133,7 +134,7 @@ class Reentries:
         self.machine = ReentryMachine()
         self._num_entries = 0
         self._entering: dict[int, _Entering] = {}
-        """By the numbers of the machine's entries."""
+        """By the number of the machine's entry."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class Reentries:
     # -- events --------------------------------------------------------------------------
 
     def take(self, add: AddRequest, payload: Sequence[Any]) -> None:
-        """Takes a request in its second attempt or a later one."""
+        """Takes a request in its second or a later attempt."""
         self._num_entries += 1
         number = self._num_entries
         self._entering[number] = _Entering(add, [bytes(frame) for frame in payload])
@@ -151,7 +152,7 @@ class Reentries:
         self._tell(came)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These are aborted, wherever they are."""
+        """These requests are aborted in any state."""
         self._tell(Aborted(request_ids))
 
     def _is_arriving(self, number: int) -> bool:
@@ -246,7 +247,7 @@ class Reentries:
 
 
 def _enter(prepared: Any, outputs: Sequence[int], generator: Any, engine: Engine) -> str | None:
-    """Runs on the engine's thread. Returns why the engine does not take it, or None."""
+    """Runs on the engine's thread. Returns why the engine does not take the request, or None."""
     try:
         if outputs:
             engine.moves.reenter(prepared, outputs, generator)
@@ -272,16 +273,16 @@ async def _compiled(compiling: "Future[Any]") -> None:
 
 log = logging.getLogger(__name__)
 
-# Other threads, which work for moves, wait at most so long while the engine thread holds the GIL.
-# The default of 5 ms is a whole step of a small model.
+# How long other threads, which work for moves, wait at most while the engine's thread holds the
+# GIL. The default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
-# A process that must go leaves its end to the controller for so long beyond its time.
+# A process that must go waits for so long beyond its time for the controller to end it.
 END_MARGIN_S = 2.0
 
 
 class Llumlet:
-    """If the engine cannot start, the llumlet reports that and stays, so that Ray does not restart
-    it for ever."""
+    """An instance's process. If the engine cannot start, the llumlet reports that and stays, so
+    that Ray does not restart it for ever."""
 
     def __init__(
         self,
@@ -318,8 +319,8 @@ class Llumlet:
             },
             {AddRequest: self._refuse_early},
         )
-        """Messages that come before the engine is built are for an earlier incarnation. The
-        handlers of `serving` replace those for early messages."""
+        """Messages that come before the engine is built are for an earlier incarnation. Once it is
+        built, the handlers of `serving` replace these."""
         self._stopped: asyncio.Future[None]
 
     @property
@@ -327,8 +328,8 @@ class Llumlet:
         return 0 if self.serving is None else len(self.serving.requests)
 
     def must_go(self, within_s: float) -> None:
-        """This process will be ended: the controller is to empty it within `within_s`. It ends by
-        itself a little later, if nobody ends it before."""
+        """This process will be ended, so the controller is to empty it within `within_s`. If nobody
+        ends it before, it ends by itself a little later."""
         log.warning("told to end within %.0f s: its requests are to move", within_s)
         self._member.must_go(within_s)
         ended = RuntimeError(f"it was told to end {within_s:.0f} s ago")
@@ -409,7 +410,7 @@ def _ignore(_message: Message) -> None:
 
 log = logging.getLogger(__name__)
 
-# Moves repeat messages and give up by the clock; the shortest of their times is 0.2 s.
+# Moves repeat messages and time out by the clock; the shortest of their times is 0.2 s.
 MOVES_TICK_S = 0.05
 
 
@@ -509,7 +510,7 @@ class Serving:
         self._thread.push_status()
 
     def _take_rank(self, wanted: RankSet) -> None:
-        """Takes a rank. For a request that is not here its frontend asks the next owner."""
+        """Takes a changed rank. If the request is not here, its frontend asks the next owner."""
         live = self.requests.get(wanted.request_id)
         if live is None:
             return
@@ -566,7 +567,8 @@ class Serving:
         self.abort_here(request_ids)
 
     def abort_here(self, request_ids: Sequence[str]) -> None:
-        """A later attempt that is on its way into the engine goes on."""
+        """Aborts requests that are here; a later attempt that is on its way into the engine goes
+        on."""
         epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
         self._thread.push_status()
@@ -578,8 +580,8 @@ class Serving:
             self._stop_unread(request_id, Epoch(attempt, hop))
 
     def _stop_unread(self, request_id: str, epoch: Epoch) -> None:
-        """Aborts the request unless it runs here in another epoch, or may have moved on: then its
-        tokens are read."""
+        """Aborts the request, whose tokens nobody reads, unless it runs here in another epoch or
+        may have moved on."""
         live = self.requests.get(request_id)
         if live is None or live.epoch != epoch or self.instance_moves.handed_on(request_id, epoch):
             return
@@ -588,7 +590,7 @@ class Serving:
         self.send(live.frontend, RequestLost(request_id, epoch.hop, epoch.attempt, owner=self.me))
 
     def fenced(self) -> None:
-        """Another incarnation begins: no request and no move of this one goes on."""
+        """Another incarnation begins: drops all requests and moves of this one."""
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.chosen_moves.fenced()
         self.instance_moves.fenced()
@@ -621,7 +623,8 @@ class Serving:
         self.emission.tell_rest()
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
-        """Tells the controller for its log, and each request's frontend for its history."""
+        """Reports the events to the controller's log, and to each request's frontend for the
+        request's history."""
         cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
         by_frontend: dict[str, list[LoggedEvent]] = {}
         for event in events:
@@ -658,7 +661,7 @@ class Serving:
         )
 
     def report(self, status: StatusPushed) -> None:
-        """Sends the status, with figures that the engine does not know."""
+        """Sends the status with figures that the engine does not know."""
         ttft_p99 = self.emission.ttft_p99()
         whole = msgspec.structs.replace(
             status,

@@ -66,15 +66,16 @@ STATE = source.SourceState
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What the engine's thread found between two steps. Only the first stage has `outputs`."""
+    """What the engine's thread found for one stage between two steps. Only the first stage has
+    `outputs`."""
 
     pinned: PinnedBlocks | None
     outputs: Sequence[int]
 
 
 class OutgoingMove:
-    """`on_closed` gets the move's record. `decision`: the figures by which the move was chosen, for
-    its event."""
+    """A move from this instance. `on_closed` gets the move's record. `decision`: the figures by
+    which the move was chosen, for its event."""
 
     def __init__(
         self,
@@ -102,15 +103,16 @@ class OutgoingMove:
         self._copies = StageCopies(host, order, self.handle, lambda: self.machine.over)
         self._suspended: SuspendedRequest | None = None
         self._taken_out = False
-        """Whether there is something to resume. Used on the engine's thread."""
+        """Whether the request is out of the batch and may have to be resumed. Used on the engine's
+        thread."""
         self.reserved_s: float | None = None
-        """When this source heard that the destination holds blocks for the request."""
+        """When this source heard that the destination has reserved blocks for the request."""
         self._num_tokens = 0
         self._encoded: dict[int, Frames] = {}
 
     @property
     def epoch(self) -> Epoch:
-        """In which the request runs here, or ran here last."""
+        """The epoch in which the request runs here, or ran here last."""
         return Epoch(self._attempt, self.machine.hop)
 
     def begin(self) -> None:
@@ -146,7 +148,7 @@ class OutgoingMove:
 
     @property
     def _num_blocks(self) -> int:
-        """The request's blocks at the last look; none while it is queued."""
+        """The number of the request's blocks at the last look; 0 while it is queued."""
         return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
 
     def _carry_out(self, instructions: Sequence[source.Instruction]) -> None:
@@ -244,7 +246,7 @@ class OutgoingMove:
     # -- out of the batch and back -------------------------------------------------------
 
     def _suspend(self, engine: Engine) -> object:
-        """Runs on the engine's thread. Returns an event, the suspended request, the blocks that
+        """Runs on the engine's thread. Returns the suspended request, an event, the blocks that
         outgrew the reservation, or None if the request is still leaving the batch."""
         moves, request_id = engine.moves, self.order.request_id
         try:
@@ -392,7 +394,7 @@ log = logging.getLogger(__name__)
 
 
 class StageCopies:
-    """The stages of a move, each copied to the destination and, if asked, digested.
+    """The stages of a move. Each is copied to the destination and, if asked for, digested.
 
     `on_end` gets the end of each stage. `is_over` says whether the move is over: a copy that ends
     later is not digested.
@@ -411,7 +413,7 @@ class StageCopies:
         self._is_over = is_over
         self.num_cached = 0
         self.num_copied = 0
-        """The number of blocks at the destination, cached or copied, from the first on."""
+        """How many of the request's first blocks the destination has, cached or copied."""
         self.records: list[StageRecord] = []
         self.digest: bytes | None = None
         """The digest of all blocks copied so far."""
@@ -423,7 +425,7 @@ class StageCopies:
         self.num_cached = self.num_copied = num_blocks
 
     def least_time_s(self, num_blocks: int) -> float:
-        """The time that the blocks' copy takes by the bandwidth limit."""
+        """The least time that the copy of so many blocks takes under the bandwidth limit."""
         limit = self._host.transfer.max_bytes_per_s
         return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
 
@@ -475,7 +477,7 @@ class IncomingMove:
         self._arriving: ArrivingRequest = first.arriving
         self.frontend = first.arriving.frontend
         self.epoch = self._in(first.arriving.hop + 1)
-        """In which the request will run here."""
+        """The epoch in which the request will run here."""
         self._frames = [bytes(frame) for frame in payload[:-1]]
         self._outputs: Sequence[int] = decode_tokens(payload[-1])
         self._first = first
@@ -513,7 +515,8 @@ class IncomingMove:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drops the prompt and the tokens of a move that is over, as it is remembered for long."""
+        """Drops the prompt and the tokens of a move that is over, as the move is remembered for
+        long."""
         if self.machine.over:
             self._frames, self._outputs, self._state, self._unconfirmed = [], (), [], []
             self._compiling = None
@@ -626,7 +629,7 @@ class IncomingMove:
         self.handle(destination.Reserved(found.num_cached))
 
     def _free(self, engine: Engine) -> None:
-        """Runs on the engine's thread. Cancels only this move's reservation: another move of the
+        """Runs on the engine's thread. Cancels only this move's reservation, as another move of the
         request may have one."""
         if self._holds_something:
             self._holds_something = False

@@ -1,4 +1,4 @@
-"""How messages travel, and who gets them: msgpack, one tagged union, no pickle.
+"""How messages are encoded, and which handler gets them: msgpack, one tagged union, no pickle.
 
 A message is one frame with a struct of this package, followed by opaque payload frames if the
 struct says so. The decoder refuses unknown tags and malformed bodies.
@@ -24,7 +24,7 @@ _KINDS = (
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Message) and not kind.__subclasses__()
 )
-"""All messages; what is a base of others is none itself."""
+"""All messages. A class with subclasses is only their base."""
 _AnyMessage: Any = functools.reduce(operator.or_, _KINDS)
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode

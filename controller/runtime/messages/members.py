@@ -1,5 +1,5 @@
-"""Messages between the controller and its members: who is there and how it goes, and what the
-controller has its members observe. Also the base of all messages."""
+"""Messages between the controller and its members: which members there are, how they are, and the
+limits that the controller sets. Also the base class of all messages."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -33,14 +33,14 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
 
 LAUNCHING = "launching"
 IMPORTING = "importing vLLM"
-"""Both: the `detail` of a member that starts, before vLLM has seen its arguments."""
+"""Both are the `detail` of a member that starts, before vLLM has seen its arguments."""
 
 
 class Hello(Message, frozen=True):
     """Member to controller, about once a second: who I am, where, and how far I have got.
 
-    `incarnation` is 0 until the controller has given one. Repeating it lets a restarted
-    controller rebuild its table from what its members say.
+    `incarnation` is 0 until the controller has given one. From repeated Hellos a restarted
+    controller rebuilds its table of members.
     """
 
     kind: MemberKind
@@ -59,17 +59,18 @@ class Hello(Message, frozen=True):
     """A frontend's, over the last minute."""
     ttft_p99_by_level_s: Mapping[str, float] = {}
     asks: bool = False
-    """Whether it wants a Welcome whatever the controller knows of it."""
+    """Whether the member asks for a Welcome, even if the controller knows it."""
     tpot_p99_s: float | None = None
     """Of the requests that ended in the last minute."""
     num_first_tokens: int = 0
     """In the last minute."""
     leaves_in_s: float | None = None
-    """How long until this process is ended, whatever it has then; None: not known to be."""
+    """How long until this process is ended, whatever requests it has then; None: that is not
+    planned."""
     generation: int | None = None
-    """Of its engine's arguments; None: it has not been told which they are."""
+    """The generation of its engine's arguments; None: it has not been told them yet."""
     fingerprint: str = ""
-    """What its engine has in common with those to which its requests can move."""
+    """Equal for all engines between which requests can move."""
 
 
 class Welcome(Message, frozen=True):
@@ -89,7 +90,7 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
     info: EngineInfo
     snapshot: InstanceSnapshot | None
     takes_requests: bool = True
-    """No order stands against new requests; whether it is stalled is not asked."""
+    """Whether no order keeps new requests away. A stalled instance may still have True."""
 
     @property
     def ref(self) -> InstanceRef:
@@ -97,17 +98,16 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Directory(Message, frozen=True):
-    """Controller to frontends: the instances that serve, with their last known status.
-    `controller`: which process says so."""
+    """Controller to frontends: the instances that serve, with their last known statuses.
+    `controller`: names the controller's process."""
 
     instances: tuple[InstanceEntry, ...]
     controller: str = ""
     num_frontends: int = 1
     room_to_grow_tokens: int | None = None
-    """With late binding, where requests are held for want of room: `HoldingConfig`'s. None: they
-    are not held."""
+    """With late binding: the setting of `HoldingConfig`. None without late binding."""
     takes_requests: bool = True
-    """Whether any instance may get new requests: none may that drains, or is stalled."""
+    """Whether any instance may get new requests; an instance that drains or is stalled may not."""
     hold_timeout_s: float = 30.0
     """For how long a request waits while no instance may get it."""
 
@@ -130,9 +130,9 @@ class StatusPushed(Message, frozen=True):
     """Moves of which the instance is the source."""
     num_moves_in: int = 0
     cpu_cores: float | None = None
-    """Cores that its process kept busy over the last second or so; None in the first second."""
+    """How many cores its process used over the last second or so; None in the first second."""
     busy_s: float = 0.0
-    """What its steps took in all, with what lay between steps that followed each other."""
+    """The time of all its steps, with the time between steps that followed each other."""
 
 
 class StatusPull(Message, frozen=True):
@@ -141,7 +141,7 @@ class StatusPull(Message, frozen=True):
 
 class EventsReported(Message, frozen=True):
     """Member to controller. `num_before`: how many events this incarnation has reported before, so
-    that a controller that lagged can count the events that it missed."""
+    that the controller can count the events that it missed."""
 
     member_id: str
     incarnation: int
@@ -165,31 +165,31 @@ class DrainFrontend(Message, frozen=True):
 
 
 class DrainSet(Message, frozen=True):
-    """Controller to instance, when it begins to serve and at each change: whether it drains, takes
-    no moves in, and says so in each status. `leaves_in_s`: how long until it is ended, whatever it
-    has then; None: once it is empty, or never."""
+    """Controller to instance, when it begins to serve and at each change: whether it drains. Then
+    it takes no moves in, and says so in each status. `leaves_in_s`: how long until it is ended,
+    whatever requests it has then; None: it is ended once it is empty, or never."""
 
     draining: bool
     leaves_in_s: float | None = None
 
 
 class StatusPushSet(Message, frozen=True):
-    """Controller to instance: the least time between two of your statuses, and at which phases of a
-    step one may go out. No phase: only when you are asked."""
+    """Controller to instance: the least time between two of your statuses, and the phases of a step
+    at which one may be sent. Without any phase: only when you are asked."""
 
     status_interval_s: float
     phases: tuple[StepPhase, ...] = ("before-return",)
 
 
 class FrontendLimits(Message, frozen=True):
-    """Controller to each frontend: how many requests it may have, and how long each may take.
-    None: no limit. `hash_prefixes`: whether the controller goes by which prompts begin alike."""
+    """Controller to each frontend: how many requests it may have, and how long each may take. None:
+    no limit. `hash_prefixes`: whether the controller needs to know which prompts begin alike."""
 
     max_live_requests: int = 4096
     request_timeout_s: float | None = None
     write_timeout_s: float = 60.0
     hash_prefixes: bool = False
     key_limits: KeyLimits = KeyLimits()
-    """Of each API key, in the whole cluster: a frontend goes by its part while the controller is
-    away."""
+    """The limits of each API key in the whole cluster. While the controller is away, each frontend
+    applies its share of them."""
     replay: ReplayConfig = msgspec.field(default_factory=ReplayConfig)

@@ -1,7 +1,7 @@
 """Messages about moves: between source and destination, with the request's frontend, and between
-the controller and a source, also those by which the source is to choose moves itself.
+the controller and a source; also the orders by which a source chooses moves itself.
 
-A hop is one of the attempt that the message names.
+A hop counts within the attempt that the message names.
 """
 
 import msgspec
@@ -24,8 +24,8 @@ class MoveAsked(Message, frozen=True):
 
 
 class MoveAnswered(Message, frozen=True):
-    """Source to controller: a plan, the record of a move that is over, or, with neither, `code`
-    says why the move was not begun."""
+    """Source to controller: a plan, or the record of a move that is over. With neither, `code` says
+    why the move was not begun."""
 
     query_id: str
     code: str
@@ -65,11 +65,11 @@ class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
     verify_kv: bool = False
     past_instances: PastMoves = ()
-    """The instances that it has left by moves."""
+    """The instances that the request has left by moves."""
 
 
 class UnconfirmedFrames(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that were sent and that the frontend has not confirmed, in `num_frames` of the
+    """Tokens that were sent and that the frontend has not confirmed, in `num_frames` frames of the
     payload."""
 
     first_index: int
@@ -87,7 +87,8 @@ class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes | None
     record: MoveRecord
     rank_change: int = 0
-    """The number, by its frontend's count, of the last change of its rank that the source knows."""
+    """The number of the last change of its rank that the source knows, as the frontend counts
+    them."""
     rank: int = 0
     evicted_at_s: float | None = None
 
@@ -105,7 +106,7 @@ class MoveEnvelope(Message, frozen=True):
 
 
 class OfEpoch(Message, frozen=True):
-    """About a request in an epoch."""
+    """A message about a request in an epoch."""
 
     request_id: str
     hop: int
@@ -134,8 +135,8 @@ class RequestNotMoved(OfEpoch, frozen=True):
 
 
 class RequestLost(OfEpoch, frozen=True, kw_only=True):
-    """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or `owner` to
-    frontend, which takes it for dead: I had the request in `hop`, and it ended."""
+    """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or from `owner`
+    to a frontend that takes it for dead: I had the request in `hop`, and it ended."""
 
     owner: InstanceRef
 
@@ -157,8 +158,8 @@ class FenceAnswered(OfEpoch, frozen=True, kw_only=True):
 
 
 class OwnerConfirmed(OfEpoch, frozen=True):
-    """Frontend to an instance that said `RequestMoved`: the request is read from there in this
-    epoch, and no fence is granted to its source any more."""
+    """Frontend to an instance that said `RequestMoved`: I read the request from you in this epoch,
+    and grant its source no fence any more."""
 
 
 class MoveTimed(Message, frozen=True):

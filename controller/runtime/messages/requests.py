@@ -23,9 +23,9 @@ class RequestEvents(Message, frozen=True):
 
 
 class RequestsAsked(Message, frozen=True):
-    """Controller to frontends: which requests do you have? `matching` is an id, the client's own
-    id, the beginning of an id, or an id as tables shorten it; `request_ids` are whole, and None
-    stands for all. With `history`, each request's events come along."""
+    """Controller to frontends: which requests do you have? `matching`: an id, the client's own id,
+    the beginning of an id, or an id as tables shorten it. `request_ids`: whole ids; None means all.
+    With `history`, the answer has each request's events."""
 
     query_id: str
     instance_id: str | None
@@ -52,7 +52,7 @@ class DispatchWithdrawn(Message, frozen=True):
 
 
 class KeysCounted(Message, frozen=True):
-    """Frontend to controller, a few times a second: what API keys use of it, if that changed."""
+    """Frontend to controller, a few times a second: what API keys use there, if that changed."""
 
     told: KeysTold
 
@@ -66,9 +66,9 @@ class Refused(Message, frozen=True):
 
 
 class AddRequest(Message, frozen=True):
-    """Frontend to instance; payload frames: the engine's own request encoding. If the request had
-    `num_output_tokens` elsewhere, they are in one more frame, as 32-bit integers. A higher attempt
-    replaces an older one that the instance has."""
+    """Frontend to instance. Payload frames: the engine's own encoding of the request. If the
+    request had `num_output_tokens` elsewhere, they are in one more frame, as 32-bit integers. A
+    higher attempt replaces an older one on the instance."""
 
     request_id: str
     reply_to: str
@@ -104,7 +104,8 @@ class OutputItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutputsEmitted(Message, frozen=True):
-    """Instance to frontend; payload frames: the engine's own output encoding, item by item."""
+    """Instance to frontend. Payload frames: the engine's own encoding of the outputs, item by
+    item."""
 
     sender: InstanceRef
     items: tuple[OutputItem, ...]
@@ -125,8 +126,7 @@ class OutputsUnread(Message, frozen=True):
 
 
 class OutputsMissing(Message, frozen=True):
-    """Frontend to the request's owner: these tokens, which an owner before you sent, did not
-    come."""
+    """Frontend to the request's owner: these tokens, which an earlier owner sent, did not come."""
 
     request_id: str
     first_index: int
@@ -177,7 +177,7 @@ class RankChangeAnswered(Message, frozen=True):
 
 class RankSet(Message, frozen=True):
     """Frontend to the request's owner, until it confirms: the request has this rank. `change`
-    counts the changes from 1; an older one is ignored."""
+    counts the changes from 1; an older change is ignored."""
 
     request_id: str
     rank: int
@@ -209,8 +209,8 @@ class AbortAsked(Message, frozen=True):
 
 
 class AbortAnswered(Message, frozen=True):
-    """Frontend to controller. `code`: as of RankChangeAnswered. The rest is how the request was
-    before; `request_ids`: it and its siblings that lived."""
+    """Frontend to controller. `code`: as in RankChangeAnswered. The other fields say how the
+    request was before; `request_ids`: the request and its live siblings."""
 
     query_id: str
     code: str = ""
