@@ -51,25 +51,26 @@ class SchedulerSettings(Table):
     """Which instance a request is dispatched to: llumnix+ holds a request that fits on none
     (`holding`); llumnix, the paper's, takes the freest at once."""
     max_held_reqs: Count = 1024
-    """Requests held while no instance is schedulable; of one more the lowest level's newest is
-    answered 429. With llumnix+ it is `holding.max_held_reqs`."""
+    """How many requests may wait at the controller while no instance takes requests. Beyond that
+    the newest request of the lowest level is answered 429. With llumnix+ `holding.max_held_reqs`
+    counts instead."""
     hold_timeout_s: Seconds = 30.0
-    """A held request is answered 503 when no instance was schedulable for this long."""
+    """Waiting requests are answered 503 when no instance took requests for this long."""
     stall_timeout_s: Seconds = 10.0
-    """An instance whose engine thread showed no progress for this long is not schedulable."""
+    """An instance whose engine thread showed no progress for this long gets no requests."""
     fence_after_s: NotNegative = 30.0
     """An instance whose engine thread showed no progress for this long is taken for dead: its
-    requests run elsewhere, and it drops them when it comes back; 0: never."""
+    requests run elsewhere, and it drops them when it comes back. 0: never."""
     slow_factor: NotNegative = 0.0
-    """An instance whose steps take so many times as long as the others' is emptied, as by a drain;
-    0: none is."""
+    """An instance whose steps take this many times as long as those of the others is emptied, as by
+    a drain. 0: never."""
     slow_after_s: Seconds = 30.0
-    """For how long its steps must have taken so long."""
+    """For how long an instance's steps must have been slow before it is emptied."""
     status_interval_s: Annotated[float, Ge(0.001), Le(10.0)] = 0.02
-    """Least time between two status pushes of one instance."""
+    """The least time between two statuses that one instance pushes."""
     status_push: StatusPush = "before-return"
-    """At which phase of a step an instance pushes its status; never: the controller asks ten times
-    a second."""
+    """At which phase of a step an instance pushes its status. never: the controller asks for it ten
+    times a second."""
     grace_s: NotNegative = 30.0
     """How long live requests may take to finish when the cluster stops."""
 
@@ -83,18 +84,18 @@ class HoldingSettings(Table):
     docs/scheduling.md."""
 
     max_held_reqs: Count = 100_000
-    """Requests held because they fit nowhere; of one more the lowest level's newest is answered
-    429."""
+    """How many requests may wait at the controller because they fit on no instance. Beyond that the
+    newest request of the lowest level is answered 429."""
     room_to_grow_tokens: Count = 320
-    """What an admission leaves free on an instance where others run: they grow."""
+    """How much an admission leaves free on an instance where other requests run, as those grow."""
     fair_keys: bool = True
-    """Whether the API keys of one level take turns by their tokens, whoever was served least first;
-    off: by arrival alone."""
+    """Whether the API keys of one level take turns: the key that was served the fewest tokens goes
+    first. Off: the order is that of the arrivals."""
     making_room: bool = True
-    """Whether running requests move away so that a blocked one fits."""
+    """Whether running requests move away so that a waiting one fits."""
     reserved_share: Annotated[float, Ge(0), Le(1)] = 0.3
-    """At most this share of the instances, but at least one, is kept for the first blocked
-    requests."""
+    """At most this share of the instances, but at least one, is kept free for the first of the
+    waiting requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,11 @@ class KeyLimits(Table):
     others in its line of the key file."""
 
     live_requests: Count = 0
-    """Live requests of one key, each choice of `n` for itself; one more is answered 429. 0: any."""
+    """How many live requests one key may have, where each choice of `n` counts; further ones are
+    answered 429. 0: any number."""
     tokens_per_minute: Count = 0
-    """Tokens of one key in a minute, of prompts and outputs; then it gets 429. 0: any."""
+    """How many tokens of prompts and outputs one key may use in a minute before it gets 429. 0: any
+    number."""
 
     def of(self, key: str, own: Mapping[str, Mapping[str, int]]) -> "KeyLimits":
         """Those of this key; `own`: by key, the limits that it has of its own."""
@@ -163,17 +166,19 @@ class MigrationSettings(Table):
     """`[migration]`: when requests are moved, and what that may take; docs/scheduling.md."""
 
     enabled: bool = True
-    """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
+    """Whether the cluster moves requests by itself. Operators and drains move them in any case."""
     source_below_steps: float = 48.0
-    """An instance whose freeness is lower is relieved of requests."""
+    """Requests are moved away from instances whose freeness is lower."""
     destination_above_steps: float = 48.0
-    """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
+    """Requests are moved to instances whose freeness is higher. Not lower than
+    `source_below_steps`."""
     max_moves_per_minute: Annotated[int, Ge(0), Le(32)] = 6
-    """Moves of one request in a minute. 0: requests move only by hand and out of drains."""
+    """How often one request may move in a minute. 0: requests move only by hand and out of
+    drains."""
     max_moves: Annotated[int, Ge(0), Le(1024)] = 4
-    """Moves of one instance at a time, to and from it; 0: none."""
+    """How many moves to and from one instance may be under way at a time. 0: none."""
     max_bytes_per_s: NotNegative = 0.0
-    """Copied from one instance to another; 0: no limit."""
+    """How many bytes per second are copied from one instance to another. 0: no limit."""
 
     def __post_init__(self) -> None:
         _check_order(self, "source_below_steps", "destination_above_steps")
@@ -208,24 +213,24 @@ class AutoscaleSettings(Table):
     """`[autoscale]`: how many instances there are to be for the load; docs/scheduling.md."""
 
     mode: AutoscaleMode = "off"
-    """dry-run decides as on does, and only says so."""
+    """Whether instances come and go with the load. dry-run decides as on does, and only says so."""
     min_instances: Instances = 1
-    """With no request at all, so many stay."""
+    """How many instances stay even without any request."""
     max_instances: Instances = 16
-    """No more are added, and one goes at a time while there are more."""
+    """How many instances there are at most. While there are more, one goes at a time."""
     up_below_steps: float = 160.0
     """Instances are added while the freeness of the whole cluster is lower."""
     down_above_steps: float = 960.0
-    """One instance goes if the freeness of the cluster without it is higher; not lower than
+    """One instance goes if the freeness of the cluster would be higher without it. Not lower than
     `up_below_steps`."""
     target_ttft_s: Seconds | None = None
-    """Instances are added too while the P99 time to first token that is estimated for the next
-    minute is longer; None: no target."""
+    """Instances are also added while the P99 time to first token that is estimated for the next
+    minute is longer. None: no target."""
     target_tpot_s: Seconds | None = None
-    """As `target_ttft_s`, of the mean time per output token of a request."""
+    """The same as `target_ttft_s` for the mean time per output token of a request."""
     check_interval_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
-    """From one look at the load to the next, and before the first one. Two looks in a row must have
-    found the same before it is acted on."""
+    """The time from one check of the load to the next, and before the first one. Two checks in a
+    row must find the same before instances are added or removed."""
 
     def __post_init__(self) -> None:
         _check_order(self, "up_below_steps", "down_above_steps")
@@ -268,14 +273,14 @@ class ReplayConfig(Table):
     """`[replay]`: what becomes of requests whose instance dies; docs/reliability.md."""
 
     max_replays: Annotated[int, Ge(0), Le(100)] = 3
-    """How often one request may go on elsewhere after its instance died; 0: it ends in an error.
-    Instances that die before they have taken the request do not count."""
+    """How often one request may go on elsewhere after its instance died. 0: the request ends in an
+    error. Instances that die before they have taken the request do not count."""
     max_tokens_kept: Count = 16_000_000
-    """Tokens of prompts and outputs that one frontend keeps for replays, about 5 bytes each. A
-    request that does not fit in cannot be replayed."""
+    """How many tokens of prompts and outputs one frontend keeps for replays, about 5 bytes each. A
+    request that does not fit cannot be replayed."""
     patience_s: NotNegative = 30.0
-    """How long a request whose instance died may find no other one before it ends in an error.
-    Where one instance is all there is, longer than Ray takes to start it again. Seconds."""
+    """How long a request whose instance died may wait for another one before it ends in an error. A
+    cluster of one instance needs longer than Ray takes to start it again."""
 
 
 # -- what is fixed, and bounds -------------------------------------------------------------------

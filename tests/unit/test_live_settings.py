@@ -33,7 +33,9 @@ def test_what_is_listed_is_the_tables() -> None:
     assert {key for key in found if key.startswith("migration.")} == {
         f"migration.{field}" for field in kinds(type(DEFAULTS.migration))
     }
-    assert found["migration.max_moves"].meaning.startswith("Moves of one instance at a time")
+    assert found["migration.max_moves"].meaning.startswith(
+        "How many moves to and from one instance"
+    )
     assert all(each.meaning for each in found.values())
     assert all(each.value == each.default for each in found.values())
     high = found["priority.high.target_load_tokens"]

@@ -37,6 +37,7 @@ class ClusterTable(Table):
     """`[cluster]`: what runs and where."""
 
     name: ClusterName = "default"
+    """The cluster's name, and that of its folder for state and logs."""
     model: str = EMBEDDED_MODEL
     """`embedded`, a local path, or a Hugging Face id."""
     engine: Literal["vllm", "emulated"] = "vllm"
@@ -46,36 +47,41 @@ class ClusterTable(Table):
     frontends: Annotated[int, Field(ge=1, le=64)] | None = None
     """None: two with 4 cores and 2.2 GB of memory beside the instances, else one."""
     ray_address: str | None = None
-    """`host:port` of a running Ray head; None starts one of our own."""
+    """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"
-    """Address that the cluster's own sockets bind and advertise; routable for several machines."""
+    """The address on which the cluster's processes listen to each other; several machines need one
+    that the others reach."""
     start_timeout_s: Seconds = 600.0
-    """How long `up` waits for the cluster. An instance that auto-scaling adds counts as one that
-    cannot start after so long."""
+    """How long `up` waits for the cluster. An instance that auto-scaling adds counts as failed if
+    it does not serve after this time."""
 
 
 class EndpointServer(Table):
     """Where the OpenAI-compatible API is served, to whom, and how much of it."""
 
     host: str = "127.0.0.1"
+    """The address of the endpoint; any but a loopback address needs `api_key_file`."""
     port: Port = 8000
+    """The port of the endpoint."""
     api_key_file: str | None = None
-    """A file of mode 0600 with a key that clients may use in each line, alone or before the names
-    of the priority levels that it may ask for. None: anybody may ask for any level."""
+    """A file of mode 0600 with one API key in each line. The names of the priority levels that the
+    key may ask for can follow it; without names it may ask for all. None: anybody may call, and may
+    ask for any level."""
     allowed_hosts: HostNames = ()
     """Host headers under which clients may call an endpoint without API keys, beside `host` and
     names of loopback. Others are answered 403, as pages in a browser can call here under any name.
     With API keys any name will do."""
     served_model_name: ModelNames = ()
-    """The model's names for clients, the first of which is in answers; none: `cluster.model`."""
+    """The model's names for clients; answers have the first one. Empty: `cluster.model`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 2 * 1024 * 1024
     """A larger request is answered 413."""
     max_live_requests: Annotated[int, Field(ge=1)] = 4096
-    """Requests with a complete body that one frontend serves at a time; one more gets 429."""
+    """How many requests one frontend serves at a time; further ones are answered 429."""
     request_timeout_s: Seconds | None = None
-    """A request that takes longer is answered 504, a stream ends with an error; None: no limit."""
+    """A request that takes longer is answered 504, and a stream ends with an error. None: no
+    limit."""
     write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
-    """A client that takes nothing of its answer for so long is cut, and its request aborted."""
+    """A client that reads nothing of its answer for this long is cut, and its request aborted."""
 
 
 class EndpointTable(EndpointOptions, EndpointServer):
@@ -86,18 +92,23 @@ class ControlTable(Table):
     """`[control]`: the operators' API, on its own listener with its own token."""
 
     host: str = "127.0.0.1"
+    """The address of the control API: a loopback address."""
     port: Port = 8700
+    """The port of the control API."""
     max_events: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """The last events, which the controller keeps for later questions; one takes about 1 KB."""
+    """How many of the last events the controller keeps; one takes about 1 KB."""
 
 
 class PriorityTable(Table):
-    """`[[priority]]`: one level; see definitions in docs/metrics.md."""
+    """`[[priority]]`: one priority level; docs/metrics.md defines target load and headroom."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,23}$")]
+    """The level's name, by which clients and operators ask for it."""
     rank: Annotated[int, Field(ge=-100, le=100)]
+    """Requests of a higher rank go first. One level must have rank 0: requests that ask for none
+    get it."""
     target_load_tokens: Annotated[int, Field(ge=0)] | None = None
-    """The load that may stay beside a running request of this level; None: any."""
+    """How many tokens may run on an instance beside a request of this level. None: any number."""
 
 
 class EmulatedTable(Table):
@@ -109,54 +120,55 @@ class EmulatedTable(Table):
     """How a step is filled: prefills cut to the token budget, or whole and before decodes."""
     prefix_caching: bool = True
     speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
-    """How many times faster than the profile's wall-clock time. The scheduler's own times, which
-    are no settings, are the profile's too."""
+    """How many times faster than the profile the engines run."""
     num_blocks: Annotated[int, Field(ge=1)] | None = None
-    """KV blocks of an instance; None: the profile's."""
+    """How many KV blocks an instance has. None: as many as in the profile."""
 
 
 class EvacuateTable(Table):
-    """`[evacuate]`: instances that must go by a moment; docs/draining.md."""
+    """`[evacuate]`: instances that must be gone at a given moment; docs/draining.md."""
 
     notice_s: Seconds = 30.0
-    """After a SIGTERM to an instance's process so long for its requests to move to others; then it
-    ends, and is not started again."""
+    """How long an instance's requests may take to move to others after a SIGTERM to its process.
+    Then the process ends, and is not started again."""
 
 
 class ConsoleTable(Table):
-    """`[console]`: whether the dashboard may change the cluster, and from where on it and `llumctl
-    status` raise an alarm. 0: never."""
+    """`[console]`: whether the dashboard may change the cluster, and at which figures the dashboard
+    and `llumctl status` raise an alarm. 0 switches an alarm off."""
 
     readonly: bool = False
-    """The dashboard begins read-only; its key for that allows changes."""
+    """Whether the dashboard begins read-only; the key `R` allows changes."""
     alarm_head_waited_s: Limit = 10.0
-    """A request that is the first in its instance's queue and has waited that long is an alarm."""
+    """An alarm if the first request of a queue, or any request at the controller, has waited this
+    long."""
     alarm_waiting_reqs: Count = 20
-    """So many requests that wait at one instance, or are held at the controller, are an alarm."""
+    """An alarm if this many requests wait at one instance, or at the controller."""
     alarm_ttft_p99_s: Limit = 10.0
-    """A time to first token, 99th percentile of the last minute, that is this high is an alarm."""
+    """An alarm if the 99th percentile of the time to first token, over the last minute, is this
+    high."""
     alarm_failed_moves: Count = 30
-    """So many moves that came to nothing in the last minute are an alarm if fewer succeeded."""
+    """An alarm if this many moves failed in the last minute and fewer succeeded."""
     alarm_move_s: Limit = 15.0
-    """A move that has been under way for so long is an alarm; nearly all take under a second."""
+    """An alarm if a move has been under way for this long; nearly all take under a second."""
 
 
 class OwnCommandTable(Table):
     """`[commands.NAME]`: a program that the dashboard runs for a row, never through a shell."""
 
     run: Annotated[list[str], Field(min_length=1, max_length=100)]
-    """The program and its arguments. `{id}` as a whole argument, or behind `--name=`, is a value of
-    the row."""
+    """The program and its arguments. An argument `{id}`, or `--name={id}`, becomes a value of the
+    row."""
     key: str = ""
-    """The key that runs it; without one it is typed after `:`."""
+    """The key that runs the command; a command without a key is typed after `:`."""
     at: Literal["instance", "request"] = "instance"
-    """What the rows must be about."""
+    """Whether the command is for rows of instances or of requests."""
     text: str = ""
-    """What the help says of it."""
+    """What the help says about the command."""
     terminal: bool = False
-    """It gets the terminal until it ends; else what it writes is shown."""
+    """Whether the program gets the terminal until it ends; else its output is shown."""
     timeout_s: Seconds = 30.0
-    """It is ended after that long, unless it has the terminal."""
+    """The program is ended after this time, unless it has the terminal."""
 
 
 DEFAULT_PRIORITIES = (

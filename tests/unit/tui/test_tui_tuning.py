@@ -42,7 +42,7 @@ async def test_a_threshold_is_changed_after_its_preview_was_shown(key: str) -> N
         text = await drawn(bed.pilot)
         assert f" {LOW} = 48  (the default)" in text
         assert " allowed: a number" in text
-        assert "An instance whose freeness is lower is relieved of requests." in text
+        assert "Requests are moved away from instances whose freeness is lower." in text
         await bed.press(key)
         await value(bed, "40")
         text = await drawn(bed.pilot)
