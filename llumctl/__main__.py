@@ -20,8 +20,9 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Whatever was opened first would get the number of a stream that the caller has closed, and be
-    overwritten where a process is started with streams of its own."""
+    """Opens the standard streams that the caller has closed. Otherwise the first file that is
+    opened would get the number of such a stream, and would be overwritten when a process with
+    streams of its own is started."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -30,8 +31,8 @@ def _open_standard_streams() -> None:
 
 
 def _unwind_at_signals() -> None:
-    """By default these end a program on the spot, and its terminal stays as it was: raw, or without
-    a cursor. What is ignored stays so."""
+    """Makes these signals raise SystemExit. By default they end a program at once, and leave its
+    terminal raw or without a cursor. A signal that is ignored stays ignored."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -42,7 +43,7 @@ def _unwind_at_signals() -> None:
 
 
 def _prefer_own_packages() -> None:
-    """Imports the packages beside this one, before PYTHONPATH can bring others of their names."""
+    """Imports the packages beside this one, so that PYTHONPATH cannot put others in their place."""
     root = str(Path(__file__).resolve().parents[1])
     for name in ("controller", "tui"):
         spec = PathFinder.find_spec(name, [root])

@@ -1,4 +1,7 @@
-"""The command tree. Help is plain text: rich would cost more than all of the rest."""
+"""The command tree, and how every command ends.
+
+Help is plain text, because importing rich would take longer than everything else.
+"""
 
 import contextlib
 import os
@@ -46,14 +49,14 @@ from llumctl.commands.up import UpCommand
 
 
 class _Commands(TyperGroup):
-    """The commands, whose help lists them by what they are for."""
+    """The group of all commands. Its help lists them by purpose."""
 
     def format_commands(  # type: ignore[override]
         self,
         ctx: typer.Context,  # noqa: ARG002
         formatter: Any,
     ) -> None:
-        """Each panel is a section, which aligns as all others do."""
+        """Writes each panel as a section. The columns of all sections are aligned."""
         width = max(map(len, self.commands))
         panels: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
@@ -65,7 +68,7 @@ class _Commands(TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A former name runs what it has become, after a line on stderr that says so."""
+        """Runs the present command for a former name, after a line on stderr that names it."""
         if args and args[0] in FORMER and not ctx.resilient_parsing:
             present, options = FORMER[args[0]]
             output.say(f"llumctl {args[0]} is now llumctl {present}")
@@ -121,11 +124,11 @@ FORMER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "undrain": ("uncordon", {}),
     "wait": ("status", {"--for": "--wait"}),
 }
-"""What a command is called now that had another name, and its options that had other names."""
+"""Former names of commands, each with its present name and the present names of its options."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of `llumctl ARGUMENTS`."""
+    """Runs `llumctl ARGUMENTS` and returns its exit code."""
     meant.forget()
     return guarded(lambda: _invoke(arguments))
 
@@ -137,14 +140,14 @@ def _invoke(arguments: Sequence[str]) -> int:
         except UnicodeEncodeError:
             raise UsageError(f"{argument[:60]!r} is not UTF-8, as all arguments must be") from None
     if "--install-completion" in arguments:
-        user_files.home()  # the parser writes there, and ends in a traceback without one
+        user_files.home()  # the parser writes into it, and without one ends in a traceback
     result = _command()(args=list(arguments), prog_name="llumctl", standalone_mode=False)
     return result if isinstance(result, int) else 0
 
 
 @cache
 def _command() -> Any:
-    """Built once: the tests, which run hundreds of command lines, would spend 15 ms on each."""
+    """Builds the parser once. That takes 15 ms, and tests run hundreds of command lines."""
     return typer.main.get_command(app)
 
 
@@ -172,7 +175,7 @@ MAX_LOG_BYTES = 1 << 20
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs a command to its exit code; nothing but `SystemExit` gets through."""
+    """Runs a command and returns its exit code. Only `SystemExit` leaves this function."""
     try:
         code = command()
     except LlumctlError as error:
@@ -196,7 +199,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _is_of_the_parser(error: OSError) -> bool:
-    """Whether the parser could not write: help and completions do not go through `output`."""
+    """Whether the parser failed to write. Help and completions do not go through `output`."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -204,7 +207,7 @@ def _is_of_the_parser(error: OSError) -> bool:
 
 
 def show(message: str, hint: str = "") -> None:
-    """The command to try stands last, where the eye is."""
+    """Prints the error, and below it the command to try: people look at the last line first."""
     told = printable(message, keep="\n")
     output.say(f"error: {told}")
     if hint:
@@ -212,7 +215,8 @@ def show(message: str, hint: str = "") -> None:
 
 
 def _unforeseen(error: Exception) -> int:
-    """The parser's own complaints, known by what they carry; anything else is our defect."""
+    """Shows an exception that is not ours. A complaint of the parser is recognized by its
+    attributes; any other exception is a defect of llumctl."""
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         context = getattr(error, "ctx", None)
@@ -232,7 +236,7 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _log(error: Exception) -> Path | None:
-    """Appends the traceback to a private file, which starts anew when it has grown large."""
+    """Appends the traceback to a private file, which is emptied first if it has grown large."""
     from controller.api.state import run_state
 
     with contextlib.suppress(OSError, LlumctlError):

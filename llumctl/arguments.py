@@ -1,5 +1,5 @@
 """Values as people type them: words from a fixed set, ids, durations (`30s`, `5m`, `1h30m`) and
-moments. A wrong value raises UsageError, which names the flag and something nearly right."""
+moments. A wrong value raises UsageError, which names the flag and the nearest right value."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,13 +10,14 @@ from controller.api.text.quantities import seconds_of
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing if none resembles it."""
+    """`; did you mean X?`, or an empty text if no known word resembles this one."""
     found = difflib.get_close_matches(word.lower(), list(known), 1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def one_of(word: str, known: Iterable[str], flag: str, what: str) -> str:
-    """The word itself. Raises UsageError naming the flag; `what` it should be: "a state"."""
+    """The word itself, if it is known. Otherwise raises UsageError, which names the flag and says
+    that the word is not `what`, for example "a state"."""
     words = list(known)
     if word in words:
         return word
@@ -27,14 +28,14 @@ def one_of(word: str, known: Iterable[str], flag: str, what: str) -> str:
 
 
 def several_of(text: str, known: Iterable[str], flag: str, what: str) -> tuple[str, ...]:
-    """Words between commas, each once, in the order given."""
+    """The words between commas in the order given, without repetitions."""
     words = list(known)
     found = [one_of(word.strip(), words, flag, what) for word in text.split(",")]
     return tuple(dict.fromkeys(found))
 
 
 def an_id(text: str, flag: str) -> str:
-    """The id, if it can be one. Raises UsageError if it is empty or not printable."""
+    """The text, if it can be an id. Raises UsageError if it is empty or not printable."""
     if not text or not text.isprintable():
         raise UsageError(f"{flag}: {text[:60]!r} is no id", "llumctl status      llumctl requests")
     return text
@@ -44,7 +45,8 @@ EXAMPLES = "30s, 5m, 2h, 1h30m"
 
 
 def seconds(text: str, flag: str) -> float:
-    """Zero or more seconds; a bare number is seconds. Raises UsageError naming the flag."""
+    """Reads a duration, which may be zero. A number without a unit means seconds. Raises
+    UsageError, which names the flag."""
     found = seconds_of(text)
     if found is None:
         raise UsageError(f"{flag}: {text[:60]!r} is no duration", f"durations look like {EXAMPLES}")
@@ -52,15 +54,16 @@ def seconds(text: str, flag: str) -> float:
 
 
 def positive(text: str, flag: str) -> float:
-    """As `seconds`, but not zero."""
+    """Like `seconds`, but refuses zero."""
     found = seconds(text, flag)
     if not found:
-        raise UsageError(f"{flag}: must be more than no time", f"durations look like {EXAMPLES}")
+        raise UsageError(f"{flag}: must be more than zero", f"durations look like {EXAMPLES}")
     return found
 
 
 def moment(text: str, flag: str, now_s: float) -> float:
-    """Seconds since the epoch: a duration ago, or an ISO time (local unless it names its zone)."""
+    """Seconds since the epoch. The text is a duration before now, or an ISO time, which is local
+    unless it names a time zone."""
     ago = seconds_of(text)
     if ago is not None:
         return now_s - ago

@@ -1,5 +1,5 @@
-"""Finds the controller that a command means: of a local cluster by its name, of a remote one by its
-URL, as a tunnel has it."""
+"""Finds the controller of a cluster and follows its streams. A local cluster is found by its name,
+a remote one by a URL, to which usually a tunnel leads."""
 
 import os
 import queue
@@ -31,13 +31,13 @@ TOKEN_HINT = f"{TOKEN_FILE}=FILE llumctl ... --cluster URL"
 
 
 def attached(flag: str | None) -> str:
-    """The cluster that a command means, and that the commands in its messages name from here on:
-    `--cluster`, a name or a URL; else what the environment or the config file names; else
-    `default`, or the only one that is there.
+    """Which cluster a command is about; from here on, commands in its messages name this cluster
+    too. It is the one of `--cluster` (a name or a URL), else the one that the environment or the
+    config file names, else `default`, else the only cluster there is.
 
     Raises:
-        NotRunningError: there are several, none of them is `default`, and none was named.
-        UsageError: what was given is neither a name nor the URL of a control API.
+        NotRunningError: there are several clusters, none is `default`, and none was named.
+        UsageError: the flag is neither a name nor the URL of a control API.
     """
     found = _attached(flag)
     meant.cluster_is(found)
@@ -68,8 +68,8 @@ def is_url(cluster: str) -> bool:
 
 
 def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
-    """`cluster`: as `attached` gives it. Reads the run state, or the file of the token, anew each
-    time: a cluster started again has another token.
+    """A client for a cluster that `attached` returned. The run state or the token's file is read
+    each time, because a cluster that was started again has another token.
 
     Raises NotRunningError, UsageError.
     """
@@ -89,13 +89,15 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
 
 
 def check(cluster: str) -> None:
-    """Raises NotRunningError if the cluster was stopped; of a remote one only a call can tell."""
+    """Raises NotRunningError if a local cluster was stopped. A remote one is not looked at: only a
+    call can tell."""
     if not is_url(cluster):
         running(cluster)
 
 
 def running(cluster: str) -> "RunState":
-    """Raises NotRunningError, and RefusedError for a cluster that is known by its URL only."""
+    """The run state. Raises NotRunningError, and RefusedError if only the cluster's URL is
+    known."""
     from controller.api.state import run_state
 
     if is_url(cluster):
@@ -122,8 +124,8 @@ def running(cluster: str) -> "RunState":
 
 
 def _checked(url: str) -> str:
-    """The URL, if the token may go there: not in the clear over a network. It is not repeated, as
-    somebody may have written a password into it."""
+    """The URL, if the token may be sent to it: never unencrypted over a network. Messages do not
+    repeat the whole URL, as somebody may have written a password into it."""
     from controller.api.hosts import is_loopback
 
     try:
@@ -150,7 +152,8 @@ def _checked(url: str) -> str:
 
 
 def _token() -> str:
-    """From the environment, or the file that it names: a token alone, or a cluster's run.json."""
+    """The token of the environment, or of the file that the environment names. The file contains
+    just a token, or is a cluster's run.json."""
     if token := os.environ.get(TOKEN, "").strip():
         return _plain(token, TOKEN)
     if not (named := os.environ.get(TOKEN_FILE)):
@@ -176,7 +179,8 @@ def _token() -> str:
 
 
 def _plain(text: str, where: str) -> str:
-    """The text, if it can be a token: no blanks, no line ends. Anything else is not repeated."""
+    """The text, if it can be a token: it has no blanks and no line ends. The message does not
+    repeat a wrong text, which may be another secret."""
     if not text.isascii() or not text.isprintable() or " " in text:
         raise UsageError(f"{where}: this is no token", TOKEN_HINT)
     return text
@@ -192,13 +196,15 @@ MAX_HEARD = 4096
 def follow(
     cluster: str, after: str, *, status_every_s: float | None = None, patient: bool = False
 ) -> Iterator["Frame | None"]:
-    """Frames after a position as they come, for ever; None whenever there is none for WAIT_S.
+    """Yields the frames after a position as they come, without end, and None whenever WAIT_S passes
+    without a frame.
 
-    Trouble and its end are told on stderr, once each. `patient` bears with refusals, too.
+    The loss of a connection and its return are reported on stderr, once each. With `patient` a
+    refusal does not end the stream either.
 
     Raises:
         NotRunningError: the cluster was stopped.
-        LlumctlError: the controller answers, and refuses.
+        LlumctlError: the controller answered with a refusal.
     """
     from controller.api.client import Follower, Lost
 
@@ -236,15 +242,16 @@ def _raise_what_lasts(error: LlumctlError, cluster: str, *, patient: bool) -> No
 
 
 def traffic(cluster: str, wanted: "TrafficRequest") -> Iterator["TrafficBatch | None"]:
-    """Batches as they come, at least one a second, for ever; None whenever none could be had.
+    """Yields the batches as they come, at least one per second, without end, and None whenever the
+    connection is lost.
 
-    Nobody reads beside the caller: what the caller has not taken waits at the controller. Trouble
-    and its end are told on stderr, once each.
+    Batches that the caller has not taken wait at the controller. The loss of the connection and its
+    return are reported on stderr, once each.
 
     Raises:
         NotRunningError: the cluster was stopped.
-        UnreachableError: there was no controller from the beginning.
-        LlumctlError: the controller answers, and refuses.
+        UnreachableError: the controller did not answer the first call.
+        LlumctlError: the controller answered with a refusal.
     """
     was_heard = in_trouble = False
     while True:

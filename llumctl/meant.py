@@ -1,9 +1,9 @@
-"""Which cluster and which config file this command means: what the commands that its messages
-name must say, too (`controller.api.text.hints`).
+"""Which cluster and which config file this command is about. Commands that its messages name must
+be about the same ones (`controller.api.text.hints`).
 
-`output.say` passes every message through `aimed`, so no message needs to think of it. What goes to
-stdout for people and names commands, a table with a cure in it, is passed through it where it is
-written; JSON stays as the controller gave it.
+`output.say` passes every message through `aimed`, so whoever writes a message need not think of it.
+Text on stdout that names commands, such as a table with cures, is passed through `aimed` where it
+is written. JSON stays as the controller gave it.
 """
 
 import shlex
@@ -24,13 +24,13 @@ _meant = _Meant()
 
 
 def forget() -> None:
-    """Before each command: tests run many in one process."""
+    """Must be called before each command, because tests run many commands in one process."""
     _meant.cluster = _meant.config = None
 
 
 def cluster_is(name: str | None) -> str | None:
-    """Notes the cluster of this command, given by a flag or found: a name or a URL. Of a URL that
-    may hold a password the notes have only that it was one."""
+    """Notes the cluster of this command, which a flag named or which was found: a name or a URL. Of
+    a URL that may contain a password, only the word URL is kept."""
     if name is not None:
         _meant.cluster = "URL" if "://" in name and "@" in name else name
     return name
@@ -50,13 +50,14 @@ def aimed(text: str) -> str:
 
 
 def option(cluster: str) -> str:
-    """What a command needs behind it to mean that cluster: nothing where the settings or `default`
-    say it. That it is the only one now says nothing: there may be another one tomorrow."""
+    """The option that makes a command about this cluster. It is empty if the command would find the
+    cluster by the settings, or because it is called `default`. A cluster that is found only because
+    there is no other needs the option: tomorrow there may be another one."""
     from llumctl.config import config_file
 
     try:
         if cluster == config_file.cluster_name(None):
             return ""
-    except UsageError:  # what names no cluster names no other one
+    except UsageError:  # the settings are wrong, so they name no other cluster
         pass
     return f" --cluster {shlex.quote(cluster)}"

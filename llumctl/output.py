@@ -1,8 +1,7 @@
-"""What reaches the terminal: data on stdout, everything else, questions too, on stderr.
+"""What reaches the terminal: data on stdout; messages and questions on stderr.
 
-Tables are plain columns, never boxed. In a pipe nothing is cut; on a terminal that is too narrow
-ids are shortened, and nothing else.
-A reader that went away (closed pipe) is no error: what follows goes nowhere.
+Tables are plain columns without boxes. In a pipe nothing is cut. On a terminal that is too narrow,
+only ids are shortened. A reader that went away (closed pipe) is no error: later output is dropped.
 """
 
 import contextlib
@@ -38,23 +37,23 @@ class Format(StrEnum):
 
 
 def emit(text: str, end: str = "\n") -> None:
-    """A block of data on stdout, ended by a newline."""
+    """Writes a block of data to stdout, with a newline at its end."""
     _write(sys.stdout, f"{text}{end}")
 
 
 def say(text: str) -> None:
-    """A message on stderr; the commands that it names mean this command's cluster."""
+    """Writes a message to stderr. Commands in it get the option for this command's cluster."""
     say_on(f"{text}\n")
 
 
 def say_on(text: str) -> None:
-    """A message on stderr whose line goes on, with an answer or with the next such message."""
+    """Writes a message to stderr without a newline: an answer or the next message follows it."""
     with contextlib.suppress(LlumctlError):
         _write(sys.stderr, meant.aimed(text))
 
 
 def check_terminal(what: str, hint: str) -> None:
-    """Raises RefusedError where there is no terminal to ask on; `what` is the command's name."""
+    """Raises RefusedError if there is no terminal to ask on. `what`: the command's name."""
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise RefusedError(f"{what} asks before it acts, and there is no terminal to ask on", hint)
 
@@ -76,7 +75,7 @@ def ask(question: str) -> None:
 
 
 def reader_left() -> bool:
-    """Whether stdout is a pipe whose other end is closed; a command that follows ends then."""
+    """Whether stdout is a pipe whose other end is closed. A command that follows ends then."""
     if sys.stdout is None:
         return False
     if sys.stdout in _left:
@@ -90,7 +89,7 @@ def reader_left() -> bool:
 
 
 def refused(stream: TextIO, error: OSError) -> LlumctlError:
-    """What to raise where the stream takes nothing more; nothing more is written there then."""
+    """The error for a stream that takes no more output. Later writes to it are dropped."""
     _silence(stream)
     return LlumctlError(f"cannot write the output: {error.strerror}")
 
@@ -103,7 +102,8 @@ def flush() -> None:
 
 
 def encode(format_: Format, whole: "BaseModel", rows: Sequence["BaseModel"]) -> str:
-    """The machine formats: the whole object, or a row per line with its schema version."""
+    """The text in a machine format: the whole object, or a line for each row with its schema
+    version."""
     if format_ is Format.JSON:
         return json_text(plain(whole), indent=2)
     if format_ is Format.YAML:
@@ -118,18 +118,18 @@ def encode(format_: Format, whole: "BaseModel", rows: Sequence["BaseModel"]) -> 
 
 
 def plain(model: "BaseModel") -> dict[str, Any]:
-    """Values that JSON has; what is not finite becomes null."""
+    """The model as values of JSON. Numbers that are not finite become null."""
     found: dict[str, Any] = _finite(model.model_dump(mode="json"))
     return found
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """ASCII only: whatever the terminal's encoding, it stays JSON."""
+    """JSON in ASCII, which is right in every encoding of a terminal."""
     return json.dumps(value, indent=indent, allow_nan=False)
 
 
 def facts(facts: Sequence[tuple[str, str]]) -> str:
-    """Names and values, one to a line."""
+    """Names and values, a pair on each line."""
     width = max(num_cells(name) for name, _ in facts)
     return "\n".join(
         f"{_pad(name, width, right=False)}  {printable(value)}" for name, value in facts
@@ -143,8 +143,8 @@ def table(
     colours: bool,
     ids: Sequence[str] = (),
 ) -> str:
-    """Columns two spaces apart, as wide as their widest cell. Figures are right-aligned. `ids`:
-    titles of columns that are shortened where the terminal is too narrow, the first one first."""
+    """Columns two spaces apart, each as wide as its widest cell. Figures are right-aligned. `ids`:
+    the titles of columns that may be shortened on a narrow terminal, beginning with the first."""
     cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
     if ids and is_terminal(sys.stdout):
         _shorten(header, cells, ids, shutil.get_terminal_size().columns)
@@ -165,7 +165,7 @@ def table(
 
 
 def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], room: int) -> None:
-    """Changes the cells: as little as fits, but no id gets less than MIN_ID_WIDTH."""
+    """Shortens ids in the cells as far as needed, but none to less than MIN_ID_WIDTH."""
     from controller.api.text.short_ids import shortened
 
     widths = [max(map(num_cells, column)) for column in zip(header, *cells, strict=True)]
@@ -258,11 +258,11 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 _left: list[TextIO] = []
-"""Streams whose reader went away."""
+"""Streams whose reader has gone away."""
 
 
 def _silence(stream: TextIO) -> None:
-    """Points the stream's descriptor at nothing: the interpreter flushes it once more."""
+    """Points the stream's descriptor to /dev/null, as the interpreter flushes it once more."""
     _left.append(stream)
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,2 +1,2 @@
-"""The commands, a file for each subject: options, following and text stand together. What is heavy
-is imported where it is used, so that help stays fast."""
+"""The commands, in a file for each subject: options, orders, following and text stand together.
+Heavy modules are imported where they are used, so that help stays fast."""

@@ -1,4 +1,5 @@
-"""`llumctl bench`: open-loop load on an endpoint, every answer checked, and what it took."""
+"""`llumctl bench` sends open-loop load to an endpoint, checks every answer, and reports
+latencies."""
 
 import sys
 from pathlib import Path
@@ -25,63 +26,64 @@ Rate = Annotated[
     float | None, typer.Option(metavar="R", help=f"Requests per second ({DEFAULT_RATE:g}).")
 ]
 ArrivalKind = Annotated[
-    Arrivals | None, typer.Option(help="How the gaps between requests vary (poisson).")
+    Arrivals | None, typer.Option(help="Distribution of the gaps between requests (poisson).")
 ]
 Cv = Annotated[
     float | None,
-    typer.Option(metavar="C", help="Gamma arrivals: coefficient of variation of the gaps."),
+    typer.Option(metavar="C", help="For gamma arrivals: coefficient of variation of the gaps."),
 ]
 Duration = Annotated[
     float | None,
     typer.Option(
-        metavar="S", help=f"Send for so many seconds ({DEFAULT_DURATION_S:g}, unless --requests)."
+        metavar="S", help=f"Send for S seconds ({DEFAULT_DURATION_S:g}, unless --requests)."
     ),
 ]
-NumRequests = Annotated[int | None, typer.Option(metavar="N", help="Send so many requests.")]
+NumRequests = Annotated[int | None, typer.Option(metavar="N", help="Send N requests.")]
 Lengths = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|IN,OUT",
-        help="Tokens of prompts and outputs: S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt as in"
-        " table 1 of the Llumnix paper; zipf:M-M as its authors drew them; or two numbers"
-        f" ({DEFAULT_LENGTHS}).",
+        help="Lengths of prompts and outputs in tokens: S-S, M-M, L-L, S-L, L-S, sharegpt or"
+        " burstgpt, from table 1 of the Llumnix paper; zipf:M-M, drawn as by its authors; or two"
+        f" numbers ({DEFAULT_LENGTHS}).",
     ),
 ]
 Trace = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Replay a trace of Azure, BurstGPT, Mooncake or Qwen, or a recording of llumctl's.",
+        help="Replay a trace of Azure, BurstGPT, Mooncake or Qwen, or a recording of llumctl.",
     ),
 ]
 ScaleRate = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Replay the trace so many times as fast (1)."),
+    typer.Option(metavar="X", help="Replay the trace X times as fast (1)."),
 ]
 MaxTokensCap = Annotated[
-    int | None, typer.Option(metavar="N", help="No prompt and no output is longer than this.")
+    int | None, typer.Option(metavar="N", help="Shorten prompts and outputs to N tokens at most.")
 ]
 Priorities = Annotated[
     list[str] | None,
     typer.Option(
         metavar="LEVEL=SHARE",
-        help="A share of the requests, as in high=0.1; the rest is of rank 0. LEVEL is a name"
-        " or vLLM's number (lower goes first). Repeatable.",
+        help="Share of the requests with this priority level, as in high=0.1; the others have rank"
+        " 0. LEVEL is a name or vLLM's number (lower goes first). Repeatable.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Fixes arrivals, lengths, levels and prompts.")]
+Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, levels and prompts.")]
 
 # -- options: what is measured and checked ------------------------------------------------
 
 Warmup = Annotated[
     float,
-    typer.Option(metavar="S", help="Leave requests due in the first seconds out of latencies."),
+    typer.Option(metavar="S", help="Leave requests due in the first S seconds out of latencies."),
 ]
 Verification = Annotated[
     Verify,
     typer.Option(
-        help="tokens: every id, as emulated engines must answer; counts: how many ids came;"
-        " usage: only how many the server says came; auto: tokens if emulated, else counts."
+        help="What to check. tokens: every token id, which emulated engines determine; counts: the"
+        " number of ids; usage: only the number that the server reports; auto: tokens if emulated,"
+        " else counts."
     ),
 ]
 Timeout = Annotated[float, typer.Option(metavar="S", help="How long one request may take.")]
@@ -89,26 +91,26 @@ Timeout = Annotated[float, typer.Option(metavar="S", help="How long one request 
 # -- options: the endpoint ----------------------------------------------------------------
 
 Url = Annotated[
-    str | None, typer.Option(metavar="URL", help="Any OpenAI endpoint instead of a cluster's.")
+    str | None, typer.Option(metavar="URL", help="An OpenAI endpoint instead of a cluster's.")
 ]
 Model = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The model to ask for; default the first.")
+    str | None, typer.Option(metavar="NAME", help="Model to ask for (the first one).")
 ]
 ApiKeyFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Its first line is the endpoint's API key.")
+    Path | None, typer.Option(metavar="FILE", help="File with the endpoint's API key, in line 1.")
 ]
 
 # -- options: where the figures go --------------------------------------------------------
 
 OutputFormat = Annotated[TableOrJson, format_option]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON report there too.")
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")
 ]
 Records = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a JSON line per request.")
+    Path | None, typer.Option(metavar="FILE", help="Write a JSON line for each request.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw a PNG of latencies and rates.")
+    Path | None, typer.Option(metavar="FILE", help="Draw latencies and rates as a PNG.")
 ]
 
 
@@ -138,8 +140,8 @@ def bench(
 ) -> None:
     """Send load at a fixed rate, check every answer, report latencies.
 
-    Requests go out when they are due, whatever becomes of the others. Exit 1 if any failed or a
-    token was wrong.
+    Each request is sent when it is due, even if earlier ones are not finished. Exit 1 if a request
+    failed or a token was wrong.
     """
     for value, flag in ((timeout, "--timeout"), (duration, "--duration")):
         positive(value, flag)
@@ -200,7 +202,7 @@ def _deliver(
     records: Path | None,
     plot: Path | None,
 ) -> None:
-    """Figures on stdout and into files; what went wrong on stderr, after them."""
+    """Writes the figures to stdout and into files, then warnings and failures to stderr."""
     from llumctl.lab import bench_report
 
     figures, target = measured.figures, measured.target
@@ -232,7 +234,7 @@ def _check_trace(trace: Path | None, scale_rate: float | None, generated: list[s
         )
     if trace is not None and generated:
         raise UsageError(
-            f"{generated[0]}: the trace says when requests come and how long they are",
+            f"{generated[0]}: not with --trace, which has the times and lengths of requests",
             f"llumctl bench --trace {trace} --scale-rate 2",
         )
     if scale_rate is not None and not 0 < scale_rate < float("inf"):
@@ -243,6 +245,6 @@ def _check_trace(trace: Path | None, scale_rate: float | None, generated: list[s
 
 
 def _check_folder(file: Path | None, flag: str) -> None:
-    """Fails before the load rather than after it."""
+    """Refuses a file that cannot be written, before the load is sent and not after it."""
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"{flag}: there is no folder {file.parent}", f"mkdir -p {file.parent}")

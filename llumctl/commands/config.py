@@ -1,4 +1,4 @@
-"""`llumctl config`: which config file is used, the settings in effect, and their schema."""
+"""`llumctl config` shows which config file is used, the settings in effect, and their schema."""
 
 import json
 import re
@@ -36,10 +36,10 @@ class ConfigFormat(StrEnum):
 def path(
     config: Config = None,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Tell on stderr where it was looked for.")
+        bool, typer.Option("-v", "--verbose", help="List on stderr where it was looked for.")
     ] = False,
 ) -> None:
-    """Print the config file that is used, if there is one."""
+    """Print the path of the config file that is used, if there is one."""
     origin, file = config_file.locate(config)
     exists = _exists(file)
     if not exists and origin != config_file.DEFAULT:
@@ -60,9 +60,11 @@ def path(
 def show(
     config: Config = None,
     output_format: Annotated[ConfigFormat, format_option] = ConfigFormat.TOML,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each comes from.")] = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Say where each setting comes from.")
+    ] = False,
 ) -> None:
-    """Print the settings in effect; as TOML they are a config file themselves."""
+    """Print the settings in effect. The TOML output is itself a valid config file."""
     from llumctl.config import settings
 
     found, origins = settings.load_with_origins(config)
@@ -84,7 +86,8 @@ def schema() -> None:
 
 
 def _exists(path: Path) -> bool:
-    """A file that may not be looked at counts as present: reading it tells what is wrong."""
+    """Whether the file exists. A file without permission counts as present: reading it will report
+    the error."""
     try:
         return path.exists()
     except OSError:
@@ -92,9 +95,9 @@ def _exists(path: Path) -> bool:
 
 
 def _as_toml(settings: "Settings", origins: "Origins | None") -> str:
-    """With origins, a comment behind each value says where it comes from.
+    """The settings as TOML. With origins, a comment after each value says where it comes from.
 
-    A value that is not set is a comment itself: TOML has no null.
+    A setting without a value becomes a comment, since TOML has no null.
     """
     lines: list[str] = []
     for table, content in _hidden(settings.model_dump()).items():
@@ -107,7 +110,8 @@ def _as_toml(settings: "Settings", origins: "Origins | None") -> str:
 
 
 def _document(settings: "Settings", origins: "Origins | None", output_format: Format) -> str:
-    """JSON or YAML: the settings, and with origins those by dotted name."""
+    """The settings as JSON or YAML; with origins also the origin of each setting by its dotted
+    name."""
     tables = _hidden(settings.model_dump(mode="json"))
     whole: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "settings": tables}
     if origins is not None:
@@ -123,7 +127,7 @@ def _document(settings: "Settings", origins: "Origins | None", output_format: Fo
 
 
 def _origin_of(path: "KeyPath", origins: "Origins") -> str:
-    """`default`, `FILE:LINE` or a variable."""
+    """Where a setting comes from: `default`, `FILE:LINE` or a variable."""
     from llumctl.config.settings import engine_key
 
     table, *inner, name = path
@@ -157,7 +161,7 @@ def _paths(tables: Mapping[str, Any]) -> "Iterator[KeyPath]":
 
 
 def _hidden(value: Any) -> Any:
-    """Hides secrets: engine arguments whose names say that they are one, at any depth."""
+    """Replaces secrets: values at any depth whose names look like a secret's."""
     if isinstance(value, Mapping):
         return {
             name: HIDDEN if _is_secret(name, inner) else _hidden(inner)

@@ -32,7 +32,7 @@ _POSITION = re.compile(r"[0-9A-Za-z]+-\d{1,18}")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which events are shown."""
+    """A filter: the events that are shown."""
 
     since_s: float | None = None
     kinds: tuple[str, ...] = ()
@@ -52,28 +52,28 @@ class Wanted:
 
 def events(
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with new events until Ctrl-C.")
+        bool, typer.Option("-f", "--follow", help="Show new events until Ctrl-C.")
     ] = False,
     since: Annotated[
         str | None,
-        typer.Option(metavar="5m|TIME", help="Only those since then; TIME as in ISO 8601."),
+        typer.Option(metavar="5m|TIME", help="Only events since then; TIME as in ISO 8601."),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(metavar="K,...", help="Only these kinds: evicted,failed")
+        str | None, typer.Option(metavar="K,...", help="Only events of these kinds: evicted,failed")
     ] = None,
     instance: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only those of this instance.")
+        str | None, typer.Option(metavar="ID", help="Only events of this instance.")
     ] = None,
     request: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Only those of this request (or with this beginning)."),
+        typer.Option(metavar="ID", help="Only events of requests whose id begins like this."),
     ] = None,
     cause: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only those that came of this cause.")
+        str | None, typer.Option(metavar="ID", help="Only events with this cause.")
     ] = None,
     after: Annotated[
         str | None,
-        typer.Option(metavar="POSITION", help="Only those after this one ('position' in JSON)."),
+        typer.Option(metavar="POSITION", help="Only events after this position (see -o json)."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -81,13 +81,13 @@ def events(
             "-n",
             "--limit",
             metavar="N",
-            help=f"Begin with the last N; all that are kept, or {FOLLOW_LAST} with -f.",
+            help=f"Begin with the last N events (all that are kept, or {FOLLOW_LAST} with -f).",
         ),
     ] = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Show what happened, oldest first."""
+    """Show what happened in the cluster, oldest first."""
     if limit is not None and limit < 0:
         raise UsageError(f"--limit: must be 0 or more, not {limit}")
     if after is not None and not _POSITION.fullmatch(after):
@@ -96,7 +96,7 @@ def events(
         )
     if follow and output_format in DOCUMENTS:
         raise UsageError(
-            f"-o {output_format} is one document, which following never ends",
+            f"-o {output_format} is a single document, and --follow has no end",
             "llumctl events --follow -o jsonl",
         )
     wanted = Wanted(
@@ -135,7 +135,7 @@ def _kinds(text: str | None) -> tuple[str, ...]:
 def _kept(
     client: "ControlClient", after: str, wanted: Wanted, limit: int | None
 ) -> tuple[deque["Event"], str]:
-    """The last `limit` of the wanted events, and the position behind all that are kept."""
+    """The last `limit` wanted events, and the position after all events that are kept."""
     found: deque[Event] = deque(maxlen=limit)
     while True:
         page = client.events(after, PAGE)
@@ -166,7 +166,7 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
 
 
 def _tell_gap(missed: int | None, reason: str = "") -> None:
-    """`reason`: why an event was left out here; else the controller has it no more."""
+    """Reports missing events. `reason`: why one was left out; if empty, they are no longer kept."""
     if reason:
         output.say(f"gap: an event was left out: {reason}")
     elif missed is None:
@@ -188,15 +188,14 @@ _TINTS: Mapping[str, str] = {
     "warn": output.YELLOW,
     "bad": output.RED,
 }
-"""Of the severities (`controller.api.text.events.Severity`)."""
+"""Colours of the severities (`controller.api.text.events.Severity`)."""
 
 
 class EventLines:
-    """Shows each event that it is called with at once: as table, wide, jsonl or name.
+    """Shows each event that it is called with at once, as table, wide, jsonl or name.
 
-    Columns are of fixed width, so that events still to come fit below; what is longer than its
-    column is not cut. A date stands on a line of its own before the first event of a day other
-    than today.
+    Columns have fixed widths, because later events are not known yet. A longer text is not cut. If
+    an event is not from today, a line with the date precedes the first event of that day.
     """
 
     def __init__(self, output_format: Format) -> None:
@@ -265,26 +264,26 @@ def logs(
         typer.Argument(
             metavar="[ID]",
             autocompletion=complete_members,
-            help="i-0, f-0, head, ...; default the controller's.",
+            help="i-0, f-0, head, ... (controller)",
             show_default=False,
         ),
     ] = None,
     everyone: Annotated[
-        bool, typer.Option("--all", help="All there are, each line behind its member's name.")
+        bool, typer.Option("--all", help="Show all logs, each line after its member's name.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with new lines until Ctrl-C.")
+        bool, typer.Option("-f", "--follow", help="Show new lines until Ctrl-C.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("-n", "--lines", metavar="N", help="Begin with the last N lines of each.")
+        int, typer.Option("-n", "--lines", metavar="N", help="Begin with the last N lines.")
     ] = DEFAULT_LINES,
     cluster: ClusterName = None,
 ) -> None:
-    """Show the log of a member; of a cluster that was stopped, too."""
+    """Show the log of a member, even after the cluster was stopped."""
     if lines < 0:
         raise UsageError(f"--lines: must be 0 or more, not {lines}")
     if everyone and member is not None:
-        raise UsageError(f"--all: the log of {member[:60]!r} is among all of them")
+        raise UsageError(f"--all: not with a member; {member[:60]!r} is one of all")
     name = config_file.cluster_name(cluster)
     from controller.api.state.log_tail import LogTail
 
@@ -320,7 +319,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def _folder_of(cluster: str) -> Path:
-    """Where the logs are; of a cluster that was stopped, where they were left."""
+    """The folder of the logs, which remains when the cluster is stopped."""
     from controller.api.state import run_state
 
     state = run_state.load(cluster)
@@ -328,7 +327,7 @@ def _folder_of(cluster: str) -> Path:
 
 
 def _logs_in(folder: Path) -> dict[str, Path]:
-    """Member -> file, i-2 before i-10."""
+    """The log file of each member, in natural order: i-2 before i-10."""
     try:
         files = [path for path in folder.iterdir() if path.suffix == ".log"]
     except (FileNotFoundError, NotADirectoryError):
@@ -339,7 +338,7 @@ def _logs_in(folder: Path) -> dict[str, Path]:
 
 
 def _chosen(logs: dict[str, Path], member: str | None, cluster: str) -> dict[str, Path]:
-    """The log of one member, or all. Raises NotFoundError with the names that there are."""
+    """The log of one member, or all logs. Raises NotFoundError, which lists the known names."""
     if not logs:
         raise NotFoundError(f"cluster {cluster} has left no logs", "llumctl up")
     if member is None:
@@ -357,7 +356,8 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 class _LogPrinter:
-    """Lines on stdout: behind a name if several members speak, harmless on a terminal."""
+    """Prints lines on stdout, after the member's name if all are shown, and without control
+    characters on a terminal."""
 
     def __init__(self, names: Iterable[str], *, everyone: bool) -> None:
         self._width = max(map(len, names)) if everyone else 0

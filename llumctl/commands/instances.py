@@ -1,4 +1,9 @@
-"""`llumctl drain`, `cordon`, `uncordon` and `restart`: orders about instances."""
+"""`llumctl drain`, `cordon` and `uncordon`, and how drains are shown and followed.
+
+A drain does not need to be followed: a command that stops following ends nothing, and the
+controller may be away for a while. `restart`, `scale` and `undo` show and follow their drains the
+same way.
+"""
 
 import contextlib
 import shutil
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
 ON_DEADLINE = ("keep", "abort")
 DEFAULT_WITHIN = "30s"
 DRAINING = "draining"
-"""The reason in `closed_by` that a drain takes away with it."""
+"""The reason in `closed_by` that is gone once the drain is taken back."""
 
 Body = TypeVar("Body", bound="OrderModel")
 Given = TypeVar("Given", bound="Order[Any, DrainReport]")
@@ -66,22 +71,22 @@ def drain(
     ],
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="S", help="How long it may take: 90, 90s, 5m. Else: any time."),
+        typer.Option(metavar="S", help="How long it may take: 90, 90s, 5m (no limit)."),
     ] = None,
     on_deadline: Annotated[
         str,
         typer.Option(
             metavar="|".join(ON_DEADLINE),
-            help="Then go on draining, or give up: what is left stays and runs on.",
+            help="At the deadline, keep on draining, or abort: the requests left stay and run on.",
         ),
     ] = "keep",
     remove: Annotated[
         bool,
-        typer.Option("--remove", help="Remove the instance: once it is empty, or by --within."),
+        typer.Option("--remove", help="Remove the instance once it is empty, or after --within."),
     ] = False,
     within: Annotated[
         str | None,
-        typer.Option(metavar="S", help="With --remove: it goes then at the latest (30s)."),
+        typer.Option(metavar="S", help="With --remove: remove it after this time at most (30s)."),
     ] = None,
     detach: Annotated[
         bool,
@@ -99,9 +104,9 @@ def drain(
 ) -> None:
     """Empty instances: their requests move to others, and no new ones come. Asks first.
 
-    With --remove, for an instance whose machine will be taken away, the requests of the highest
-    priority leave first; what cannot arrive in time is replayed elsewhere when the instance is
-    gone. Ctrl-C leaves the drain going; llumctl uncordon takes it back.
+    --remove is for an instance whose machine will be taken away: requests of the highest priority
+    leave first, and requests that cannot move in time are replayed elsewhere once the instance is
+    gone. Ctrl-C does not end the drain; llumctl uncordon takes it back.
     """
     wanted_ids = ids_once(instance_ids)
     if remove:
@@ -112,7 +117,7 @@ def drain(
         return
     if within is not None:
         raise UsageError("--within: only with --remove", "llumctl drain --help")
-    arguments.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
+    arguments.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "an action at the deadline")
     deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
         raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
@@ -142,7 +147,7 @@ def drain(
 
 
 def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
-    """The first order makes the controller check whether all of them may go."""
+    """Sends the orders. At the first one the controller checks whether all instances may drain."""
     reports: list[DrainReport] = []
     try:
         with connect.client(cluster) as client:
@@ -157,7 +162,7 @@ def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
 
 
 def _in_turn(client: "ControlClient", orders: "Iterable[Order[Any, Any]]") -> "Iterator[Any]":
-    """Sends the orders one after the other, each on the revision that the one before left."""
+    """Sends the orders one after the other, each bound to the revision that the last one left."""
     revision: int | None = None
     for each in orders:
         if revision is not None and each.revision is not None:
@@ -185,9 +190,9 @@ def cordon(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Give instances no new requests, and no moves: they keep what they have.
+    """Send no new requests and no moves to instances. Requests that they have stay.
 
-    It lasts until llumctl uncordon, also over a restart of the instance.
+    A cordon lasts until llumctl uncordon, even over a restart of the instance.
     """
     flags = Flags(cluster, dry_run, True, reason, if_revision, output_format, force=force)
     _marking("cordon", instance_ids, flags)
@@ -210,8 +215,8 @@ def uncordon(
 ) -> None:
     """Take cordons and drains back: instances get requests again.
 
-    Of an instance that has both, both are taken back: two operations, of which llumctl undo takes
-    the last one back at first.
+    If an instance has both, both are taken back. These are two operations, and llumctl undo takes
+    back the last one first.
     """
     wanted_ids = ids_once(instance_ids)
     one_line(reason)
@@ -243,20 +248,20 @@ def uncordon(
 
 
 class _TakenBack:
-    """Of each instance its drain, then its cordon; each order carries the revision that the one
-    before it left, if one was given at first."""
+    """Takes back the drain of each instance, then its cordon. If a revision was given, each order
+    carries the revision that the order before left."""
 
     def __init__(self, reason: str, if_revision: int | None, *, dry_run: bool) -> None:
         self.drains: list[DrainReport] = []
         self.cordons: list[CordonReport] = []
         self.lines: list[str] = []
-        """For people, a line for each instance that is changed."""
+        """A line for people about each instance that was changed."""
         self._reason = reason
         self._if_revision = if_revision
         self._dry_run = dry_run
 
     def take_back(self, client: "ControlClient", instance_id: str) -> None:
-        """Raises LlumctlError if either is refused."""
+        """Raises LlumctlError if one of the two orders is refused."""
         from controller.api.operations.on_instances import (
             Uncordon,
             UncordonRequest,
@@ -299,7 +304,7 @@ class _TakenBack:
 
 
 def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
-    """`kind`: of a row of `MARKS`."""
+    """Gives an order of `MARKS`, whose row has this kind, for each instance."""
     wanted_ids = ids_once(instance_ids)
     one_line(flags.reason)
     not_negative(flags.if_revision, "--if-revision")
@@ -332,7 +337,7 @@ def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
 
 
 def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
-    """Empties an instance by a moment, and follows it until it is gone."""
+    """Removes an instance after some time at most, and follows it until it is gone."""
     if len(instance_ids) > 1:
         raise UsageError("--remove: one instance at a time", "llumctl drain --help")
     within_s = arguments.positive(within, "--within")
@@ -366,21 +371,21 @@ def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
 
 
 def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:
-    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    name = " ".join(report.instance_id for report in going_on)  # empty if it has just ended
     return f"no longer watching: the drain goes on ({name})\ntry:   llumctl uncordon {name}"
 
 
 def check_flags(
     given: Mapping[str, object], where: str = "--rolling", hint: str = "llumctl restart --help"
 ) -> None:
-    """Raises UsageError for a flag that says nothing where it stands."""
+    """Raises UsageError for a flag that has no meaning in this form of the command."""
     for flag, value in given.items():
         if value:
             raise UsageError(f"{flag}: not with {where}", hint)
 
 
 def ids_once(instance_ids: list[str]) -> list[str]:
-    """The ids in the order given, each once. Raises UsageError for what is no id."""
+    """The ids in the order given, each once. Raises UsageError if one cannot be an id."""
     return list(dict.fromkeys(arguments.an_id(each, "ID") for each in instance_ids))
 
 
@@ -396,8 +401,8 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 
 
 def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
-    """The orders that the operator agreed to, bound to the revision that was shown. `command`: what
-    was typed, if that is not the command of the first one."""
+    """Asks the operator, and binds the orders to the revision that was shown. `command`: what was
+    typed, unless that is the command of the first order."""
     first, command = orders[0], command or orders[0].command
     connect.check(cluster)
     output.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
@@ -409,7 +414,7 @@ def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[
     output.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
     if first.revision is not None:
         return list(orders)
-    # All of what was shown is at least as new as the first plan.
+    # Everything that was shown is at least as new as the first plan.
     return [each.at(plans[0].revision) for each in orders]
 
 
@@ -420,7 +425,8 @@ def follow(
     output_format: Format,
     detached: "Callable[[Sequence[DrainReport]], str] | None" = None,
 ) -> None:
-    """Until all is over. `detached`: what Ctrl-C says of those that go on; None: drains."""
+    """Follows drains until all are over. `detached`: the message at Ctrl-C about the drains that go
+    on, unless it is the usual one."""
     with DrainWatch(cluster, begun) as watch:
         try:
             watch.until_over()
@@ -441,16 +447,17 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 # -- drains as `drain`, `restart`, `scale` and `undo` show them ------------------------------
 
 POLL_S = 1.0
-"""Each question makes the controller ask every frontend and every draining instance."""
+"""For each question the controller asks every frontend and every draining instance."""
 GIVE_UP_S = 10.0
-"""A drain that is given up at its deadline may take this long to end."""
+"""How long a drain that is given up at its deadline may take to end."""
 MAX_ROWS = 20
-"""Requests that a question and a table list; `-o wide` and the machine formats list all."""
+"""How many requests a question or a table lists; `-o wide` and machine formats list all."""
 _CLEAR_LINE = "\r\x1b[K"
 
 
 def render(reports: "Sequence[DrainReport]", *, wide: bool, colours: bool) -> str:
-    """A table: a row for each, then its plan or what cannot move."""
+    """A table with a row for each drain, then each drain's plan, or the requests that cannot
+    move."""
     columns: tuple[str, ...] = (
         "ID",
         "STATE",
@@ -476,7 +483,7 @@ def render(reports: "Sequence[DrainReport]", *, wide: bool, colours: bool) -> st
 
 
 def _plan(report: "DrainReport", *, limit: int | None = MAX_ROWS, colours: bool) -> str:
-    """Where each request would go, or why it cannot."""
+    """Where each request would go, or why it cannot move."""
     rows = [
         (
             item.request_id,
@@ -494,7 +501,7 @@ def _plan(report: "DrainReport", *, limit: int | None = MAX_ROWS, colours: bool)
 
 
 def question(reports: "Sequence[DrainReport]", status: "ClusterStatus", *, colours: bool) -> str:
-    """What an operator should know before saying yes: the requests, and the capacity left."""
+    """What an operator should know before agreeing: the requests, and the capacity that is left."""
     from controller.api.operations.on_instances import capacity, would_move
 
     parts = [_plan(report, colours=colours) for report in reports if report.plan]
@@ -523,7 +530,7 @@ def _wide(report: "DrainReport") -> tuple[str, ...]:
 
 
 def _deadline(deadline_s: float | None) -> str:
-    """The control API is on this machine, and so is its clock."""
+    """The time left. The controller runs on this machine, so both have the same clock."""
     if deadline_s is None:
         return "-"
     left_s = deadline_s - time.time()
@@ -542,7 +549,8 @@ def _more(count: int, limit: int | None) -> list[str]:
 
 
 class DrainWatch:
-    """`reports`: the latest of each drain, in the order in which they were asked for."""
+    """Polls the controller, and says on stderr how far each drain is. `reports` has the latest
+    report of each drain, in the order in which the drains were ordered."""
 
     def __init__(self, cluster: str, begun: "Sequence[DrainReport]") -> None:
         self._cluster = cluster
@@ -568,7 +576,7 @@ class DrainWatch:
         return tuple(report for report in self.reports if not is_over(report))
 
     def until_over(self, timeout_s: float | None = None) -> None:
-        """Follows until each drain is over or past its deadline, or for `timeout_s`. Raises
+        """Follows until each drain is over or past its deadline, at most for `timeout_s`. Raises
         NotRunningError when the cluster is stopped."""
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._tell()
@@ -586,7 +594,7 @@ class DrainWatch:
             with connect.client(self._cluster) as client:
                 found = {report.instance_id: report for report in client.drains().drains}
                 over = {report.instance_id for report in self.unfinished} - set(found)
-                # A whole status is much to ask for each second.
+                # A status is large: it is not asked for in each round.
                 status = client.status() if over else None
                 still_there = {i.id: i for i in status.instances} if status else {}
         except NotRunningError:
@@ -601,7 +609,7 @@ class DrainWatch:
         for report in self.unfinished:
             name = report.instance_id
             now = found.get(name) or _without_order(report, still_there.get(name))
-            # Of the process that was there when it began.
+            # The report keeps the process that was there when the drain began.
             process = {"incarnation": report.incarnation, "pid": report.pid}
             self._reports[name] = now = now.model_copy(update=process)
             if not is_over(now) and _is_late(now, asked_s):
@@ -630,18 +638,18 @@ class DrainWatch:
 
 
 def is_over(report: "DrainReport") -> bool:
-    """A drain that was taken back is over, too: its instance is `active`."""
+    """Whether the drain is done, failed, or was taken back, so that its instance is `active`."""
     return is_done(report) or report.state in ("active", "failed")
 
 
 def is_done(report: "DrainReport") -> bool:
-    """The instance is empty, and gone if it was to go, or has another process."""
+    """Whether the instance is empty, or removed or restarted if that was ordered."""
     emptied = report.safe_to_delete and not report.removes_instance
     return emptied or report.state in ("removed", "restarted")
 
 
 def _detached(reports: "Sequence[DrainReport]") -> str:
-    """What an operator who stops watching is told."""
+    """The message for an operator who stops watching."""
     names = " ".join(report.instance_id for report in reports)
     first = reports[0].instance_id if reports else ""
     return (
@@ -656,12 +664,12 @@ def check_done(
     *,
     waited_s: float | None = None,
 ) -> None:
-    """Raises for the first drain that is not done. `deadline_s`: how long the drains were given;
-    `waited_s`: how long they were waited for, whatever the deadline.
+    """Raises an error for the first drain that is not done. `deadline_s`: how long the drains were
+    allowed to take; `waited_s`: how long the command waited, if it did not wait for the deadline.
 
     Raises:
-        TimedOutError: its deadline passed, or nobody waits for it any longer.
-        LlumctlError: it was taken back.
+        TimedOutError: the deadline passed, or the command stopped waiting.
+        LlumctlError: the drain was taken back, or the new process could not start.
     """
     from controller.api.operations.on_instances import cannot_move
 
@@ -701,15 +709,15 @@ def check_done(
 
 def _is_late(report: "DrainReport", now_s: float) -> bool:
     if report.state == "restarting":
-        return False  # the deadline was about emptying it
+        return False  # the deadline was for emptying the instance
     ends_then = report.on_deadline == "abort" or report.evacuates_instance
     grace_s = GIVE_UP_S if ends_then else 0.0
     return report.deadline_s is not None and now_s >= report.deadline_s + grace_s
 
 
 def _without_order(report: "DrainReport", instance: "InstanceStatus | None") -> "DrainReport":
-    """The report of a drain that is no more: the instance is gone, serves again, or was
-    restarted."""
+    """The report of a drain that the controller no longer has: the instance is gone, serves again,
+    or was restarted."""
     changes = {"num_moving": 0, "estimate_s": None}
     if instance is not None:
         state = "active"

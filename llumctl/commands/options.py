@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the completion of ids in a shell."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ TIMEOUT_S = 0.15
 MAX_BYTES = 8 << 20
 MAX_REQUESTS = 200
 LIVE = ("dispatching", "waiting", "running", "evicted")
-"""`LIVE_STATES` of controller/api/wire/requests.py, whose import takes longer than an answer."""
+"""Equal to `LIVE_STATES` of controller/api/wire/requests.py, which takes too long to import."""
 
 
 def complete_instances(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """With each id what `status` says of it; shells that show no help leave it out."""
+    """Ids of instances, each with its state, which some shells show."""
     found = _answer(context, "status").get("instances", ())
     return _completions(incomplete, context, ((item["id"], item["state"]) for item in found))
 
@@ -54,7 +54,7 @@ def complete_requests(context: typer.Context, incomplete: str) -> list[tuple[str
 def _completions(
     incomplete: str, context: typer.Context, rows: Iterator[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Those that begin so, without those that the command line has already."""
+    """The rows whose id begins with the text, without ids that are already on the command line."""
     lists = [value for value in context.params.values() if isinstance(value, (list, tuple))]
     given = {each for value in lists for each in value}
     try:
@@ -94,8 +94,8 @@ Cluster = Annotated[
         "--cluster",
         callback=meant.cluster_is,
         metavar="NAME|URL",
-        help="Which cluster, by its name, or by the URL of its control API; else"
-        " $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default', else the only one.",
+        help="Name of the cluster, or URL of its control API. Default: $LLUMCTL_CLUSTER_NAME, else"
+        " the config file's, else 'default', else the only one.",
     ),
 ]
 ClusterName = Annotated[
@@ -104,17 +104,19 @@ ClusterName = Annotated[
         "--cluster",
         callback=meant.cluster_is,
         metavar="NAME",
-        help="Which cluster; else $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default'.",
+        help="Name of the cluster. Default: $LLUMCTL_CLUSTER_NAME, else the config file's, else"
+        " 'default'.",
     ),
 ]
-"""For what needs the cluster's files, and must not find another one than was meant."""
+"""For commands that need the cluster's files. They never fall back to the only cluster there is,
+which may be another one than was meant."""
 Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
         callback=meant.config_is,
         metavar="FILE",
-        help="Config file; else $LLUMCTL_CONFIG, else ~/.config/llumctl/config.toml if present.",
+        help="Config file. Default: $LLUMCTL_CONFIG, else ~/.config/llumctl/config.toml.",
     ),
 ]
 
@@ -122,7 +124,9 @@ Config = Annotated[
 ClusterConfig = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="Config file; else the one that the cluster started with."
+        "--config",
+        metavar="FILE",
+        help="Config file. Default: the one that the cluster was started with.",
     ),
 ]
 
@@ -132,35 +136,40 @@ class TableOrJson(StrEnum):
     JSON = "json"
 
 
-format_option = typer.Option("-o", "--output", help="Format of what goes to stdout.")
+format_option = typer.Option("-o", "--output", help="Format of the output.")
 OutputFormat = Annotated[Format, format_option]
 Reference = Annotated[
     str,
     typer.Argument(
         metavar="REQUEST",
         autocompletion=complete_requests,
-        help="Its id (a beginning, or as tables shorten it, is enough) or the client's id.",
+        help="Its id (the beginning, or the shortened form in tables, is enough) or the client's"
+        " id.",
     ),
 ]
-Reason = Annotated[str, typer.Option("-m", "--reason", metavar="MSG", help="Why, for the record.")]
+Reason = Annotated[
+    str, typer.Option("-m", "--reason", metavar="MSG", help="Reason, for the audit log.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 IfRevision = Annotated[
     int | None,
     typer.Option(
-        "--if-revision", metavar="R", help="Refuse (exit 6) unless status shows this revision."
+        "--if-revision",
+        metavar="R",
+        help="Refuse (exit 6) unless the cluster is at this revision, which status shows.",
     ),
 ]
 
 
 def positive(value: float | None, flag: str) -> None:
-    """Refuses what is no duration: zero, negative, NaN, infinite."""
+    """Refuses zero, negative numbers, NaN and infinity."""
     if value is not None and not 0 < value < float("inf"):
         raise UsageError(f"{flag}: must be a positive number of seconds, not {value:g}")
 
 
 def deadline_of(text: str | None) -> float | None:
-    """How many seconds a drain may take."""
+    """How many seconds a drain may take, as `--deadline` says."""
     if text is None:
         return None
     found = arguments.positive(text, "--deadline")
@@ -172,7 +181,7 @@ def deadline_of(text: str | None) -> float | None:
 
 
 def one_line(reason: str, flag: str = "--reason") -> str:
-    """A reason as the record takes it."""
+    """The reason, if it is a line that the audit log takes."""
     if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
         raise UsageError(f"{flag}: one line of up to {MAX_REASON_CHARS} characters")
     return reason
@@ -186,7 +195,7 @@ def not_negative(value: int | None, flag: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What forms of one command have in common."""
+    """Options that the forms of one command have in common."""
 
     cluster: str | None
     dry_run: bool

@@ -1,4 +1,4 @@
-"""`llumctl profile`: measure an engine, and write its latency profile."""
+"""`llumctl profile` measures an engine and writes its latency profile."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ def profile(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Where to (./MODEL.toml)."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write the profile there (./MODEL.toml)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     set_: Annotated[
@@ -38,18 +38,18 @@ def profile(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A figure of the profile as you know it, instead of the one measured; repeatable.",
+            help="A known figure of the profile, in place of the measured one; repeatable.",
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(metavar="N", help="How often each point is measured.")
+        int, typer.Option(metavar="N", help="How many times each point is measured.")
     ] = ROUNDS,
     instances: Annotated[
         int | None,
         typer.Option(
             "-n",
             "--instances",
-            help="Instances that share this machine later; one is started. Default as of up.",
+            help="How many instances will share this machine (as for up). Only one is started.",
         ),
     ] = None,
     engine_arg: Annotated[
@@ -58,7 +58,7 @@ def profile(
     ] = None,
     config: Config = None,
 ) -> None:
-    """Measure an engine as `up` starts it; write what its steps cost, and its sizes."""
+    """Measure an engine as up starts it, and write its step times and sizes into a profile."""
     if rounds < 1:
         raise UsageError(f"--rounds: must be at least 1, not {rounds}")
     from llumctl.config import settings as settings_module
@@ -89,7 +89,7 @@ HEADER = ("KIND", "WORK", "MEASURED", "FITTED", "ERROR")
 
 
 def _text(found: "Profiled", *, colours: bool) -> str:
-    """Points as measured and as fitted, the fit's error, the rest."""
+    """The points as measured and as fitted, then the error of the fit and the other figures."""
     from controller.main.profile.run import work
 
     profile = found.profile

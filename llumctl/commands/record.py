@@ -1,5 +1,5 @@
-"""`llumctl record`: the watch stream, or lengths, times and hashes of the requests, into a file;
-and what `top` needs of it."""
+"""`llumctl record` writes a file: the watch stream for replays or, with `--traffic`, the lengths,
+times and hashes of requests for simulations. `llumctl top --record` uses parts of it."""
 
 import contextlib
 import os
@@ -29,20 +29,20 @@ MIN_REFRESH_S, MAX_REFRESH_S = 0.1, 60.0
 DEFAULT_REFRESH_S = 1.0
 PROGRESS_S = 5.0
 PREFIX_HASH_TOKENS = 16
-"""As large as the blocks of most engines; the simulator takes engines of any block size."""
+"""The block size of most engines. The simulator's engines may have any block size."""
 KEY_BYTES = 32
 
 
 def record(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
     traffic: Annotated[
-        bool, typer.Option("--traffic", help="Record its requests, for `llumctl simulate --from`.")
+        bool, typer.Option("--traffic", help="Record requests for llumctl simulate --from FILE.")
     ] = False,
     duration: Annotated[
         str | None, typer.Option(metavar="5m", help="Stop after that long.")
     ] = None,
     refresh: Annotated[
-        float | None, typer.Option(metavar="S", help="How many seconds between two statuses (1).")
+        float | None, typer.Option(metavar="S", help="Seconds between two statuses (1).")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="With --traffic: replace FILE if it exists.")
@@ -51,10 +51,11 @@ def record(
 ) -> None:
     """Record the cluster for replays, or its requests for simulations.
 
-    llumctl top --replay FILE shows it again. Recording goes on until Ctrl-C, or until the cluster
-    is stopped. With --traffic it records of each request that comes and ends meanwhile: when it
-    came, how many tokens the prompt and the answer had, rank and outcome, and hashes of its session
-    and of the prompt's blocks, under a random key that is forgotten. No text, no tokens, no ids.
+    llumctl top --replay FILE shows a recording. Recording goes on until Ctrl-C, or until the
+    cluster is stopped. With --traffic the file has, for each request that comes and ends meanwhile:
+    its time of arrival, the number of tokens in prompt and answer, rank and outcome, and hashes of
+    its session and of the prompt's blocks under a random key, which is then thrown away. It has no
+    text, no tokens and no ids.
     """
     if traffic:
         if refresh is not None:
@@ -94,7 +95,7 @@ def _record_frames(file: Path, duration: str | None, refresh: float, cluster: st
 def _follow(
     cluster: str, refresh_s: float, writer: "RecordingWriter", duration_s: float | None
 ) -> None:
-    """Writes what comes until the time is over."""
+    """Writes the frames that come until the time is over."""
     started_s = said_s = time.monotonic()
     for frame in connect.follow(cluster, "latest", status_every_s=refresh_s, patient=True):
         if frame is not None:
@@ -115,8 +116,8 @@ def check_refresh(refresh_s: float) -> None:
 
 
 def reached(cluster: str) -> str:
-    """The cluster's name; of a remote one its controller says it. Raises what `status` would: later
-    on, a controller that goes away is waited for."""
+    """The cluster's name, which for a remote cluster its controller tells. Raises the errors of
+    `status`: only later is a controller that does not answer waited for."""
     with connect.client(cluster) as client:
         found = client.status()
     return found.cluster if connect.is_url(cluster) else cluster
@@ -126,8 +127,8 @@ def reached(cluster: str) -> str:
 def new_recording(
     path: Path, cluster: str, called: str, refresh_s: float
 ) -> Iterator["RecordingWriter"]:
-    """What comes is for the caller to write; the instances' requests are asked for beside it.
-    `called`: as `reached` gives it."""
+    """A new recording, into which the caller writes the frames that come. A thread adds the
+    requests of the instances. `called`: the name that `reached` returned."""
     from controller.api.recording import RecordingWriter, RequestRecorder, new_header
 
     opened = RecordingWriter(path, new_header(called, time.time(), refresh_s))
@@ -153,7 +154,7 @@ def _record_traffic(file: Path, duration: str | None, cluster: str | None, *, fo
 
 
 class _TrafficRecorder:
-    """The file is made when the controller answers."""
+    """Records traffic into a file, which it makes when the controller first answers."""
 
     def __init__(self, path: Path, wanted: "TrafficRequest", *, force: bool) -> None:
         self._path = path
@@ -181,7 +182,7 @@ class _TrafficRecorder:
                     output.say(f"next:  llumctl simulate --from {self._path}")
 
     def _follow(self, cluster: str, duration_s: float | None) -> None:
-        """Writes what comes until the time is over."""
+        """Writes the batches that come until the time is over."""
         batches = connect.traffic(cluster, self._wanted)
         first = next(batches)
         assert first is not None  # else it raises
@@ -215,10 +216,10 @@ def check_new_file(path: Path, *, force: bool) -> None:
     """Raises RefusedError if there is a file that may not be replaced."""
     try:
         found = path.lstat()
-    except OSError:  # opening it will tell
+    except OSError:  # if something is wrong, opening the file reports it
         return
     if not stat.S_ISREG(found.st_mode):
-        raise RefusedError(f"{path} is there, and is no file that could be replaced")
+        raise RefusedError(f"{path} exists and is not a regular file, so it is not replaced")
     if not force:
         raise RefusedError(
             f"{path} exists already: --force replaces it",
@@ -227,7 +228,8 @@ def check_new_file(path: Path, *, force: bool) -> None:
 
 
 class TrafficFile:
-    """The file holds whole lines only, whenever the recorder is killed or the disk is full.
+    """A recording of traffic. The file always has whole lines only, even if the recorder is killed
+    or the disk is full.
 
     Raises:
         RefusedError: there is a file that may not be replaced.
@@ -258,7 +260,7 @@ class TrafficFile:
 
     @property
     def lasted_s(self) -> float:
-        """By the controller's clock."""
+        """How long the recording lasted, by the controller's clock."""
         return max(0.0, self._now_s - self._started_s)
 
     def add(self, batch: "TrafficBatch") -> None:
@@ -272,7 +274,7 @@ class TrafficFile:
             self.num_requests += len(known)
 
     def close(self) -> None:
-        """Writes the last line."""
+        """Writes the last line and closes the file."""
         from controller.sim.workload import trace_files
 
         end = trace_files.end_line(
@@ -298,7 +300,7 @@ class TrafficFile:
             TraceRequest(
                 round(max(0.0, request.arrival_time_s - self._started_s), 6),
                 request.num_prompt_tokens,
-                # The step of the prompt makes a token, wanted or not.
+                # The step that computes the prompt always yields a token.
                 max(int(finished), request.num_output_tokens),
                 request.rank,
                 request.session,

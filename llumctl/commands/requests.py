@@ -1,6 +1,6 @@
-"""`llumctl requests`, and orders about a request: `migrate`, `priority`, `abort`.
+"""`llumctl requests`, and the orders about a request: `migrate`, `priority`, `abort`.
 
-In what they print, a dash stands for what is not known, or not yet.
+In their output a dash stands for a value that is unknown or does not exist yet.
 """
 
 import sys
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     )
 
 DEFAULT_LIMIT = 100
-# The controller lists no more.
+# The controller does not list more.
 MAX_LIMIT = 10_000
 DEFAULT_TIMEOUT_S = 60.0
-# The controller waits no longer.
+# The controller does not wait longer.
 MAX_TIMEOUT_S = 600.0
 MAX_LEVEL_CHARS = 64
 
@@ -66,8 +66,8 @@ def requests(
         typer.Argument(
             metavar="[REQUEST]",
             autocompletion=complete_requests,
-            help="Why this one is where it is: its id (a beginning, or as tables shorten it, is"
-            " enough) or the client's id.",
+            help="Explain this request, given by its id (the beginning, or the shortened form in"
+            " tables, is enough) or by the client's id.",
             show_default=False,
         ),
     ] = None,
@@ -75,24 +75,25 @@ def requests(
         str | None,
         typer.Option(
             metavar="ID",
-            help="Only those of this instance.",
+            help="Only requests on this instance.",
             autocompletion=complete_instances,
         ),
     ] = None,
     state: Annotated[
-        str | None, typer.Option(metavar="S,...", help="Only these states: running,evicted")
+        str | None, typer.Option(metavar="S,...", help="Only in these states: running,evicted")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("-n", "--limit", metavar="N", help="At most so many (100).")
+        int | None, typer.Option("-n", "--limit", metavar="N", help="At most N requests (100).")
     ] = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Show requests, or why one of them is where it is.
+    """Show requests, or explain why one of them is where it is.
 
-    Of one it shows each decision about it, with the instances that were considered. A list has the
-    running ones first, then the waiting ones (oldest first; what the controller holds in the order
-    in which it is to go), then those that ended last.
+    For one request, each decision about it is shown with the instances that were considered. The
+    list begins with running requests. Waiting requests follow, oldest first; those that the
+    controller holds are in the order in which they will be dispatched. The requests that ended last
+    are at the end.
     """
     if limit is not None and not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"--limit: must be between 1 and {MAX_LIMIT}, not {limit}")
@@ -125,7 +126,7 @@ def _states(text: str | None) -> "tuple[RequestState, ...]":
 
 
 def _listed(found: "RequestList", output_format: Format) -> str:
-    """The requests stay in the controller's order."""
+    """The list as text, in the controller's order."""
     rows = found.requests
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)
@@ -136,7 +137,8 @@ def _listed(found: "RequestList", output_format: Format) -> str:
 
 
 def _asked(client: "ControlClient", reference: str) -> "RequestLife":
-    """A reference may name another request a moment later: the second question names the id."""
+    """Asks for the request and its explanation. The second question uses the whole id, because a
+    moment later the reference may mean another request."""
     from controller.api.wire.requests import RequestLife
 
     detail = client.request(reference)
@@ -182,7 +184,7 @@ _HELD_COLUMNS: tuple[_Column, ...] = (
     ("KEPT", lambda item: (item.held and item.held.instance_id) or ""),
     ("WHY", lambda item: item.held.why if item.held else ""),
 )
-"""Shown while the controller holds any of the requests."""
+"""Shown only if the controller holds one of the requests."""
 _WIDE_COLUMNS: tuple[_Column, ...] = (
     *_COLUMNS,
     ("MOVES", lambda item: str(item.num_moves)),
@@ -199,14 +201,14 @@ def _needed_blocks(number: int | None) -> str:
 
 
 def _movable(item: "RequestStatus") -> str:
-    """yes, or the reason code (docs/metrics.md)."""
+    """yes, or the code of the reason (docs/metrics.md)."""
     if item.movable is None:
         return ""
     return "yes" if item.movable else item.why_not_movable or "no"
 
 
 def _table(requests: "Sequence[RequestStatus]", *, wide: bool, colours: bool) -> str:
-    """The rows stay in the controller's order."""
+    """The rows are in the controller's order."""
     columns = _WIDE_COLUMNS if wide else _COLUMNS
     if any(item.held for item in requests):
         columns += _HELD_COLUMNS
@@ -216,8 +218,8 @@ def _table(requests: "Sequence[RequestStatus]", *, wide: bool, colours: bool) ->
 
 
 def _life(item: "RequestLife", *, wide: bool, colours: bool) -> str:
-    """The request's fields, then each decision about it and what was considered; wide: its events
-    as they came, too."""
+    """The request's fields, then each decision about it, with the instances that were considered.
+    If `wide`, its events follow in the order in which they came."""
     from controller.api import explain
 
     columns = _WIDE_COLUMNS + (_HELD_COLUMNS if item.held else ())
@@ -270,7 +272,8 @@ def _step(step: "Step", since: str, *, wide: bool, colours: bool) -> str:
 def _candidates(
     candidates: "tuple[Considered, ...]", chosen: str, unit: str, *, colours: bool
 ) -> list[str]:
-    """The chosen one need not be the first: the freest may be another source's destination."""
+    """The instances that were considered. The chosen one need not be the first, as the freest one
+    may be the destination of another source."""
     if not candidates:
         return []
     rows = [
@@ -291,25 +294,27 @@ def migrate(
         str | None,
         typer.Option(
             metavar="ID",
-            help="The instance; else the freest one that can take it.",
+            help="Destination. Default: the freest instance that can take the request.",
             autocompletion=complete_instances,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would take, and move nothing.")
+        bool, typer.Option("--dry-run", help="Say what the move would take; move nothing.")
     ] = False,
     verify_kv: Annotated[
         bool,
-        typer.Option("--verify-kv", help="Compare the KV blocks of both sides before going on."),
+        typer.Option(
+            "--verify-kv", help="Compare the KV blocks of both instances before going on."
+        ),
     ] = False,
     reason: Reason = "",
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="How many seconds to wait for its end.")
+        float, typer.Option(metavar="S", help="How many seconds to wait for the move's end.")
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Move a live request to another instance. Its client does not notice."""
+    """Move a live request to another instance. Its client does not notice it."""
     arguments.an_id(reference, "REQUEST")
     if to is not None:
         arguments.an_id(to, "--to")
@@ -348,7 +353,7 @@ def _moved(report: "MigrationReport", output_format: Format) -> str:
 
 
 def _no_move(report: "MigrationReport") -> LlumctlError:
-    """The request is where it was, unless nobody knows."""
+    """The error for a move that failed: the request is at its source, or its place is unknown."""
     request_id, source_id = report.request_id, report.from_instance_id
     why = ": ".join(words for words in (report.why, report.note) if words) or "it ended"
     if report.outcome == "refused":
@@ -359,9 +364,9 @@ def _no_move(report: "MigrationReport") -> LlumctlError:
             EXIT_REFUSED,
         )
     how = {
-        "kept": f"runs on at {source_id}, the move came to nothing",
-        "resumed": f"runs again at {source_id}, the move came to nothing",
-        "ended": "is over, the move came to nothing",
+        "kept": f"still runs at {source_id}, the move failed",
+        "resumed": f"runs again at {source_id}, the move failed",
+        "ended": "ended before it could move",
     }.get(report.outcome, "may be on either instance")
     return LlumctlError(
         f"request {request_id} {how}: {why}",
@@ -376,7 +381,8 @@ _NO_DOWNTIME = "none, the request waits for memory"
 
 
 def _move(report: "MigrationReport", *, colours: bool) -> str:
-    """The move's figures, its last attempt's stages, and the attempts if there were several."""
+    """The figures of the move, the stages of its last attempt, and all attempts if there were
+    several."""
     facts = [
         ("request", report.request_id),
         ("client-id", report.client_id),
@@ -430,7 +436,7 @@ def _moved_facts(report: "MigrationReport", last: "MoveAttempt") -> list[_Fact]:
 
 
 def _downtime(report: "MigrationReport", last: "MoveAttempt") -> str:
-    """A move without any block is one of a request that waits."""
+    """The downtime. If no block was moved, the request was waiting for memory and had none."""
     if report.downtime_s is None and not (report.num_blocks or last.num_cached_blocks):
         return _NO_DOWNTIME
     return _millis(report.downtime_s)
@@ -450,7 +456,7 @@ def _attempts(attempts: "tuple[MoveAttempt, ...]", *, colours: bool) -> str:
 
 
 def _millis(seconds: float | None) -> str:
-    """A step is some milliseconds: tenths of one count."""
+    """A time with tenths of a millisecond: a decode step takes only some milliseconds."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f}s" if seconds >= 1 else f"{1000 * seconds:.1f}ms"
@@ -459,14 +465,14 @@ def _millis(seconds: float | None) -> str:
 def priority(
     reference: Reference,
     level: Annotated[
-        str, typer.Argument(metavar="LEVEL", help="A level of the cluster: high, normal.")
+        str, typer.Argument(metavar="LEVEL", help="A priority level of the cluster: high, normal.")
     ],
     dry_run: DryRun = False,
     reason: Reason = "",
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Change the priority of a live request: in the queues, and in the room kept beside it."""
+    """Change the priority of a live request, in queues and for the memory kept free beside it."""
     arguments.an_id(reference, "REQUEST")
     arguments.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     one_line(reason)
@@ -506,7 +512,7 @@ def abort(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """End a live request: its client gets one error, its instance the memory. There is no undo."""
+    """End a live request: its client gets an error, its memory is freed. There is no undo."""
     arguments.an_id(reference, "REQUEST")
     one_line(reason)
     with connect.client(connect.attached(cluster)) as client:

@@ -1,4 +1,4 @@
-"""`llumctl restart`: of one instance, or with `--rolling` of all of them, one after the other.
+"""`llumctl restart` restarts one instance or, with `--rolling`, all of them one after the other.
 
 An operator who stops following a restart does not end it, and the controller may be away for a
 while.
@@ -53,19 +53,21 @@ def restart(
     instance_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ID]", help="As status shows it.", autocompletion=complete_instances
+            metavar="[ID]", help="Instance, as status shows it.", autocompletion=complete_instances
         ),
     ] = None,
     rolling: Annotated[
         bool,
-        typer.Option("--rolling", help="All instances: the next one when the one before serves."),
+        typer.Option("--rolling", help="Restart all instances, each when the last one serves."),
     ] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop a rolling restart: no other instance follows.")
+        bool, typer.Option("--stop", help="Stop a rolling restart: no other instance restarts.")
     ] = False,
     dismiss: Annotated[
         bool,
-        typer.Option("--dismiss", help="Show one that is over no more: status keeps a failed one."),
+        typer.Option(
+            "--dismiss", help="Take a failed rolling restart out of the status, which keeps it."
+        ),
     ] = False,
     engine_arg: Annotated[
         list[str] | None,
@@ -78,20 +80,20 @@ def restart(
         str | None,
         typer.Option(
             metavar="N|max",
-            help="With --rolling: so many at a time, or as many as the others can hold.",
+            help="With --rolling: how many at a time, or as many as the others can take over (1).",
         ),
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="S", help="How long emptying may take (90, 5m); then it is given up."),
+        typer.Option(metavar="S", help="Give up if emptying an instance takes longer: 90, 5m."),
     ] = None,
     start_timeout: Annotated[
         str | None,
-        typer.Option(metavar="S", help="With --rolling: how long a start may take. Else: 10m."),
+        typer.Option(metavar="S", help="With --rolling: how long a start may take (10m)."),
     ] = None,
     now: Annotated[
         bool,
-        typer.Option("--now", help="Do not empty it: its requests are replayed elsewhere."),
+        typer.Option("--now", help="Do not empty it; its requests are replayed elsewhere."),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Even the last instance that serves.")
@@ -109,8 +111,8 @@ def restart(
 ) -> None:
     """Restart an instance: its requests move to others, then its process is replaced. Asks first.
 
-    Ctrl-C leaves the restart going; llumctl uncordon takes it back until the process has ended, and
-    llumctl restart --stop ends one of all instances.
+    Ctrl-C does not end the restart. Until the process has ended, llumctl uncordon takes the restart
+    back; llumctl restart --stop stops a rolling one.
     """
     if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
         raise UsageError(
@@ -141,10 +143,10 @@ def restart(
 
 
 def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
-    """Plans, asks, restarts one instance and follows that."""
+    """Plans and asks, restarts one instance, and follows the restart."""
     arguments.an_id(instance_id, "ID")
     if now and deadline_s is not None:
-        raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
+        raise UsageError("--now: not with --deadline", "llumctl restart --help")
     name = connect.attached(flags.cluster)
     from controller.api.operations.on_instances import Restart, RestartRequest
 
@@ -170,7 +172,7 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
 
 
 def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:
-    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    name = " ".join(report.instance_id for report in going_on)  # empty if it has just ended
     return (
         f"no longer watching: the restart goes on ({name})\n"
         f"try:   llumctl status --wait=instance/{name}=active"
@@ -187,8 +189,8 @@ def _begin(
     start_timeout: str | None,
     engine_arg: Sequence[str],
 ) -> None:
-    """Plans, asks, begins and follows. Raises UsageError for a wrong `at_once`, timeout or engine
-    argument."""
+    """Plans and asks, begins a rolling restart, and follows it. Raises UsageError for a wrong
+    `at_once`, timeout or engine argument."""
     engine_args = _engine_args(engine_arg)
     num_at_once = _at_once(at_once)
     start_timeout_s = DEFAULT_START_TIMEOUT_S
@@ -228,7 +230,7 @@ def _begin(
 
 
 def _stop(flags: Flags) -> None:
-    """Stops a rolling restart; does nothing if none goes on."""
+    """Stops a rolling restart; does nothing if there is none."""
     with connect.client(connect.attached(flags.cluster)) as client:
         from controller.api.operations.on_cluster import RollingStopRequest, StopRolling
 
@@ -246,7 +248,7 @@ def _stop(flags: Flags) -> None:
 
 
 def _dismiss(flags: Flags) -> None:
-    """Takes a rolling restart that is over out of the status; does nothing if there is none."""
+    """Takes a rolling restart that has ended out of the status; does nothing if there is none."""
     with connect.client(connect.attached(flags.cluster)) as client:
         from controller.api.operations.on_cluster import DismissRolling, RollingDismissRequest
 
@@ -291,7 +293,7 @@ def _follow_rolling(name: str, begun: "RollingReport", output_format: Format) ->
 
 
 def _rolling_agreed(cluster: str, order: "Rolling") -> "Rolling":
-    """The order that the operator agreed to, bound to the revision that was shown."""
+    """Asks the operator, and binds the order to the revision that was shown."""
     with connect.client(cluster) as client:
         plan = client.send(order.dry())
     from controller.api.text import status_words as words
@@ -302,7 +304,7 @@ def _rolling_agreed(cluster: str, order: "Rolling") -> "Rolling":
 
 
 def _at_once(text: str | None) -> int:
-    """0 for as many as the others can hold."""
+    """How many instances restart at a time; 0 means as many as the others can take over."""
     if text is None:
         return 1
     if text == "max":
@@ -326,7 +328,7 @@ def _rolling_text(report: "RollingReport", output_format: Format) -> str:
 
 
 def _table(report: "RollingReport", *, colours: bool) -> str:
-    """Each instance, how far it is, and what it took or would take."""
+    """Each instance, its state, and how long its restart took; of a dry run the plan."""
     if report.dry_run and report.plan:
         return _plan(report, colours=colours)
     rows = [(each.instance_id, "restarted", latency(each.took_s)) for each in report.done]
@@ -369,7 +371,7 @@ DETACHED = (
 
 
 class RollingWatch:
-    """Asks the controller again and again, and says on stderr how far the rolling restart is."""
+    """Polls the controller, and says on stderr how far the rolling restart is."""
 
     def __init__(self, cluster: str, begun: "RollingReport") -> None:
         self._cluster = cluster
@@ -378,8 +380,8 @@ class RollingWatch:
         self._trouble = ""
 
     def until_over(self) -> None:
-        """Raises NotRunningError when the cluster is stopped, and LlumctlError if another rolling
-        restart took its place."""
+        """Follows the rolling restart to its end. Raises NotRunningError when the cluster is
+        stopped, and LlumctlError if another rolling restart has begun."""
         self._tell()
         while self.report.state == "going":
             time.sleep(POLL_S)
@@ -399,11 +401,11 @@ class RollingWatch:
             return
         self._trouble = ""
         if found.rolling_id != self.report.rolling_id:
-            raise LlumctlError("another rolling restart began meanwhile", "llumctl status")
+            raise LlumctlError("another rolling restart has begun meanwhile", "llumctl status")
         self.report = found
 
     def _tell(self) -> None:
-        """A line for each step; one request fewer on an instance is no step."""
+        """Says a line for each step. One request fewer on an instance is not a step."""
         from controller.api.text import status_words as words
 
         step = words.rolling_step(self.report)
@@ -428,7 +430,8 @@ def _check_over(report: "RollingReport") -> None:
 
 
 def _again(report: "RollingReport") -> str:
-    """Without arguments it takes the change back where it was made already."""
+    """The commands that repeat the restart. Without engine arguments, instances that have changed
+    already are changed back."""
     plain = "llumctl restart --rolling"
     if not report.engine_args:
         return plain

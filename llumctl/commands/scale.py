@@ -1,4 +1,5 @@
-"""`llumctl scale`: adds or removes instances; `scale auto` lets them follow the load."""
+"""`llumctl scale` adds or removes instances; `llumctl scale auto` lets their number follow the
+load."""
 
 import re
 import sys
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
-"""A wait for a drain with a deadline lasts this much longer, to hear how the drain ended."""
+"""A wait for a drain with a deadline lasts this much longer, to learn how the drain ended."""
 
 AUTO = "auto"
 HELP = "llumctl scale --help"
@@ -51,7 +52,7 @@ class Mode(StrEnum):
 
 
 class ScaleCommand(TyperCommand):
-    """A command that takes `-1` as its argument, not as an option."""
+    """A command that reads `-1` as its argument, not as an option."""
 
     # Typer's Context is a subclass of the one that the base's method takes.
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -66,7 +67,7 @@ class ScaleCommand(TyperCommand):
 
 
 def _with_value(item: object) -> list[str]:
-    """The flags of an option that wants a value behind it."""
+    """The flags of an option that takes a value."""
     if getattr(item, "is_flag", True):
         return []
     return [flag for flag in getattr(item, "opts", []) if flag.startswith("-")]
@@ -81,7 +82,7 @@ def scale(
         str,
         typer.Argument(
             metavar="N|+N|-N|auto",
-            help="So many instances, so many more or fewer, or as many as the load needs.",
+            help="N instances in all, N more, N fewer, or as many as the load needs.",
             autocompletion=_autos,
         ),
     ],
@@ -89,43 +90,47 @@ def scale(
         Mode | None,
         typer.Argument(
             metavar="[off|dry-run|on]",
-            help="Of auto; dry-run decides, and only says so. None: show it.",
+            help="Mode of auto; dry-run only reports its decisions. Without a mode: show auto.",
             show_default=False,
         ),
     ] = None,
     minimum: Annotated[
-        int | None, typer.Option("--min", metavar="N", help="With auto: so many stay in any case.")
+        int | None, typer.Option("--min", metavar="N", help="With auto: the fewest instances.")
     ] = None,
     maximum: Annotated[
-        int | None, typer.Option("--max", metavar="N", help="With auto: more are never started.")
+        int | None, typer.Option("--max", metavar="N", help="With auto: the most instances.")
     ] = None,
     target_ttft: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="With auto: P99 time to first token to keep: 2s, 500ms; or none."
+            metavar="S", help="With auto: the P99 time to first token to keep: 2s, 500ms, none."
         ),
     ] = None,
     target_tpot: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="With auto: P99 time per output token to keep: 80ms; or none."
+            metavar="S", help="With auto: the P99 time per output token to keep: 80ms, none."
         ),
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="S", help="How long the drains of a scale-in may take: 90s, 5m."),
+        typer.Option(
+            metavar="S", help="How long emptying the removed instances may take: 90s, 5m."
+        ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return only when new ones serve and others are gone.")
+        bool,
+        typer.Option("--wait", help="Return when new instances serve and removed ones are gone."),
     ] = False,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="S", help="With --wait: how long. Else: 10m, or the deadline."),
+        typer.Option(metavar="S", help="With --wait: how long to wait (10m, or the deadline)."),
     ] = None,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Even if new ones seem to find no room, or none would serve meanwhile."
+            "--force",
+            help="Even if there seems to be no room for new ones, or none would serve meanwhile.",
         ),
     ] = False,
     dry_run: DryRun = False,
@@ -135,12 +140,14 @@ def scale(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Add instances, or drain and remove some. Asks before it removes.
+    """Add instances, or drain and remove some. Asks before it removes any.
 
-    Those with the fewest running requests go, once their requests have moved to others.
+    The instances with the fewest running requests are removed, once their requests have moved to
+    others.
 
-    With auto, instances come and go with the load. Your own llumctl scale wins over that until
-    llumctl scale auto on releases it. The other settings are autoscale.* in llumctl set.
+    With auto, instances come and go with the load. A number that you set with llumctl scale
+    overrides auto until llumctl scale auto on. Other settings of auto are autoscale.* in llumctl
+    set.
     """
     of_number = {"--deadline": deadline, "--wait": wait, "--timeout": timeout, "--force": force}
     targets = {"--target-ttft": target_ttft, "--target-tpot": target_tpot}
@@ -204,8 +211,8 @@ def _changes(report: "ScaleReport") -> bool:
 
 
 def _begun_before(client: "ControlClient", report: "ScaleReport") -> "ScaleReport":
-    """What an order before this one began, as one whose answer was lost and that was sent again:
-    who waits means that, too."""
+    """The report with what earlier orders began and is still going on. The order may have been sent
+    before and its answer lost; then a user who waits means what that order began."""
     status, drains = client.status(), client.drains().drains
     going = {item.id for item in status.instances if item.drain and item.drain.removes}
     starting = [item.id for item in status.instances if item.state == "starting"]
@@ -217,7 +224,8 @@ def _begun_before(client: "ControlClient", report: "ScaleReport") -> "ScaleRepor
 
 
 def _wanted(text: str) -> tuple[int | None, int | None]:
-    """(target, change), of which one is None. Raises UsageError."""
+    """The number of instances, or else the change of their number: (target, change), one of which
+    is None. Raises UsageError."""
     found = _TARGET.fullmatch(text.strip())
     if found is None:
         raise UsageError(
@@ -228,12 +236,12 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
     if number > MAX_INSTANCES:
         raise UsageError(f"N|+N|-N: must be at most {MAX_INSTANCES}, not {number}")
     if not number:
-        raise UsageError(f"N|+N|-N: {text} leaves no instance or changes none", "llumctl down")
+        raise UsageError(f"N|+N|-N: {text} would leave no instance, or change none", "llumctl down")
     return (None, int(f"{sign}{number}")) if sign else (number, None)
 
 
 def agreed(cluster: str, command: str, order: "Scale", *, yes: bool) -> "Scale":
-    """The order for what the plan says; if instances are to go, for those that were agreed to.
+    """The order, bound to its plan. If the plan removes instances, the operator is asked first.
     `command`: what was typed."""
     with connect.client(cluster) as client:
         planned = client.send(order.dry())
@@ -258,7 +266,7 @@ def _text(report: "ScaleReport", output_format: Format) -> str:
 
 
 def _table(report: "ScaleReport", *, wide: bool, colours: bool) -> str:
-    """Numbers and names; then the drains of a scale-in."""
+    """Numbers and names of instances, then the drains if instances are removed."""
     draining = tuple(drain.instance_id for drain in report.draining)
     facts = (
         ("instances", f"{report.previous} -> {report.target}"),
@@ -295,22 +303,22 @@ def _wait(
         output.say(f"no longer watching: scaling to {report.target} goes on")
         output.say("try:   llumctl status -w")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    finally:  # the scaling goes on, whatever ends the waiting
+    finally:  # the scaling goes on even if an error ends the wait
         report = report.model_copy(update={"draining": watch.reports})
         output.emit(_text(report, output_format))
     instances.check_done(report.draining, deadline_s, waited_s=timeout_s)
 
 
-# -- scale auto: instances come and go with the load, or are said to ------------------------
+# -- scale auto: instances come and go with the load -----------------------------------------
 
 
 def _scale_auto(flags: Flags, wanted: "dict[str, SettingValue]") -> None:
-    """Shows auto-scaling, and changes what is wanted first. `wanted`: settings by key."""
+    """Changes auto-scaling if anything is wanted, then shows it. `wanted`: settings by key."""
     one_line(flags.reason)
     not_negative(flags.if_revision, "--if-revision")
     dry_run, output_format = flags.dry_run, flags.output_format
     if not wanted and (dry_run or flags.reason or flags.if_revision is not None):
-        raise UsageError("nothing is to be changed", "llumctl scale --help")
+        raise UsageError("there is nothing to change", "llumctl scale --help")
     name = connect.attached(flags.cluster)
     with connect.client(name) as client:
         if wanted:
@@ -339,7 +347,7 @@ def _auto_changes(
     target_ttft: str | None,
     target_tpot: str | None,
 ) -> "dict[str, SettingValue]":
-    """By key, those that are given."""
+    """The settings that were given, by key."""
     found: dict[str, SettingValue] = {}
     if mode is not None:
         found["mode"] = mode.value
@@ -383,7 +391,7 @@ def _auto_text(status: "ClusterStatus", output_format: Format) -> str:
 
 
 def _auto_facts(status: "AutoscaleStatus", now_s: float) -> str:
-    """One to a line. `now_s`: seconds since the epoch."""
+    """The state of auto-scaling, a fact on each line. `now_s`: seconds since the epoch."""
     from controller.api.text import status_words as words
 
     wanted = "" if status.num_wanted is None else f", {status.num_wanted} wanted"

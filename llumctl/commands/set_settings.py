@@ -1,4 +1,4 @@
-"""`llumctl set`: the settings that may be changed while the cluster runs."""
+"""`llumctl set` shows and changes the settings that may change while the cluster runs."""
 
 import codecs
 import difflib
@@ -52,17 +52,17 @@ def set_settings(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE...|KEY]",
-            help="As migration.max_moves=2. One without a value is shown; without any, all are.",
+            help="For example migration.max_moves=2. A KEY alone is shown; without any, all are.",
             show_default=False,
         ),
     ] = None,
     save: Annotated[
-        bool, typer.Option("--save", help="Write them into the configuration file too.")
+        bool, typer.Option("--save", help="Write the changes into the configuration file too.")
     ] = False,
     toml: Annotated[
         bool,
         typer.Option(
-            "--toml", help="Show those that differ from the configuration file, as lines for it."
+            "--toml", help="Show settings that differ from the configuration file, as lines for it."
         ),
     ] = False,
     config: ClusterConfig = None,
@@ -74,11 +74,11 @@ def set_settings(
 ) -> None:
     """Show the running cluster's settings, or change some.
 
-    All that are given are changed or, if one is wrong, none.
+    If one of several changes is wrong, none is made.
     """
     if given and (len(given) > 1 or "=" in given[0]):
         if toml:
-            raise UsageError("--toml: only where nothing is changed", "llumctl set --toml")
+            raise UsageError("--toml: not with KEY=VALUE", "llumctl set --toml")
         flags = Flags(cluster, dry_run, True, reason, if_revision, output_format)
         _change(given, flags, config, save=save)
         return
@@ -96,11 +96,11 @@ def _show(
     if key is not None:
         arguments.an_id(key, "KEY")
     if toml and output_format is not Format.TABLE:
-        raise UsageError("--toml: give either this or --output", "llumctl set --toml")
+        raise UsageError("--toml: not with --output", "llumctl set --toml")
     if config is not None:
-        config_file.find(config)  # what is wrong with it is told without a cluster
+        config_file.find(config)  # a wrong file is reported even without a cluster
         if not toml:
-            raise UsageError("--config: only --toml looks at a file", "llumctl set --toml")
+            raise UsageError("--config: only with --toml or --save", "llumctl set --toml")
     name = connect.attached(cluster)
     with connect.client(name) as client:
         found = client.settings()
@@ -133,8 +133,8 @@ def _emit_toml(
 
 
 def _as_toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus]") -> str:
-    """Settings as lines of a configuration file. Of priority levels a file has all or none, so one
-    that differs brings all of them."""
+    """Settings as lines of a configuration file. A file has all priority levels or none, so if one
+    differs, all are written."""
     tables: dict[str, list[str]] = {}
     for key, value in values.items():
         table, *_, name = key.split(".")
@@ -180,9 +180,9 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
     one_line(flags.reason)
     not_negative(flags.if_revision, "--if-revision")
     if config is not None:
-        config_file.find(config)  # what is wrong with it is told without a cluster
+        config_file.find(config)  # a wrong file is reported even without a cluster
         if not save:
-            raise UsageError("--config: only --save writes a file", f"{HINT} --save")
+            raise UsageError("--config: only with --toml or --save", f"{HINT} --save")
     name = connect.attached(flags.cluster)
     with connect.client(name) as client:
         from controller.api.operations.on_cluster import SetSettings, SettingsPatch, preview
@@ -193,7 +193,7 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
             reason=flags.reason,
             if_revision=flags.if_revision,
         )
-        # What cannot be saved is found before anything has changed.
+        # If the changes cannot be saved, that is found before anything has changed.
         order = SetSettings(patch)
         saving = _saving(client, order, config, name) if save else None
         found = client.send(order)
@@ -214,9 +214,8 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
 
 
 def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
-    """`KEY=VALUE` each; the controller says whether there is such a key and value.
-
-    Raises UsageError for another form, and for a key that is given twice."""
+    """Reads texts of the form `KEY=VALUE`. Whether the key and the value exist is for the
+    controller to say. Raises UsageError for another form, and for a key that is given twice."""
     found = config_file.parse_assignments(texts, "KEY=VALUE", HINT)
     from controller.api.settings.setting_values import value_of
 
@@ -226,14 +225,14 @@ def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
 def _saving(
     client: "ControlClient", order: "SetSettings", config: Path | None, cluster: str
 ) -> "Saving":
-    """Plans the lines of the configuration file, with values as the controller understands them."""
+    """Plans the new text of the configuration file, with the values as the controller read them."""
     plan = client.send(order.dry())
     values = {each.key: each.value for each in client.settings().settings}
     values |= {each.key: each.value for each in plan.changes}
     wanted = {key: values[key] for key in order.wanted.changes}
     for variable in overriding(list(wanted)):
         output.say(
-            f"{variable} is set here, and wins over the configuration file at the next start"
+            f"{variable} is set here, and overrides the configuration file at the next start"
         )
     return planned(_file_in_force(config, connect.running(cluster))[0], wanted)
 
@@ -263,7 +262,7 @@ def changes_text(found: "SettingChanges", output_format: Format) -> str:
     return output.encode(output_format, found, found.changes)
 
 
-# -- --save: the configuration file gets what was changed, and stays as it was otherwise -----
+# -- --save: writes the changes into the configuration file, and leaves the rest as it is ----
 
 OF_THE_CLUSTER = "the cluster was started with it"
 NO_HINT = "llumctl set --toml"
@@ -272,10 +271,11 @@ NO_HINT = "llumctl set --toml"
 def _file_in_force(
     flag: Path | None, state: "RunState"
 ) -> tuple[Path, config_file.ConfigFile | None]:
-    """The configuration file in force: that of `--config`, else the one that the cluster was
-    started with, else the one that `up` would read now; None if there is no such file.
+    """The configuration file in force: the file of `--config`, else the one that the cluster was
+    started with, else the one that `up` would read now. The second value is None if that file does
+    not exist.
 
-    Raises UsageError for a file that was asked for and is absent, or that does not parse."""
+    Raises UsageError if a file that was named does not exist, or if the file does not parse."""
     started_with = Path(state.config_file) if state.config_file else None
     if flag is None and started_with is not None:
         return started_with, config_file.read(started_with, OF_THE_CLUSTER)
@@ -285,8 +285,8 @@ def _file_in_force(
 def differing(
     in_force: "Mapping[str, SettingValue]", file: ConfigFile | None
 ) -> "dict[str, SettingValue]":
-    """Live settings whose value is not the one that the file gives, without flags and variables.
-    Raises UsageError for a file that `up` would refuse."""
+    """Live settings whose value differs from the file's; flags and variables do not count. Raises
+    UsageError for a file that `up` would refuse."""
     from controller.api.settings.setting_values import live_settings
     from controller.api.settings.settings import Settings
     from llumctl.config import settings
@@ -300,7 +300,7 @@ def differing(
 
 
 def overriding(keys: Sequence[str]) -> list[str]:
-    """Variables of this shell that set one of these keys, and so win over the file."""
+    """Environment variables that set one of these keys, and so override the file."""
     from llumctl.config import settings
 
     names = [f"{settings.PREFIX}{key.replace('.', '_').upper()}" for key in keys]
@@ -309,7 +309,7 @@ def overriding(keys: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Values to be written into a file, as the text that it will have."""
+    """A planned change of a file: its text before and after."""
 
     path: Path
     before: bytes
@@ -321,20 +321,20 @@ class Saving:
 
     @property
     def lines(self) -> list[str]:
-        """Lines that go (-) and that come (+)."""
+        """Removed lines, which begin with -, and added lines, which begin with +."""
         texts = (self.before.decode().splitlines(), self.after.decode().splitlines())
         found = difflib.unified_diff(*texts, lineterm="", n=0)
         return [line for line in list(found)[2:] if not line.startswith("@@")]
 
     def write(self) -> None:
-        """Replaces the file in one step; its mode stays. Raises LlumctlError, and leaves the file
-        as it was."""
+        """Replaces the file atomically and keeps its mode. If it raises LlumctlError, the file is
+        unchanged."""
         if not self.changes:
             return
         try:
             raw, status = user_files.read_with_status(self.path, config_file.MAX_BYTES)
             if raw != self.before:
-                raise OSError(0, "somebody else has changed it meanwhile")
+                raise OSError(0, "somebody has changed it meanwhile")
             user_files.replace(self.path, self.after.decode(), stat.S_IMODE(status.st_mode))
         except OSError as error:
             raise LlumctlError(
@@ -343,8 +343,8 @@ class Saving:
 
 
 def planned(path: Path, values: "Mapping[str, SettingValue]") -> Saving:
-    """Raises UsageError if there is no such file or it does not parse, and RefusedError if it
-    cannot be written, or not without touching something else."""
+    """Plans the change. Raises UsageError if there is no such file or it does not parse, and
+    RefusedError if it cannot be written, or not without changing other keys."""
     try:
         file = config_file.read(path, "--save writes into it")
     except config_file.AbsentError as error:
@@ -375,7 +375,7 @@ def _edited(text: str, key: str, value: "SettingValue") -> str:
     if not level:
         return toml_text.set_value(text, (table,), name, value)
     levels = tomllib.loads(text).get(table)
-    if levels is None:  # those without a file are all written, as a file has all or none
+    if levels is None:  # a file has all levels or none, so all defaults are written
         from controller.api.settings.settings import Settings
 
         defaults = [list(level.model_dump().items()) for level in Settings().priority]

@@ -1,5 +1,6 @@
-"""`llumctl simulate`: policies compared on clusters in virtual time; `knee`: a policy's saturation
-rate; `paper`: the figures of the Llumnix paper. First their options, then the commands."""
+"""`llumctl simulate` compares policies on clusters in virtual time; `knee` finds the rate that a
+policy can serve; `paper` simulates the figures of the Llumnix paper. The options stand first, then
+the commands."""
 
 import re
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ Workloads = Annotated[
 From = Annotated[
     Path | None,
     typer.Option(
-        "--from", metavar="FILE", help="A recording or another trace file, as it was recorded."
+        "--from", metavar="FILE", help="Simulate a recording or another trace file as it is."
     ),
 ]
 Rates = Annotated[
@@ -71,39 +72,41 @@ Rates = Annotated[
 ]
 NumRequests = Annotated[
     int | None,
-    typer.Option("--requests", metavar="N", help="So many requests (10000; of a file all)."),
+    typer.Option("--requests", metavar="N", help="Number of requests (10000; of a file, all)."),
 ]
 Cv = Annotated[
     float | None,
     typer.Option(metavar="C", help="Coefficient of variation of the gaps; 1 is Poisson (1)."),
 ]
 ShapeOption = Annotated[
-    ShapeName | None, typer.Option("--shape", help="The rate over time (constant).")
+    ShapeName | None, typer.Option("--shape", help="Course of the rate over time (constant).")
 ]
 HighFraction = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="Share of requests of high priority (0).")
+    float | None, typer.Option(metavar="SHARE", help="Share of requests with high priority (0).")
 ]
 NumClients = Annotated[
-    int | None, typer.Option("--clients", metavar="N", help="So many clients send the requests.")
+    int | None, typer.Option("--clients", metavar="N", help="Number of clients that send requests.")
 ]
 Speed = Annotated[
-    float | None, typer.Option(metavar="X", help="A trace file so many times as fast.")
+    float | None, typer.Option(metavar="X", help="Replay a trace file X times as fast.")
 ]
-Start = Annotated[float | None, typer.Option(metavar="S", help="Begin there in a trace file.")]
+Start = Annotated[
+    float | None, typer.Option(metavar="S", help="Begin a trace file at this second.")
+]
 Duration = Annotated[
-    float | None, typer.Option(metavar="S", help="So many seconds of a trace file.")
+    float | None, typer.Option(metavar="S", help="Use only S seconds of a trace file.")
 ]
 DropTooLong = Annotated[
     bool,
     typer.Option(
-        "--drop-too-long", help="Leave out requests that are longer than an instance's memory."
+        "--drop-too-long", help="Leave out requests that do not fit into an instance's memory."
     ),
 ]
 
 # -- options: the cluster -----------------------------------------------------------------
 
 NumInstances = Annotated[
-    str, typer.Option("--instances", "-n", metavar="N", help="How many instances.")
+    str, typer.Option("--instances", "-n", metavar="N", help="Number of instances.")
 ]
 MaybeInstances = Annotated[
     str | None,
@@ -111,8 +114,8 @@ MaybeInstances = Annotated[
         "--instances",
         "-n",
         metavar="N|A..B",
-        help="How many instances, or each number from A to B (16; with --autoscale so many at"
-        " first, the middle of its range).",
+        help="Number of instances, or each number from A to B (16). With --autoscale: the number at"
+        " first (the middle of its range).",
     ),
 ]
 Autoscale = Annotated[
@@ -120,7 +123,7 @@ Autoscale = Annotated[
     typer.Option(
         "--autoscale",
         metavar="MIN..MAX",
-        help="Instances come and go with the load; settings are --set autoscale.KEY=VALUE.",
+        help="Let instances come and go with the load. Settings: --set autoscale.KEY=VALUE.",
     ),
 ]
 Policies = Annotated[
@@ -129,39 +132,38 @@ Policies = Annotated[
         "--policy",
         "-p",
         metavar="NAME",
-        help=f"A policy; repeatable ({' and '.join(DEFAULT_POLICIES)}).",
+        help=f"Policy; repeatable ({' and '.join(DEFAULT_POLICIES)}).",
     ),
 ]
-Policy = Annotated[str, typer.Option("--policy", "-p", metavar="NAME", help="A policy.")]
+Policy = Annotated[str, typer.Option("--policy", "-p", metavar="NAME", help="Policy.")]
 Profile = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="The engines' speed and size, by name or as TOML.")
+    str, typer.Option(metavar="NAME|FILE", help="Profile of the engines, by name or as TOML file.")
 ]
 ModeOption = Annotated[
     Mode,
     typer.Option(
         "--mode",
-        help="How engines schedule: prompts in chunks beside decodes, or whole prompts first, as in"
+        help="How engines schedule: chunked prompts beside decodes, or whole prompts first, as in"
         " the Llumnix paper.",
     ),
 ]
 PrefixCaching = Annotated[
-    bool, typer.Option("--prefix-caching", help="Engines keep the blocks of prompts they saw.")
+    bool, typer.Option("--prefix-caching", help="Let engines reuse the blocks of earlier prompts.")
 ]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A scheduling setting as of llumctl set, e.g. migration.source_below_steps=160."
-        " Repeatable.",
+        help="Scheduling setting, as in llumctl set: migration.source_below_steps=160. Repeatable.",
     ),
 ]
 Faults = Annotated[
     str | None,
     typer.Option(
         metavar="LIST|FILE",
-        help="SECONDS:KIND:INSTANCE[:FACTOR] with commas between, or a file with one per line;"
-        " kinds are kill, drain, slow-steps, slow-links.",
+        help="Faults as SECONDS:KIND:INSTANCE[:FACTOR], separated by commas, or a file with one per"
+        " line. Kinds: kill, drain, slow-steps, slow-links.",
     ),
 ]
 
@@ -172,36 +174,39 @@ NumSeeds = Annotated[
     typer.Option(
         "--seeds",
         metavar="N",
-        help=f"So many runs of each, with other seeds ({DEFAULT_SEEDS}; of a trace file 1).",
+        help=f"Runs of each case, with different seeds ({DEFAULT_SEEDS}; of a trace file 1).",
     ),
 ]
-FirstSeed = Annotated[int, typer.Option("--seed", metavar="N", help="The first of the seeds.")]
+FirstSeed = Annotated[int, typer.Option("--seed", metavar="N", help="First seed.")]
 WarmUp = Annotated[
-    float, typer.Option(metavar="SHARE", help="Leave out the first requests, as 0.1 for a tenth.")
+    float, typer.Option(metavar="SHARE", help="Leave this share of the first requests out: 0.1.")
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", metavar="N", help="So many runs at once (one per core)."),
+    typer.Option("--jobs", "-j", metavar="N", help="Number of runs at a time (one per core)."),
 ]
 Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Refuse rates above saturation; exit 1 if a run reached no steady state.",
+        help="Refuse rates above saturation; exit 1 if a run did not reach a steady state.",
     ),
 ]
 TtftTarget = Annotated[
     float | None,
-    typer.Option(metavar="S", help="Say which number of instances has this P99 TTFT at most."),
+    typer.Option(metavar="S", help="Find the fewest instances with at most this P99 TTFT."),
 ]
-TpotTarget = Annotated[float | None, typer.Option(metavar="S", help="The same of P99 TPOT.")]
+TpotTarget = Annotated[
+    float | None,
+    typer.Option(metavar="S", help="Find the fewest instances with at most this P99 TPOT."),
+]
 KneeTarget = Annotated[
     float, typer.Option("--target-ttft-p99", metavar="S", help="P99 TTFT at the knee.")
 ]
 OutputFormat = Annotated[TableOrJson, format_option]
 Plot = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Draw a picture, .png or .svg; - draws in the terminal."),
+    typer.Option(metavar="FILE", help="Draw a .png or .svg file; - draws in the terminal."),
 ]
 
 
@@ -238,10 +243,10 @@ def simulate(
     output_format: OutputFormat = TableOrJson.TABLE,
     plot: Plot = None,
 ) -> None:
-    """Compare policies on a cluster in virtual time, or find the smallest cluster that will do.
+    """Compare policies on a cluster in virtual time, or find the smallest sufficient cluster.
 
-    The scheduler's decisions are those of the live cluster, the engines a model with the times of a
-    profile. The same options give the same figures.
+    The scheduler is that of a live cluster; the engines are a model with the times of a profile.
+    The same options give the same figures.
     """
     if context.invoked_subcommand is not None:
         _nothing_before(context)
@@ -251,14 +256,14 @@ def simulate(
     positive(target_tpot_p99, "--target-tpot-p99")
     check_plot(plot)
     if recording is not None and workload is not None:
-        raise UsageError("--from: it is a workload itself", f"{HINT}      or      --from FILE")
+        raise UsageError("--from: not with --workload", f"{HINT}      or      --from FILE")
     if recording is None and not workload:
-        raise UsageError("--workload: which requests come must be said", HINT)
+        raise UsageError("--workload: name a workload", HINT)
     names = [_file(recording)] if recording is not None else list(dict.fromkeys(workload or ()))
     targeted = target_ttft_p99 is not None or target_tpot_p99 is not None
     if autoscale is not None and targeted:
         raise UsageError(
-            "--autoscale: targets are for the smallest cluster of a fixed size",
+            "--autoscale: not with targets, which are about clusters of a fixed size",
             "--instances 8..16 --target-ttft-p99 2",
         )
     bounds = None if autoscale is None else autoscale_bounds(autoscale, instances)
@@ -328,15 +333,15 @@ def find_knee(
     jobs: Jobs = None,
     output_format: OutputFormat = TableOrJson.TABLE,
 ) -> None:
-    """Find the rate at which a policy's P99 TTFT, its mean over seeds, is 30 s.
+    """Find the rate at which the P99 TTFT under a policy is 30 s (mean over seeds).
 
-    Loads that are as far from it are comparable, whatever the workload.
+    With it loads of different workloads can be compared: as shares of this rate.
     """
     _check_numbers((), requests, None, jobs, 0.0)
     positive(target_ttft_p99, "--target-ttft-p99")
     (size, *more) = cluster_sizes(instances)
     if more:
-        raise UsageError("--instances: a knee is that of one number of instances", "--instances 16")
+        raise UsageError("--instances: a knee needs a single number of instances", "--instances 16")
     from controller.sim.run import Load
     from llumctl.lab import simulation
     from llumctl.lab.simulation_plan import Wanted
@@ -369,12 +374,12 @@ def find_knee(
 
 
 def _nothing_before(context: typer.Context) -> None:
-    """An option before the subcommand would be that of another command, and be lost."""
+    """Refuses options before the subcommand: they belong to `simulate` and would be lost."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             command = f"llumctl simulate {context.invoked_subcommand}"
-            raise UsageError(f"options stand behind {command}", f"{command} --help")
+            raise UsageError(f"options must follow {command}", f"{command} --help")
 
 
 def _check_numbers(
@@ -392,7 +397,7 @@ def _check_numbers(
 
 
 def _file(path: Path) -> str:
-    """As a workload's name, in which a slash means a file."""
+    """The path as a workload's name: a name with a slash means a file."""
     return str(path) if path.is_absolute() else f"./{path}"
 
 
@@ -400,7 +405,7 @@ _SIZES = re.compile(r"(\d{1,5})(?:\.\.(\d{1,5}))?")
 
 
 def cluster_sizes(text: str) -> list[int]:
-    """Numbers of instances, as `16` or `8..16`."""
+    """The numbers of instances that `16` or `8..16` means."""
     found = _SIZES.fullmatch(text.strip())
     first = int(found[1]) if found else 0
     last = int(found[2]) if found and found[2] else first
@@ -413,7 +418,7 @@ def cluster_sizes(text: str) -> list[int]:
 
 
 def autoscale_bounds(text: str, instances: str | None) -> tuple[int, int, int]:
-    """The fewest and the most instances, and how many there are at first."""
+    """The fewest and the most instances, and their number at first."""
     found = _SIZES.fullmatch(text.strip())
     least, most = (int(found[1]), int(found[2])) if found and found[2] else (0, 0)
     if not 1 <= least <= most <= MAX_INSTANCES:
@@ -425,7 +430,7 @@ def autoscale_bounds(text: str, instances: str | None) -> tuple[int, int, int]:
     at_first = cluster_sizes(instances)
     if len(at_first) != 1 or not least <= at_first[0] <= most:
         raise UsageError(
-            f"--instances: with --autoscale it is the number at first, from {least} to {most}",
+            f"--instances: with --autoscale this is the number at first, from {least} to {most}",
             f"--autoscale {least}..{most} --instances {least}",
         )
     return least, most, at_first[0]
@@ -440,7 +445,7 @@ def seed_numbers(first: int, num: int | None) -> list[int]:
 def within(
     least: float, value: float | None, flag: str, most: float | None = None, *, above: bool = False
 ) -> None:
-    """Refuses what is below `least` (or equal, if it must be `above` it), above `most`, or not
+    """Refuses a value that is below `least` (or equal to it, with `above`), above `most`, or not
     finite."""
     if value is None:
         return
@@ -453,11 +458,11 @@ def within(
 
 
 def check_plot(plot: Path | None) -> None:
-    """Fails before the runs rather than after them."""
+    """Refuses a picture that cannot be drawn, before the runs and not after them."""
     if plot is None or str(plot) == "-":
         return
     if plot.suffix not in (".png", ".svg"):
-        raise UsageError(f"--plot: {plot} ends neither in .png nor in .svg", "--plot run.svg")
+        raise UsageError(f"--plot: {plot} must end in .png or .svg", "--plot run.svg")
     if not plot.parent.is_dir():
         raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")
     check_extra("lab", "--plot")
@@ -471,39 +476,42 @@ PAPER_SHARES = (0.9, 1.0, 1.05)
 PaperFigure = Annotated[FigureName, typer.Argument(help="Which figure of the paper.")]
 PaperWorkloads = Annotated[
     list[str] | None,
-    typer.Option("--workload", "-w", metavar="NAME", help="Only this trace. Repeatable (all)."),
+    typer.Option("--workload", "-w", metavar="NAME", help="Only this trace; repeatable (all)."),
 ]
 PaperSeeds = Annotated[
-    int, typer.Option("--seeds", metavar="N", help="So many runs of each, with other seeds.")
+    int, typer.Option("--seeds", metavar="N", help="Runs of each case, with different seeds.")
 ]
 PaperMiddle = Annotated[
-    bool, typer.Option("--middle", help="Only the middle one of the paper's loads of each trace.")
+    bool, typer.Option("--middle", help="Of the paper's loads of each trace, only the middle one.")
 ]
 PaperModeOption = Annotated[
     Mode | None,
     typer.Option(
-        "--mode", help="How engines schedule (prefill-first as in the paper; --matched: chunked)."
+        "--mode",
+        help="How engines schedule (prefill-first, as in the paper; with --matched chunked).",
     ),
 ]
 PaperMatched = Annotated[
     bool,
     typer.Option(
         "--matched",
-        help="Of figure11's traces, or figure13's bursts, at shares of the rate at which P99 TTFT"
-        " of infaas++ is 30 s; llumnix+ beside the others.",
+        help="Simulate figure11's traces, or figure13's bursts, at shares of the rate at which"
+        " infaas++ has a P99 TTFT of 30 s, and add llumnix+.",
     ),
 ]
 PaperShares = Annotated[
     list[float] | None,
-    typer.Option("--load", metavar="SHARE", help="A share of that rate; repeatable (.9, 1, 1.05)."),
+    typer.Option("--load", metavar="SHARE", help="Share of that rate; repeatable (0.9, 1, 1.05)."),
 ]
 PaperKnees = Annotated[
     list[str] | None,
     typer.Option(
-        "--knee", metavar="NAME=RATE", help="That rate of a trace, instead of a search. Repeatable."
+        "--knee", metavar="NAME=RATE", help="That rate for a trace, if known; repeatable (search)."
     ),
 ]
-PaperInstances = Annotated[int, typer.Option("--instances", "-n", metavar="N", help="How many.")]
+PaperInstances = Annotated[
+    int, typer.Option("--instances", "-n", metavar="N", help="Number of instances.")
+]
 
 
 def paper(
@@ -523,7 +531,7 @@ def paper(
     output_format: OutputFormat = TableOrJson.TABLE,
     plot: Plot = None,
 ) -> None:
-    """Simulate a figure of the Llumnix paper, each point beside the paper's.
+    """Simulate a figure of the Llumnix paper, and show each point beside the paper's.
 
     Traces, rates and thresholds are those of its authors.
     """
@@ -535,11 +543,11 @@ def paper(
         raise UsageError("--plot: a figure needs a file", "--plot figure.svg")
     if matched and (middle or figure not in (FigureName.FIGURE11, FigureName.FIGURE13)):
         raise UsageError(
-            "--matched: it is for figure11's traces and figure13's bursts, at loads of its own",
+            "--matched: only for figure11 and figure13, and not with --middle",
             "llumctl simulate paper figure11 --matched",
         )
     if not matched and (load or knee):
-        raise UsageError("--load and --knee belong to --matched", "--matched --load 1.0")
+        raise UsageError("--load and --knee: only with --matched", "--matched --load 1.0")
     shares = tuple(dict.fromkeys(load or PAPER_SHARES))
     for share in shares:
         within(0, share, "--load", above=True)
@@ -566,7 +574,7 @@ def paper(
 
 
 def _knees(texts: list[str] | tuple[()]) -> dict[str, float]:
-    """`NAME=RATE` each."""
+    """The rates by trace, from texts of the form `NAME=RATE`."""
     found = {}
     for text in texts:
         name, _, rate = text.partition("=")

@@ -1,4 +1,4 @@
-"""`llumctl status`: how the cluster is, once, again and again, or a wait until it is so."""
+"""`llumctl status`: shows the cluster once or again and again, or waits for a condition."""
 
 import functools
 import shutil
@@ -26,31 +26,29 @@ HELP = "llumctl status --help"
 def status(
     output_format: OutputFormat = Format.TABLE,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit 1 unless the cluster and all instances are well.")
+        bool, typer.Option("--check", help="Exit 1 unless the cluster and all instances are ready.")
     ] = False,
     cluster: Cluster = None,
     timeout: Annotated[
         str | None,
         typer.Option(
             metavar="S",
-            help="How long the controller may take (5s); with --wait: how long to wait (10m; zero:"
-            " look once).",
+            help="How long the controller may take to answer (5s). With --wait: how long to wait"
+            " (10m; 0: look once).",
         ),
     ] = None,
     wait: Annotated[
         str | None,
         typer.Option(
             metavar="COND",
-            help="Wait for ready, idle, cluster=STATE, instance/ID=STATE (or gone),"
-            " frontend/ID=STATE, request/ID=STATE or drained=ID: exit 0 when it holds, 124 when the"
-            " time is over.",
+            help="Wait for ready, idle, cluster=STATE, instance/ID=STATE (or =gone),"
+            " frontend/ID=STATE, request/ID=STATE or drained=ID. Exit 0 as soon as it is true, 124"
+            " at the timeout.",
         ),
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("-w", "--watch", help="Show it again and again until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Repeat until Ctrl-C.")] = False,
     every: Annotated[
-        float | None, typer.Option(metavar="S", help="With --watch: every so many seconds (2).")
+        float | None, typer.Option(metavar="S", help="With --watch: seconds between updates (2).")
     ] = None,
 ) -> None:
     """Show the cluster and its instances, or wait for a condition."""
@@ -85,13 +83,13 @@ def status(
 
 
 def fetch(cluster: str, timeout_s: float) -> "ClusterStatus":
-    """Raises UnreachableError if nothing runs under that name or it does not answer."""
+    """Raises UnreachableError if no such cluster runs, or its controller does not answer."""
     with connect.client(cluster, timeout_s) as client:
         return client.status()
 
 
 def unwell(found: "ClusterStatus") -> list[str]:
-    """Why `--check` fails, a line each; empty if all is well."""
+    """The reasons why `--check` fails, a line each; empty if there is none."""
     lines = [
         f"instance {item.id} is {item.state}" + (f": {item.detail}" if item.detail else "")
         for item in found.instances
@@ -106,7 +104,8 @@ def unwell(found: "ClusterStatus") -> list[str]:
 
 
 def _texts(output_format: Format) -> "Callable[[ClusterStatus], str]":
-    """How a status is shown. Raises UsageError where the alarms of a table are set wrong."""
+    """A function that makes text of a status. Raises UsageError if the thresholds of the alarms,
+    which a table shows, are set wrong."""
     if output_format is Format.NAME:
         return lambda found: "\n".join(item.id for item in found.instances)
     if output_format not in (Format.TABLE, Format.WIDE):
@@ -125,7 +124,7 @@ def _texts(output_format: Format) -> "Callable[[ClusterStatus], str]":
 def _refuse_unwatchable(output_format: Format, *, check: bool) -> None:
     if check:
         raise UsageError(
-            "--check: its verdict is an exit code, which watching never gives",
+            "--check: its result is the exit code, and --watch has none",
             "llumctl status --wait=ready",
         )
     if output_format not in (Format.TABLE, Format.WIDE, Format.JSONL):
@@ -143,10 +142,11 @@ def _watch(
     every_s: float,
     timeout_s: float,
 ) -> None:
-    """Shows the status until stdout's reader leaves, in place on a terminal.
+    """Shows the status until the reader of stdout leaves. On a terminal each status is drawn over
+    the one before.
 
-    A controller that does not answer is waited for: a terminal keeps its last status, with
-    its age; elsewhere it is said once on stderr.
+    If the controller does not answer, it is asked again. Meanwhile a terminal shows the last status
+    with its age; otherwise one message goes to stderr.
     """
     lines_only = output_format is Format.JSONL
     paint = _Screen() if not lines_only and output.can_redraw(sys.stdout) else None
@@ -183,7 +183,8 @@ _CLEAR, _CUT, _WRAP = "\x1b[2J", "\x1b[?7l", "\x1b[?7h"
 
 
 class _Screen:
-    """Writes over what it wrote before; what the terminal has no room for is left out."""
+    """Draws each text over the one before. Lines for which the terminal is too small are left
+    out."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -197,7 +198,7 @@ class _Screen:
 
 
 def _wait(cluster: str | None, condition: str, timeout: str) -> None:
-    """What holds goes to stderr; stdout stays empty."""
+    """Waits for a condition, and says on stderr what has become true. stdout stays empty."""
     timeout_s = arguments.seconds(timeout, "--timeout")
     name = connect.attached(cluster)
     from llumctl.commands import waiting

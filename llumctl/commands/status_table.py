@@ -1,4 +1,8 @@
-"""A cluster's status as columns of text. A dash stands for what is not known yet."""
+"""The status of a cluster as text. In its tables a dash stands for a value that is not known yet.
+
+This module stands apart from `status.py` because it imports pydantic: the commands' options are
+read without it.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,7 +24,8 @@ from controller.api.wire.status import (
 from llumctl import meant, output
 
 MAX_DETAILS = 10
-"""A cluster in trouble has hundreds of moves; the dashboard lists them all."""
+"""How many rows a table of details has. A cluster in trouble has hundreds of moves, all of which
+the dashboard lists."""
 MAX_ALARMS = 5
 SAVED = "saved from instances that left or died since the controller started"
 DEFAULT_LIMITS = ConsoleTable()
@@ -32,11 +37,13 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 def render(
     status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
 ) -> str:
-    """A line about the cluster, one about its levels, one about what the controller holds, one
-    about auto-scaling, one about what it refused lately, one about requests that were lost with an
-    instance lately, one about how requests were saved, one for each alarm, and its instances. How
-    far drains are, and for whom instances are kept, is shown while there are any. If wide:
-    frontends, levels, drains, queue heads, moves and replays too."""
+    """Lines about the cluster, then the table of its instances.
+
+    There is a line about the cluster itself, and one each about levels, held requests,
+    auto-scaling, refusals, a rolling restart, replays and alarms, as far as there are any. The
+    table has a column for drains and one for kept instances only while there are any. If `wide`,
+    tables of frontends, levels, drains, held requests, queue heads, moves and replays follow.
+    """
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
         columns = (*columns[:2], ("KEPT-FOR", _kept_for), *columns[2:])
@@ -69,7 +76,7 @@ def render(
 
 
 def freeness(item: InstanceStatus) -> str:
-    """Decode steps left; a draining instance has none, whatever it reports."""
+    """Decode steps that are left. A draining instance counts as full, whatever it reports."""
     if item.state is InstanceState.DRAINING:
         return "-inf"
     return "-" if item.freeness_steps is None else f"{item.freeness_steps:.0f}"
@@ -97,7 +104,8 @@ def _summary(status: ClusterStatus) -> str:
 
 
 def _levels(status: ClusterStatus) -> list[str]:
-    """`level high  run 6  wait 2  ttft99 1.9s  kept 743` for each level of several, in a line."""
+    """`level high: run 6 wait 2 ttft99 1.9s kept 743` for each level, all on one line; nothing if
+    there is only one level."""
     levels = ranked(status.levels)
     if len(levels) < 2:
         return []
@@ -127,7 +135,7 @@ def _held(status: ClusterStatus) -> list[str]:
 
 
 def _autoscale(status: ClusterStatus) -> list[str]:
-    """Of a cluster that scales itself, or would."""
+    """A line about auto-scaling, unless it is off."""
     found = status.autoscale
     if found.mode == "off":
         return []
@@ -152,8 +160,9 @@ def _refused(status: ClusterStatus) -> list[str]:
 
 
 def _rolling(status: ClusterStatus) -> list[str]:
-    """How far a rolling restart is, or how it failed, until an operator dismisses that; one that is
-    done or was stopped is past. Then the engine arguments that one has changed."""
+    """The progress of a rolling restart, or why it failed, until an operator dismisses the failure.
+    A restart that is done or was stopped is not shown. A second line has the engine arguments that
+    rolling restarts have changed."""
     found = status.rolling
     shown = found is not None and found.state in ("going", "failed") and not found.dismissed
     changed = status_words.changed_arguments(status.engine_changes)
@@ -162,8 +171,8 @@ def _rolling(status: ClusterStatus) -> list[str]:
 
 
 def _replays(status: ClusterStatus) -> list[str]:
-    """Those of the last minute, and how requests of instances that left or died were saved
-    since the controller started; moves for balance are none of these."""
+    """The replays of the last minute, and how requests of instances that left or died were saved
+    since the controller started. Moves for balance do not count as saved requests."""
     replays = status.replays
     lately = [f"replays: {status_words.replays_lately(replays)}"] if replays.lately else []
     saved = status_words.replays_saved(replays)
@@ -171,7 +180,7 @@ def _replays(status: ClusterStatus) -> list[str]:
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:
-    """The worst ones, and how many there are beside them."""
+    """The worst alarms, a line each, and a line that counts and names the others."""
     lines = [f"! {alarm.text}" for alarm in found[:MAX_ALARMS]]
     if more := found[MAX_ALARMS:]:
         lines.append(f"! and {len(more)} more: {', '.join(alarm.subject for alarm in more)}")
@@ -183,14 +192,15 @@ def _kept_for(item: InstanceStatus) -> str:
 
 
 def _drain(item: InstanceStatus) -> str:
-    """One word, as in other columns: what is left, or that nothing is."""
+    """How many requests are left, or that none is, in one word as in other columns."""
     if item.drain is None:
         return "-"
     return "safe-to-delete" if item.drain.safe_to_delete else f"{item.drain.num_requests_left}-left"
 
 
 def _virtual(item: InstanceStatus) -> str:
-    """Virtual usage as a share of what requests may use; above 100% it does not fit."""
+    """Virtual usage as a share of the blocks that requests may use. Above 100% the requests do not
+    fit."""
     if item.virtual_usage_blocks is None or not item.num_total_blocks:
         return "-"
     capacity = item.num_total_blocks - (item.watermark_blocks or 0)
@@ -198,8 +208,8 @@ def _virtual(item: InstanceStatus) -> str:
 
 
 def _head(item: InstanceStatus) -> str:
-    """The first in the queue: level, blocks that it needs of those that it may take, how long it
-    has waited, and why."""
+    """The first request in the queue: its level, the blocks that it needs and those that it may
+    take, how long it has waited, and why."""
     head = item.queue_head
     if head is None:
         return "-"
@@ -210,14 +220,14 @@ def _head(item: InstanceStatus) -> str:
 
 
 def _blocks(item: InstanceStatus) -> str:
-    """Blocks in use, of all."""
+    """Blocks in use, and all blocks."""
     if item.num_total_blocks is None or item.num_free_blocks is None:
         return "-"
     return f"{item.num_total_blocks - item.num_free_blocks}/{item.num_total_blocks}"
 
 
 def _moves(item: InstanceStatus) -> str:
-    """Moves under way to the instance, and from it."""
+    """How many moves to the instance and from it are under way."""
     if item.num_moves_in is None or item.num_moves_out is None:
         return "-"
     return f"{item.num_moves_in}/{item.num_moves_out}"
@@ -276,8 +286,8 @@ def _frontend(item: FrontendStatus) -> tuple[str, ...]:
 
 
 def _details(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
-    """What `-o wide` shows below the instances, a table for each kind of thing of which there is
-    any: levels, drains, what the controller holds, queue heads, moves, replays."""
+    """The tables that `-o wide` shows below the frontends: levels, drains, held requests, kept
+    instances, queue heads, moves, replays. Empty tables are left out."""
     for header, rows in (
         (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "KEPT"), _level_rows(status)),
         (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN"), _drain_rows(status)),
@@ -335,7 +345,8 @@ def _deadline(left_s: float) -> str:
 
 
 def _held_rows(status: ClusterStatus) -> _Rows:
-    """The first of what the controller holds, and the one that has waited longest."""
+    """Of the requests that the controller holds: the first one, and the one that has waited
+    longest."""
     held = status.held
     found = [one for one in (held.head, held.oldest) if one is not None] if held else []
     return [
@@ -355,7 +366,7 @@ def _held_rows(status: ClusterStatus) -> _Rows:
 
 
 def _kept_rows(status: ClusterStatus) -> _Rows:
-    """The instances that are kept for held requests."""
+    """Instances that are kept for held requests."""
     return [
         (
             kept.request_id,
@@ -371,7 +382,7 @@ def _kept_rows(status: ClusterStatus) -> _Rows:
 
 
 def _head_rows(status: ClusterStatus) -> _Rows:
-    """The longest waiting first."""
+    """The head of each instance's queue; the request that has waited longest comes first."""
     found = [(item, item.queue_head) for item in status.instances if item.queue_head]
     found.sort(key=lambda pair: -(head_wait_s(pair[1]) or 0.0))
     return [
@@ -389,7 +400,7 @@ def _head_rows(status: ClusterStatus) -> _Rows:
 
 
 def _move_rows(status: ClusterStatus) -> _Rows:
-    """Those under way, then those by hand that wait for their turn."""
+    """The moves under way, then those that an operator ordered and that wait for their turn."""
     return [
         *(_move(move, move.state) for move in status.moves),
         *(_move(move, "queued") for move in status.queued_moves),
@@ -408,7 +419,7 @@ def _move(move: MoveStatus, stage: str) -> tuple[str, ...]:
 
 
 def _replay_rows(status: ClusterStatus) -> _Rows:
-    """Those under way, the longest pause first, then the last that ended."""
+    """The replays under way, with the longest pause first, then the last ones that ended."""
     return [
         *(_replay(each, each.pause_s, "-") for each in status.replays.under_way),
         *(

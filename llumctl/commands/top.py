@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
 ASK_TIMEOUT_S = 1.0
-"""For each of them: one that hangs must not hide the others."""
+"""How long each cluster may take: one that hangs must not hide the others."""
 BROWSER_DRIVER = "textual.drivers.web_driver:WebDriver"
-"""What $TEXTUAL_DRIVER says where a server for browsers started this process."""
+"""The value of $TEXTUAL_DRIVER if a server for browsers started this process."""
 NO_GLYPHS = ("linux", "vt100", "vt220")
 """Terminals whose fonts lack block elements."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the dashboard looks and what its keys are; `keymap` is checked."""
+    """How the dashboard looks, and its keys. `keymap` has been checked."""
 
     theme: str
     ascii_only: bool
@@ -51,7 +51,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Replay:
-    """A recording, how fast it is shown, and where that begins."""
+    """A recording, its speed, and where in it the replay begins."""
 
     path: Path
     speed: float
@@ -61,39 +61,40 @@ class Replay:
 def top(
     cluster: Cluster = None,
     refresh: Annotated[
-        float, typer.Option(metavar="S", help="How many seconds between two statuses.")
+        float, typer.Option(metavar="S", help="Seconds between two statuses.")
     ] = 1.0,
     readonly: Annotated[
         bool, typer.Option("--readonly", help="Allow no changes in this session.")
     ] = False,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what comes to a new file.")
+        Path | None, typer.Option(metavar="FILE", help="Record into a new file, for --replay.")
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Show a recording instead of a cluster.")
     ] = None,
     speed: Annotated[
-        float | None, typer.Option(metavar="X", help="Of the replay: 2 is twice as fast.")
+        float | None, typer.Option(metavar="X", help="Speed of the replay; 2 is twice as fast (1).")
     ] = None,
     at: Annotated[
-        str | None, typer.Option(metavar="2m", help="Begin the replay that far in.")
+        str | None, typer.Option(metavar="2m", help="Begin the replay at this time in it.")
     ] = None,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="No character beyond ASCII.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII only.")] = False,
     theme: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="default, light, deuteranopia or monochrome."),
     ] = None,
     web: Annotated[
-        bool, typer.Option("--web", help="Serve it to browsers on this machine, to look only.")
+        bool, typer.Option("--web", help="Serve it to browsers on this machine, read-only.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="With --web: allow changes from there.")
+        bool, typer.Option("--write", help="With --web: allow changes from browsers.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=65535, help="With --web: else any free.")
+        int | None,
+        typer.Option(metavar="N", min=0, max=65535, help="With --web: the port (any free one)."),
     ] = None,
 ) -> None:
-    """Show the cluster as it goes, and change it by keys: ? lists them."""
+    """Show the cluster live in a console, and change it by keys; ? lists the keys."""
     check_refresh(refresh)
     positive(speed, "--speed")
     at_s = 0.0 if at is None else arguments.seconds(at, "--at")
@@ -150,8 +151,8 @@ def _serve(
     write: bool,
     port: int,
 ) -> None:
-    """Serves the dashboard to browsers, a process for each window, until Ctrl-C. What is wrong with
-    the cluster or the recording is told here, and not in each of them."""
+    """Serves the dashboard to browsers, with a process for each window, until Ctrl-C. A wrong
+    cluster or recording is reported here, not in each window."""
     shown = ["--theme", look.theme, "--refresh", f"{refresh:g}"]
     shown += ["--ascii"] * look.ascii_only + ["--readonly"] * (not write)
     if replay is None:
@@ -168,10 +169,11 @@ def _serve(
 
 
 def _check_terminal() -> None:
-    """The screen is read from stdin and drawn on stderr; stdout is what a pipe takes."""
+    """Refuses to run if one of the three standard streams is not a terminal: the keys come from
+    stdin, the screen goes to stderr, and stdout would be a pipe."""
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if not output.is_terminal(stream):
-            raise RefusedError(f"top needs a terminal, and {name} is none", ELSEWHERE)
+            raise RefusedError(f"top needs a terminal, and {name} is not one", ELSEWHERE)
     if not output.can_redraw(sys.stderr):
         raise RefusedError(
             "top needs a terminal that can move its cursor, and TERM says it cannot", ELSEWHERE
@@ -203,7 +205,7 @@ def _recorded(replay: Replay, limits: "ConsoleTable") -> Iterator["Source"]:
 
 
 def _keys_and_commands() -> "tuple[dict[str, str], tuple[OwnCommand, ...]]":
-    """The tables `[keys]` and `[commands]`. Raises UsageError that tells where something wrong
+    """The tables `[keys]` and `[commands]`. Raises UsageError, which says where the wrong value
     stands."""
     from llumctl.config import settings
     from tui import actions, own_commands
@@ -237,7 +239,8 @@ def _live(
     *,
     readonly: bool,
 ) -> "Dashboard":
-    """It hears from the controller while the modules that draw are imported."""
+    """The dashboard of a live cluster. Its source listens to the controller already while the
+    modules that draw are imported."""
     from tui.live import LiveCaller, LiveSource
 
     live = LiveSource(
@@ -279,8 +282,8 @@ def _dashboard(
 
 
 def _attached_or_asked(flag: str | None) -> str:
-    """What `connect.attached` says, unless there are several clusters, none was named, and somebody
-    can be asked. Raises RefusedError if the answer names none of them."""
+    """The cluster that `connect.attached` returns. If there are several and none was named, asks on
+    the terminal. Raises RefusedError if the answer names none of them."""
     from controller.api.state import run_state
 
     there = run_state.clusters()
@@ -292,18 +295,19 @@ def _attached_or_asked(flag: str | None) -> str:
     ):
         return connect.attached(flag)
     there.sort(key=lambda name: (name != config_file.UNNAMED, name))
-    output.say("several clusters are here:")
+    output.say("several clusters are running:")
     width = max(map(len, there))
     for number, name in enumerate(there, start=1):
         output.say(f"  {number}  {name:<{width}}  {_cluster_state(name)}")
-    output.say_on(f"which one? [1 is {there[0]}] ")
+    output.say_on(f"which cluster? [1: {there[0]}] ")
     found = chosen(sys.stdin.readline(), there)
     meant.cluster_is(found)
     return found
 
 
 def chosen(answer: str, there: list[str]) -> str:
-    """By its number or its name; an empty line is the first. End of input names none."""
+    """The cluster that an answer names by its number or its name. An empty line means the first
+    one; end of input means none."""
     word = answer.strip()
     if answer.endswith("\n") and not word:
         return there[0]
@@ -330,10 +334,10 @@ def _cluster_state(name: str) -> str:
 
 
 def _run(app: "Dashboard") -> None:
-    """Runs until the operator leaves, and waits for no thread that still asks a controller."""
+    """Runs until the operator leaves. Threads that still ask a controller are not waited for."""
     app.run()
-    # At its end the interpreter collects all garbage: 0.2 s of CPU among so many objects, and
-    # seconds where the machine is busy. What is frozen is not looked at.
+    # At its end the interpreter collects all garbage. With this many objects that takes 0.2 s of
+    # CPU, and seconds on a busy machine. Frozen objects are left out.
     gc.freeze()
     for told in app.acting.unsettled():
         output.say(told)
@@ -344,7 +348,8 @@ def _run(app: "Dashboard") -> None:
 
 
 def _has_glyphs() -> bool:
-    """Python takes UTF-8 for its streams where LC_ALL says C, so that says more than they do."""
+    """Whether the terminal shows characters beyond ASCII. LC_ALL is looked at first, because with
+    LC_ALL=C Python uses UTF-8 for its streams nevertheless."""
     if os.environ.get("LC_ALL") in ("C", "POSIX"):
         return False
     encoding = (sys.stderr.encoding or "").lower().replace("-", "")

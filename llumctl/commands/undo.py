@@ -1,4 +1,4 @@
-"""`llumctl undo`: take back what an operator did."""
+"""`llumctl undo` takes back what an operator did."""
 
 import sys
 import time
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def undo(
     entry_id: Annotated[
-        str, typer.Argument(metavar="[ID]", help="As --list shows it; else the last one.")
+        str, typer.Argument(metavar="[ID]", help="Operation, by its id in --list (the last one).")
     ] = "",
     listing: Annotated[
-        bool, typer.Option("--list", help="Show the last operations and what undoes each.")
+        bool, typer.Option("--list", help="Show the last operations, and what undoes each.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -30,12 +30,13 @@ def undo(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Take back the last operation, also another operator's.
+    """Take back the last operation, whoever did it.
 
-    A drain, cordon, uncordon, restart, rolling restart (which ends), scale, priority, move or set.
+    This can be a drain, cordon, uncordon, restart, rolling restart (which ends), scale, priority,
+    move or set.
 
-    Asks before it removes or drains an instance. Refused (exit 5) for what has no undo, or was
-    changed since. A second undo takes the first one back.
+    Asks before it removes or drains an instance. Refuses (exit 5) an operation that has no undo, or
+    whose result was changed since. A second undo takes the first one back.
     """
     if entry_id:
         arguments.an_id(entry_id, "ID")
@@ -65,8 +66,8 @@ def undo(
 
 
 def _agreed(cluster: str, entry_id: str, order: "Order[Any, Any]") -> "Order[Any, Any]":
-    """The order, after a question like that of the command that gives it: instances are removed or
-    drained only by who agreed to it."""
+    """The order, after the question that its own command would ask: nobody removes or drains an
+    instance without having agreed."""
     from controller.api.operations.on_cluster import Scale
     from controller.api.operations.on_instances import Drain
     from llumctl.commands import instances, scale

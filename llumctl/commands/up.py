@@ -1,4 +1,5 @@
-"""`llumctl up`: start a cluster and, unless detached, stay until it is stopped; `llumctl down`."""
+"""`llumctl up` starts a cluster and, unless detached, stays until the cluster is stopped; `llumctl
+down` stops it; `llumctl doctor` makes the checks of `up` beforehand."""
 
 import inspect
 import json
@@ -44,14 +45,19 @@ def up(
     instances: Annotated[
         int | None,
         typer.Option(
-            "-n", "--instances", help="Instances; default one per GPU, 2 on CPU, 4 emulated."
+            "-n",
+            "--instances",
+            help="Number of instances. Default: one per GPU, 2 on a CPU, 4 if emulated.",
         ),
     ] = None,
-    frontends: Annotated[int | None, typer.Option(help="Frontends that serve the API.")] = None,
+    frontends: Annotated[
+        int | None, typer.Option(help="Number of frontends, which serve the API.")
+    ] = None,
     cluster: ClusterName = None,
     config: Config = None,
     host: Annotated[
-        str | None, typer.Option(help="Address of the endpoint; other than loopback needs keys.")
+        str | None,
+        typer.Option(help="Address of the endpoint. An address beyond loopback needs API keys."),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the endpoint (8000).")] = None,
     served_model_name: Annotated[
@@ -62,7 +68,7 @@ def up(
     ] = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Join this Ray; default: start one of our own."),
+        typer.Option(metavar="HOST:PORT", help="Join this Ray. Default: start a Ray for it."),
     ] = None,
     engine: Annotated[
         str | None,
@@ -71,7 +77,7 @@ def up(
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="What emulated engines emulate: a profile (a10-llama-7b)."
+            metavar="NAME|FILE", help="Profile that emulated engines follow (a10-llama-7b)."
         ),
     ] = None,
     engine_arg: Annotated[
@@ -83,21 +89,21 @@ def up(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A setting of the config file, as migration.max_moves=2; repeatable.",
+            help="A setting of the config file, such as migration.max_moves=2; repeatable.",
         ),
     ] = None,
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Leave the cluster running in the background.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="With --detach: return only when it is ready.")
+        bool, typer.Option("--wait", help="With --detach: return only when the cluster is ready.")
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="S", help="How many seconds starting may take (600)."),
+        typer.Option(metavar="S", help="How many seconds the start may take (600)."),
     ] = None,
 ) -> None:
-    """Start a cluster. In the foreground, Ctrl-C lets live requests finish and stops it."""
+    """Start a cluster. In the foreground, Ctrl-C stops it after its live requests have finished."""
     positive(timeout, "--timeout")
     flags: Flags = {
         ("cluster", "name"): ("--cluster", cluster),
@@ -148,7 +154,7 @@ def start(
 
 
 def _regular(path: Path) -> str:
-    """The file's full name; empty for a pipe, which can be read once only."""
+    """The absolute path of the file; empty for a pipe, which can be read only once."""
     return str(path.absolute()) if path.is_file() else ""
 
 
@@ -156,11 +162,11 @@ def down(
     cluster: ClusterName = None,
     confirm: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Refuse unless this is the name of the cluster."),
+        typer.Option(metavar="NAME", help="Refuse unless the cluster has this name."),
     ] = None,
     drain: Annotated[
         bool,
-        typer.Option("--drain/--now", help="Let live requests finish first, or stop at once."),
+        typer.Option("--drain/--now", help="Let live requests finish first, or cut them off."),
     ] = True,
     timeout: Annotated[
         float | None,
@@ -189,11 +195,10 @@ _META = "llumctl.endpoint_flags"
 
 
 class UpCommand(TyperCommand):
-    """`up` with the flags that follow from vLLM's options of the endpoint, in sections of its help.
+    """`up` with a flag for each of vLLM's options of the endpoint, in sections of the help.
 
-    They are made when `up` is parsed or explains itself: the list of options
-    (controller/api/settings/vllm_options.py) needs pydantic, which would take the other
-    commands 0.1 s.
+    These flags are made only when `up` is parsed or shows its help: the list of options
+    (controller/api/settings/vllm_options.py) imports pydantic, which takes 0.1 s.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -217,13 +222,13 @@ class UpCommand(TyperCommand):
 
 
 def _endpoint_flags(context: typer.Context) -> "Flags":
-    """The flags of the command line, in the form in which settings are merged."""
+    """The endpoint's flags of this call, in the form in which settings are merged."""
     return {("endpoint", name): (_flag(name), value) for name, value in context.meta[_META].items()}
 
 
 @cache
 def _sections() -> dict[str, list[Any]]:
-    """Title -> options as typer makes them of a function's parameters."""
+    """For each section of the help its title and options, as typer makes them of parameters."""
     from controller.api.settings.vllm_options import SECTIONS
 
     return {f"{table.__doc__} (endpoint)": _options(table) for table in SECTIONS}
@@ -231,7 +236,7 @@ def _sections() -> dict[str, list[Any]]:
 
 def _options(table: "type[Table]") -> list[Any]:
     def function(**_: object) -> None:
-        """Has the parameters that follow."""
+        """Gets its parameters below; typer reads them."""
 
     parameters = list(_parameters(table))
     # Typer reads it; mypy's FunctionType has no such attribute.
@@ -247,7 +252,7 @@ def _parameters(table: "type[Table]") -> Iterator[inspect.Parameter]:
 
     for name, info in table.model_fields.items():
         if Code in info.metadata:
-            continue  # code comes out of a private file only
+            continue  # only a private file may name code
         kind, shown = _kind(info.annotation)
         sentence = (info.description or "").replace("\n", " ")
         option = typer.Option(*_declared(name, kind), metavar=shown, help=sentence)
@@ -260,7 +265,7 @@ def _parameters(table: "type[Table]") -> Iterator[inspect.Parameter]:
 
 
 def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """The type on the command line, and how the help shows it."""
+    """The type of a flag's value, and the name that the help gives the value."""
     text = str(annotation)
     if "bool" in text:
         return bool, None
@@ -306,7 +311,11 @@ _GLYPHS = {
 
 
 class Progress:
-    """Call it with each status (or a sentence) in turn; from one thread at a time."""
+    """Shows each status or sentence that it is called with, in turn, from one thread at a time.
+
+    On a terminal the instances are redrawn in place until the cluster is ready. Otherwise, and
+    afterwards, every change is one line on stderr. The endpoint goes to stdout.
+    """
 
     def __init__(self, settings: "Settings") -> None:
         self._settings = settings
@@ -333,7 +342,7 @@ class Progress:
             self.announce(news)
 
     def announce(self, status: "ClusterStatus") -> None:
-        """Once: the endpoint's URL and a request to try, on stdout."""
+        """Writes the endpoint's URL and a request to try to stdout, the first time it is called."""
         if self._announced:
             return
         self._announced = True
@@ -351,7 +360,7 @@ class Progress:
 
     def _say_changes(self, status: "ClusterStatus") -> None:
         if status.state == "stopping":
-            # Its members go one after the other, which is no news and no restart.
+            # That its members end one after the other is no news.
             if self._seen.get(STOPPING) is None:
                 self._seen[STOPPING] = "told"
                 output.say(STOPPING)
@@ -378,13 +387,13 @@ class Progress:
 
 
 def is_up(status: "ClusterStatus") -> bool:
-    """Ready, or as ready as it gets: some instances serve although others could not start."""
+    """Whether the cluster is ready, or at least serves although some instances could not start."""
     serving = any(item.state == "active" for item in status.instances)
     return status.state == "ready" or (status.state == "degraded" and serving)
 
 
 def endpoint_text(settings: "Settings", status: "ClusterStatus") -> str:
-    """The URL on the first line, then a curl line. A key is read from its file by the shell."""
+    """The URL, and below it a curl command, in which the shell reads an API key from its file."""
     base = status.endpoint_url.rstrip("/").removesuffix("/v1")
     body = {
         "model": next(iter(settings.endpoint.served_model_name), status.model),
@@ -433,7 +442,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Check each node of this Ray too; else of the config file's, if it names one.",
+            help="Check each node of this Ray too. Default: the Ray that the config file names.",
         ),
     ] = None,
 ) -> None:
@@ -461,7 +470,7 @@ def doctor(
 
 
 def _checks_text(checks: "tuple[Check, ...]") -> str:
-    """A row per check; the cure, which is long, on its own line below."""
+    """A row for each check, and its cure, which is long, on a line of its own below."""
     rows = [(check.result, check.name, check.what) for check in checks]
     colours = output.use_colours(sys.stdout)
     header, *lines = output.table(("RESULT", "CHECK", "WHAT"), rows, colours=colours).split("\n")

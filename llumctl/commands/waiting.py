@@ -1,11 +1,10 @@
-"""What `llumctl status --wait` waits for, and the waiting; `scale --wait` waits so, too.
+"""Waits until a condition is true, for `llumctl status --wait` and `llumctl scale --wait`.
 
-A condition is read from text and judged by what is so now: it is given a status, a request or the
-drains, and says whether it holds, what holds instead, and whether it can still come about.
+A condition is read from text. Given a status, a request or the drains, it says whether it is true,
+what is true instead, and whether it can still become true.
 
-`wait` asks the controller until then. Polling, not the watch stream: each question then ends in
-time, and one loop serves statuses and requests, lost connections and controllers that are not there
-yet.
+`wait` polls the controller, and does not use the watch stream: so each question ends in time, and
+one loop serves statuses, requests, lost connections and controllers that are not there yet.
 """
 
 import difflib
@@ -31,7 +30,7 @@ from llumctl import arguments, connect, output
 POLL_S = 0.25
 # A question about drains makes the controller ask every frontend and every draining instance.
 DRAINS_POLL_S = 1.0
-# A question gets this long however little time is left.
+# A question may take this long, even if less time is left.
 LEAST_TIMEOUT_S = 0.5
 FLAG = "--wait"
 FORMS = (
@@ -44,7 +43,7 @@ FORMS = (
     "drained=ID",
 )
 GONE = "gone"
-"""State of an instance that the cluster does not have (any more)."""
+"""State of an instance that the cluster does not have, or has no longer."""
 
 
 class Verdict(StrEnum):
@@ -55,7 +54,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judged:
-    """`now` says what is so, in words: "instance i-0 is starting"."""
+    """`now` says in words what is true: "instance i-0 is starting"."""
 
     verdict: Verdict
     now: str
@@ -105,7 +104,7 @@ class MemberIs:
 
 @dataclass(frozen=True)
 class Idle:
-    """No request is live, waits anywhere, or is held."""
+    """No request is running, waiting or held anywhere."""
 
     def judge(self, status: ClusterStatus) -> Judged:
         at_frontends = sum(item.num_live_reqs for item in status.frontends)
@@ -113,7 +112,7 @@ class Idle:
             (item.num_running_reqs or 0) + (item.num_waiting_reqs or 0) + item.num_unreported_reqs
             for item in status.instances
         )
-        # Frontends and instances count the same requests, and hear of them at their own times.
+        # Frontends and instances count the same requests, but learn of them at different times.
         num_live = max(at_frontends, at_instances, status.num_held_reqs)
         if num_live:
             requests = "1 request is" if num_live == 1 else f"{num_live} requests are"
@@ -135,13 +134,13 @@ class RequestIs:
 
 @dataclass(frozen=True)
 class Drained:
-    """Nothing is left on the instance and nothing comes: it is safe to delete."""
+    """The instance has no requests and gets none, so it is safe to delete."""
 
     instance_id: str
 
     def judge(self, drains: DrainList, status: Callable[[], ClusterStatus]) -> Judged:
-        """`status` is asked for if nobody drains it. Raises NotFoundError for an instance that the
-        cluster does not have."""
+        """Calls `status` if no drain of the instance is going on. Raises NotFoundError for an
+        instance that the cluster does not have."""
         name = f"instance {self.instance_id}"
         for found in drains.drains:
             if found.instance_id == self.instance_id:
@@ -157,7 +156,7 @@ Condition = ClusterIs | MemberIs | Idle | RequestIs | Drained
 
 
 def parse(text: str) -> Condition:
-    """Raises UsageError with the nearest form or state that there is."""
+    """Reads a condition. Raises UsageError, which names the nearest form or state."""
     subject, equals, state = text.strip().partition("=")
     kind, _, name = subject.partition("/")
     if text.strip() == "ready":
@@ -181,7 +180,7 @@ def parse(text: str) -> Condition:
 
 
 def _no_condition(text: str) -> UsageError:
-    """An example of what was probably meant, if there is a likeness."""
+    """The error for a text that is no condition, with the nearest form if one resembles it."""
     kind = text.strip().partition("=")[0].partition("/")[0]
     words = {form.partition("=")[0].partition("/")[0]: form for form in FORMS}
     likely = difflib.get_close_matches(kind.lower(), words, 1)
@@ -199,15 +198,15 @@ def _is(subject: str, state: str, detail: str) -> str:
 
 
 def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> str:
-    """Returns what is so when the condition holds, in words.
+    """Returns in words what is true as soon as the condition is.
 
-    A wait for a ready cluster may begin before there is a controller; for any other condition one
-    must answer at first. Once it has answered it may be gone for a while. An instance that goes
-    while its drain is waited for was drained (scale-in).
+    A wait for a ready cluster may begin before there is a controller; for any other condition the
+    controller must answer the first question. Later it may be away for a while. An instance that
+    disappears while its drain is waited for counts as drained (scale-in).
 
     Raises:
-        TimedOutError: naming `wanted` and what holds instead.
-        LlumctlError: it can never hold.
+        TimedOutError: it names `wanted`, and says what is true instead.
+        LlumctlError: the condition can never become true.
         NotFoundError: there is no such instance or request.
         UnreachableError: no controller answers, or the cluster was stopped.
     """
@@ -223,7 +222,7 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
             if judged.verdict is Verdict.HOLDS:
                 return now
             if judged.verdict is Verdict.NEVER:
-                raise LlumctlError(f"{wanted} cannot come about any more: {now}", _look(condition))
+                raise LlumctlError(f"{wanted} can no longer become true: {now}", _look(condition))
         except NotFoundError:
             if not (answered and isinstance(condition, Drained)):
                 raise
@@ -237,9 +236,9 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
             trouble = now = error.message
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            within = f"did not come about within {latency(timeout_s)}"
+            within = f"did not become true within {latency(timeout_s)}"
             raise TimedOutError(
-                f"{wanted} {within if timeout_s else 'does not hold'}: {now}", _look(condition)
+                f"{wanted} {within if timeout_s else 'is not true'}: {now}", _look(condition)
             )
         pause_s = DRAINS_POLL_S if isinstance(condition, Drained) else POLL_S
         time.sleep(min(pause_s, left_s))

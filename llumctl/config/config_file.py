@@ -1,7 +1,7 @@
-"""The files that people write settings and secrets in, and `KEY=VALUE` as they type it.
+"""Files in which people write settings and secrets, and settings that they type as `KEY=VALUE`.
 
-The config file is found, read and parsed here; a complaint about a key names its line, or the
-variable or flag that set it instead (`Origins`).
+The config file is found, read and parsed here. An error about a setting names its line in the file,
+or the variable or flag that set it instead (`Origins`).
 """
 
 import codecs
@@ -25,8 +25,8 @@ from llumctl.config.toml_text import KeyPath
 MAX_BYTES = 1 << 20
 DEFAULT = "the default one"
 UNNAMED = "default"
-"""The cluster that nobody named."""
-# Python refuses to convert a longer number, and does not say where it met one.
+"""The name of a cluster that nobody named."""
+# Python refuses to convert a longer number, and does not say where the number stands.
 _TOO_LONG = re.compile(r"[0-9][0-9_]{4300,}")
 _WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -70,14 +70,14 @@ def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFi
 
 
 def locate(flag: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Path]:
-    """Says who asks for a file, and which file. Only DEFAULT's file may be absent."""
+    """The path of the config file, and who names it. Only the file of DEFAULT may be absent."""
     return next((origin, path) for origin, path in candidates(flag, environ) if path is not None)
 
 
 def candidates(
     flag: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[str, Path | None], ...]:
-    """Lists who may ask for a file, and for which. The first who names one wins."""
+    """Everything that may name a config file, with the path that it names. The first path wins."""
     named = environ.get("LLUMCTL_CONFIG")
     return (
         ("--config", flag),
@@ -95,7 +95,7 @@ def absent(path: Path, origin: str) -> AbsentError:
 
 
 def read(path: Path, origin: str) -> ConfigFile:
-    """Raises UsageError, which says by `origin` who asked for the file."""
+    """Reads and parses a config file. Raises UsageError, which says by `origin` who named it."""
     try:
         raw, found = user_files.read_with_status(path, MAX_BYTES, takes_pipe=True)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -117,15 +117,15 @@ def edit_command(path: Path, line: int) -> str:
 
 
 def cluster_name(flag: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Names the cluster that a command means; `default` if nothing does."""
+    """The name of the cluster that a command is about; `default` if nothing names one."""
     return named_cluster(flag, environ) or UNNAMED
 
 
 def named_cluster(flag: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The name by `--cluster`, else $LLUMCTL_CLUSTER_NAME, else the config file's `cluster.name`.
+    """The name in `--cluster`, else in $LLUMCTL_CLUSTER_NAME, else in the config file.
 
-    No other setting is looked at, so that `status` and `down` work beside settings that `up`
-    would refuse.
+    Other settings are not checked, so that `status` and `down` work even if `up` would refuse the
+    file.
     """
     if flag is not None:
         return _checked(flag, "--cluster")
@@ -148,7 +148,7 @@ def _checked(name: object, where: str) -> str:
 
 
 def _decode(path: Path, raw: bytes) -> str:
-    raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors write it first
+    raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors put it at the beginning
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -174,7 +174,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
-    """Names a duplicate key itself: tomllib reports where its value ends, and no name."""
+    """The error for a text that is not TOML. For a duplicate key, tomllib tells neither the key nor
+    its line, so these are found here."""
     duplicate = toml_text.scan(text).duplicate
     if duplicate is not None:
         key, line, first = duplicate
@@ -195,7 +196,8 @@ def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
 
 
 class Origins:
-    """An origin that is named later wins, as the value does."""
+    """Where each setting was given: the config file, a variable or a flag. If a setting was given
+    several times, the last origin counts, like the last value."""
 
     def __init__(self, file: ConfigFile | None) -> None:
         self.file = file
@@ -214,8 +216,8 @@ class Origins:
         return key[1] in table if isinstance(table, dict) and len(key) == 2 else table is not None
 
     def written(self, key: KeyPath) -> KeyPath:
-        """Spells the key as the file does, which may write dashes where an engine argument has
-        underscores."""
+        """The key as it is spelled in the file, which may have dashes in place of an engine
+        argument's underscores."""
         table = self.file.tables.get(str(key[0])) if self.file is not None else None
         if key[:2] in self._names or not isinstance(table, dict) or len(key) < 2:
             return key
@@ -229,7 +231,8 @@ class Origins:
         return self._names.get(key[:2], "").startswith("-")
 
     def of(self, key: KeyPath) -> str:
-        """Names `FILE:LINE`, a variable or a flag, and for a default the dotted name."""
+        """`FILE:LINE`, the variable or the flag that gave the setting; for a default, the dotted
+        name of the setting."""
         if key[:2] in self._names:
             return self._names[key[:2]]
         if self.file is not None and key[0] in self.file.tables:
@@ -237,7 +240,7 @@ class Origins:
         return ".".join(map(str, key))
 
     def cure(self, key: KeyPath) -> str:
-        """Gives the command that leads to the place where the setting can be changed."""
+        """A command that leads to the place where the setting can be changed."""
         name = self._names.get(key[:2], "")
         if name.startswith("LLUMCTL_"):
             return f"unset {name}"
@@ -247,8 +250,8 @@ class Origins:
 
 
 def read_secret(path: Path, where: str) -> str:
-    """Raises UsageError if the file cannot be read, is open to other users, or is empty. The
-    message begins with `where`: the place that named the file."""
+    """The text of a private file. Raises UsageError if the file cannot be read, is open to other
+    users, or is empty. The message begins with `where`, the place that named the file."""
     try:
         with user_files.opened(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -265,13 +268,13 @@ def read_secret(path: Path, where: str) -> str:
             f"{where}: {path} is open to other users (mode {mode:04o})", f"chmod 600 {path}"
         )
     if not text:
-        raise UsageError(f"{where}: {path} holds no key", f"openssl rand -hex 32 > {path}")
+        raise UsageError(f"{where}: {path} is empty", f"openssl rand -hex 32 > {path}")
     return text
 
 
 def parse_assignments(texts: Iterable[str], where: str, example: str) -> dict[str, str]:
-    """Texts by key, without white space around either. Raises UsageError for another form and for a
-    key that is given twice; its message begins with `where`."""
+    """Reads texts of the form `KEY=VALUE`, without the white space around key and value. Raises
+    UsageError, which begins with `where`, for another form and for a key that is given twice."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))

@@ -1,15 +1,15 @@
-"""Flags over environment over config file over defaults: one frozen `Settings`.
+"""Makes one frozen `Settings` of flags, environment, config file and defaults. Flags win over the
+environment, the environment over the file, and the file over the defaults.
 
-Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`; an empty one
-counts as unset, and one that names no setting is refused like an unknown key of the file, unless
-Kubernetes made it.
-`[engine]`, `[keys]` and `[commands]` take any key: vLLM's own parser and the dashboard check those
-later.
+Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`. An empty variable counts
+as unset. A variable that names no setting is refused like an unknown key of the file, unless
+Kubernetes made it. `[engine]`, `[keys]` and `[commands]` may have any key: vLLM's own parser and
+the dashboard check these tables later.
 
-Types and bounds of single values are checked by the model (`controller.api.settings`). Checked here
-is what goes beyond one value: addresses, secrets, folders. Paths come out absolute, as the
-cluster's processes run in other folders: a path of a config file is relative to the file, any other
-to the current folder.
+The model (`controller.api.settings`) checks types and bounds of single values. This module checks
+addresses, secrets and folders, which need more than one value. It makes paths absolute, because the
+cluster's processes run in other folders: a path in a config file is relative to the file, and any
+other path to the current folder.
 """
 
 import contextlib
@@ -53,11 +53,11 @@ from llumctl.config.toml_text import KeyPath
 
 PREFIX = "LLUMCTL_"
 NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE", "LLUMCTL_TOKEN", "LLUMCTL_TOKEN_FILE")
-"""Where the file is, the mark of a cluster's processes, which their children inherit, and what
-`llumctl.connect` shows to a remote cluster."""
+"""Variables that are not settings: the config file's path, the mark that a cluster's processes pass
+on to their children, and the token with which `llumctl.connect` reaches a remote cluster."""
 
-# A pod gets these for each service of its namespace: of one named `llumctl`, or `llumctl-endpoint`,
-# they begin as ours do.
+# A pod gets these variables for each service of its namespace. If a service is called `llumctl` or
+# `llumctl-endpoint`, they begin like ours.
 _KUBERNETES = re.compile(
     r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
     r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
@@ -77,7 +77,8 @@ def load(
     engine_args: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Raises UsageError whose message starts with FILE:LINE, the variable or the flag."""
+    """The settings in effect. Raises UsageError, which begins with FILE:LINE, the variable or the
+    flag."""
     return load_with_origins(config, flags, engine_args, environ)[0]
 
 
@@ -88,7 +89,7 @@ def load_with_origins(
     environ: Mapping[str, str] | None = None,
     assigned: Sequence[str] = (),
 ) -> tuple[Settings, Origins]:
-    """`load`, with where each setting came from. `assigned`: what `--set` sets."""
+    """The settings in effect, and where each came from. `assigned`: the texts of `--set`."""
     environ = os.environ if environ is None else environ
     file = config_file.find(config, environ)
     origins = Origins(file)
@@ -110,15 +111,15 @@ def load_with_origins(
 
 
 def of_file(file: config_file.ConfigFile) -> Settings:
-    """The settings that the file gives with the defaults: no flags, no variables, and no look at
-    what the settings name. Raises UsageError."""
+    """The settings of the file and the defaults alone, without flags and variables. Files and
+    folders that they name are not checked. Raises UsageError."""
     origins = Origins(file)
     return _validated(_from_file(file, origins), origins)
 
 
 def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], Origins]:
-    """`[keys]` alone, with where each came from: the dashboard also starts beside settings that
-    `up` would refuse. Raises UsageError."""
+    """The table `[keys]` alone, and where each key came from: the dashboard must start even if `up`
+    would refuse the other settings. Raises UsageError."""
     settings, origins = _load_table("keys", environ)
     return settings.keys, origins
 
@@ -126,21 +127,21 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str],
 def load_commands(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, OwnCommandTable], Origins]:
-    """`[commands]` alone, as for `[keys]`. Raises UsageError, also where other users could write
-    into the file what this one is to run."""
+    """The table `[commands]` alone, like `[keys]`. Raises UsageError, also if other users could
+    change the file and so choose what this user runs."""
     settings, origins = _load_table("commands", environ)
     file = origins.file
     if settings.commands and file is not None and file.is_changed_by_others:
         raise UsageError(
-            f"{origins.of(('commands',))}: commands names programs to run, and {file.path} can be"
-            " changed by other users",
+            f"{origins.of(('commands',))}: commands names programs to run, but other users can"
+            f" change {file.path}",
             f"chmod go-w {shlex.quote(str(file.path))}",
         )
     return settings.commands, origins
 
 
 def load_console(environ: Mapping[str, str] | None = None) -> ConsoleTable:
-    """`[console]` alone, as for `[keys]`. Raises UsageError."""
+    """The table `[console]` alone, like `[keys]`. Raises UsageError."""
     return _load_table("console", environ)[0].console
 
 
@@ -159,7 +160,8 @@ def _load_table(name: str, environ: Mapping[str, str] | None = None) -> tuple[Se
 def parse_engine_arg(
     argument: str, example: str = "llumctl up --engine-arg max_model_len=4096"
 ) -> tuple[str, Any]:
-    """`max-model-len=4096` -> ("max_model_len", 4096): JSON if it parses, else a string."""
+    """`max-model-len=4096` -> ("max_model_len", 4096). The value is JSON if it parses as JSON, else
+    a string."""
     name, equals, raw = argument.partition("=")
     key = engine_key(name.strip().lstrip("-"))
     if not equals or not key:
@@ -183,7 +185,7 @@ def engine_key(name: str) -> str:
 
 
 def _refuse_constant(constant: str) -> None:
-    """NaN and Infinity are not JSON: they stay strings."""
+    """Makes NaN and Infinity stay strings, since they are not JSON."""
     raise ValueError(constant)
 
 
@@ -236,7 +238,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, Key]]:
-    """Variables that are to set something, with the table and the key that they name."""
+    """Variables that set something, each with the table and the key that it names."""
     for variable in sorted(environ):
         value = environ[variable]
         if not variable.startswith(PREFIX) or variable in NO_SETTINGS or not value:
@@ -271,8 +273,8 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
 
 
 def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> None:
-    """Puts what `--set TABLE.KEY=VALUE` sets. Raises UsageError for a table that a cluster has not,
-    and for a key that another flag sets, too."""
+    """Puts the value of `--set TABLE.KEY=VALUE` into the data. Raises UsageError for a table that a
+    cluster does not have, and for a key that another flag sets too."""
     table, _, key = dotted.partition(".")
     if table in CONSOLE_TABLES:
         refused = of_the_console(dotted)
@@ -288,18 +290,19 @@ def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> N
         key = engine_key(key)
     if origins.flag((table, key)):
         raise UsageError(
-            f"--set: {dotted[:60]} is set by {origins.of((table, key))}, too", "llumctl up --help"
+            f"--set: {dotted[:60]} is also set by {origins.of((table, key))}", "llumctl up --help"
         )
     origins.name((table, key), "--set")
     _put(data, table, key, parse_value(text) if table == "engine" else value_of(dotted, text))
 
 
 def _assign_to_level(data: dict[str, Any], origins: Origins, key: str, text: str) -> None:
-    """`LEVEL.target_load_tokens`: of the levels in the file, or of the default ones."""
+    """Sets a field of a priority level of the file, or else of the default levels. `key`:
+    `LEVEL.target_load_tokens`."""
     name, _, field = key.partition(".")
     levels = data.get("priority", Settings().model_dump()["priority"])
     if not isinstance(levels, list | tuple) or not all(isinstance(each, dict) for each in levels):
-        return  # validation names it
+        return  # validation reports it
     names = [str(each.get("name")) for each in levels]
     index = names.index(arguments.one_of(name, names, "--set", "a priority level"))
     origins.name(("priority", index), "--set")
@@ -308,7 +311,8 @@ def _assign_to_level(data: dict[str, Any], origins: Origins, key: str, text: str
 
 
 def _put(data: dict[str, Any], table: str, key: str, value: Any) -> None:
-    """A table that is not one stays as it is: validation names it."""
+    """Puts a value into a table. If the table is something else, it stays, and validation reports
+    it."""
     inner = data.get(table, {})
     if isinstance(inner, dict):
         data[table] = {**inner, key: value}
@@ -329,7 +333,7 @@ ENDPOINT_FILES = (
 
 
 def checked(settings: Settings, origins: Origins) -> Settings:
-    """Raises UsageError."""
+    """The settings with absolute paths, after all checks. Raises UsageError."""
     _check_addresses(settings, origins)
     cluster, endpoint = settings.cluster, settings.endpoint
     model = _model(cluster.model, origins)
@@ -365,7 +369,7 @@ def _check_addresses(settings: Settings, origins: Origins) -> None:
     if not is_loopback(control.host):
         raise UsageError(
             f"{origins.of(('control', 'host'))}: control.host {control.host!r} is not a loopback"
-            " address: operators' actions are served to this machine only",
+            " address: the control API serves this machine only",
             f"control.host = {LOOPBACK!r}, and from elsewhere: ssh -L {control.port}:"
             f"{LOOPBACK}:{control.port} HOST",
         )
@@ -379,7 +383,8 @@ def _check_addresses(settings: Settings, origins: Origins) -> None:
 
 
 def _check_emulated(settings: Settings, origins: Origins) -> None:
-    """Refuses what an engine that computes nothing cannot use, rather than ignore it."""
+    """Refuses settings that an engine that computes nothing cannot use, instead of ignoring
+    them."""
     model = settings.cluster.model
     if model != EMBEDDED_MODEL:
         raise UsageError(
@@ -398,7 +403,8 @@ def _check_emulated(settings: Settings, origins: Origins) -> None:
 
 
 def _profile(profile: str, origins: Origins) -> str:
-    """Makes a file's path absolute. The name of a built-in profile stays: `up` knows those."""
+    """The absolute path of a profile's file, or the name of a built-in profile, which `up`
+    knows."""
     if not (_is_path(profile) or "/" in profile or profile.endswith(".toml")):
         return profile
     key: KeyPath = ("emulated", "profile")
@@ -412,7 +418,7 @@ def _profile(profile: str, origins: Origins) -> str:
 
 
 def _model(model: str, origins: Origins) -> str:
-    """Makes a folder's path absolute. `embedded` and Hugging Face ids stay as they are."""
+    """The absolute path of a model's folder, or `embedded` or a Hugging Face id unchanged."""
     if not model:
         raise UsageError(f"{origins.of(('cluster', 'model'))}: cluster.model is empty")
     key: KeyPath = ("cluster", "model")
@@ -432,7 +438,7 @@ def _is_path(model: str) -> bool:
 
 
 def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]:
-    """Gives the absolute paths by key. Sampling defaults are a folder's, or named by a word."""
+    """The absolute paths by key. Sampling defaults come from a folder, or are named by a word."""
     found = {
         key: str(_absolute(name, ("endpoint", key), origins))
         for key in ENDPOINT_FILES
@@ -443,7 +449,7 @@ def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]
         folder = _absolute(endpoint.generation_config, key, origins)
         if not (folder / "generation_config.json").is_file():
             raise UsageError(
-                f"{origins.of(key)}: endpoint.generation_config: {folder} holds no"
+                f"{origins.of(key)}: endpoint.generation_config: {folder} has no"
                 " generation_config.json",
                 'endpoint.generation_config = "auto"      (the model\'s own), or "vllm"',
             )
@@ -452,8 +458,8 @@ def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]
 
 
 def _check_code(settings: Settings, origins: Origins) -> None:
-    """Settings that name code to run may come from a file that its owner alone can read and change:
-    an argument or a variable may have been set by somebody else."""
+    """Refuses settings that name code to run, unless they come from a file that only this user can
+    read and change: somebody else may have set an argument or a variable."""
     keys: list[KeyPath] = [
         ("endpoint", name)
         for name, info in EndpointOptions.model_fields.items()
@@ -464,13 +470,14 @@ def _check_code(settings: Settings, origins: Origins) -> None:
         dotted, where = ".".join(map(str, key)), origins.of(origins.written(key))
         if origins.file is None or not origins.in_file(origins.written(key)):
             raise UsageError(
-                f"{where}: {dotted} names code to run: only a configuration file of yours with mode"
-                " 0600 may set it",
+                f"{where}: {dotted} names code to run: only your own configuration file, with"
+                " mode 0600, may set it",
                 "llumctl config path",
             )
         if not origins.file.is_private:
             raise UsageError(
-                f"{where}: {dotted} names code to run, and {origins.file.path} is not yours alone",
+                f"{where}: {dotted} names code to run, but others can read or change"
+                f" {origins.file.path}",
                 f"chmod 600 {origins.file.path}",
             )
 
@@ -495,13 +502,13 @@ def _absolute(name: str, key: KeyPath, origins: Origins) -> Path:
     return base / name
 
 
-# -- what is wrong, in words: where it stands, what, and the nearest valid key ----------
+# -- errors in words: where the setting stands, what is wrong, and the nearest valid key -
 
 MAX_SHOWN = 10
 
 
 def explain(error: ValidationError, origins: Origins) -> UsageError:
-    """Tells everything that is wrong, each in a line."""
+    """An error that reports everything that is wrong, a line each."""
     found = error.errors(include_url=False)
     told = [_one(details, origins) for details in found]
     if len(told) == 1:
@@ -514,14 +521,14 @@ def explain(error: ValidationError, origins: Origins) -> UsageError:
 
 
 def explain_value(error: ValidationError, origin: str, raw: str) -> UsageError:
-    """The variable's value cannot become what the setting wants."""
+    """The error for a variable whose value does not have the setting's type."""
     details = error.errors(include_url=False)[0]
     return UsageError(f"{origin}: {complaint(details, raw)}", f"unset {origin}")
 
 
 @contextlib.contextmanager
 def located(origins: Origins) -> Iterator[None]:
-    """What a check inside refuses, is told with the place where the setting was written."""
+    """Adds the place where a setting was written to the errors of checks inside this context."""
     try:
         yield
     except WrongSettingError as error:
@@ -554,8 +561,8 @@ def unknown_variable(variable: str, path: KeyPath) -> UsageError:
 
 
 def nearest_key(path: KeyPath) -> str:
-    """Finds the valid table or key that resembles `path` most, '' if none does. A key of that very
-    name in another table goes first, then keys of the same table, then any."""
+    """The valid table or key that resembles `path` most; '' if none does. A key of the same name in
+    another table is preferred, then a key of the same table, then any other."""
     words = [str(part) for part in path if not isinstance(part, int)]
     dotted = {key: f"{table}.{key}" for table, key in reversed(list(_all_keys()))}
     if words[-1] in dotted:

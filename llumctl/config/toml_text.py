@@ -1,9 +1,9 @@
-"""TOML as text, beside tomllib: where each key stands, and how a value is written.
+"""TOML as text, beside tomllib: where each key stands, how a value is written, and how a text is
+edited so that comments, order, spaces and line ends stay.
 
-tomllib tells no lines, and writes nothing. The scanner believes that the text is well formed and
-stops quietly where it is not: tomllib says what is wrong there. Paths hold table names, keys and,
-in arrays, indices: `("priority", 1, "rank")`.
-"""
+tomllib tells no lines, and writes nothing. The scanner assumes that the text is well formed, and
+stops quietly where it is not: tomllib reports the error. Paths consist of table names, keys and,
+for arrays, indices: `("priority", 1, "rank")`."""
 
 import contextlib
 import copy
@@ -25,20 +25,20 @@ _STRING = re.compile(
 )
 MAX_KEY_PARTS = 32
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
-# `\\.`: an escaped quote opens no string, or each of many would look for its end.
+# `\\.`: an escaped quote opens no string. Otherwise each of many would search for its end.
 _DEEP = re.compile(rf"#[^\n]*+|\\.|(?P<key>{_PART}(?:\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}})|{_PART}")
 _SCALAR = re.compile(r"[^,\]}\n#]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Offsets of a key and of its value in the text, and the table in which it is written."""
+    """Offsets of a key and of its value in the text, and the table under which it is written."""
 
     key_at: int
     value_at: int
     end: int
     table: KeyPath
-    """Of a dotted key the table of its header, which is shorter than what the key names."""
+    """For a dotted key, the table of the header above, which is shorter than the key's path."""
     inline: bool
 
 
@@ -48,15 +48,15 @@ class Lines:
 
     keys: dict[KeyPath, int] = field(default_factory=dict)
     duplicate: tuple[KeyPath, int, int] | None = None
-    """The key's path, its line, and the line where the key stood first."""
+    """The path of the key, its line, and the line of its first occurrence."""
     pairs: dict[KeyPath, Pair] = field(default_factory=dict)
     sections: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
-    """By table with a header: offsets where its last line begins, without white space, and where
-    what stands there ends."""
+    """For each table with a header, the offsets of the begin and the end of its last line, without
+    white space."""
 
     def find(self, path: KeyPath) -> int | None:
-        """Gives the line of the path or of the first key below it, else that of the nearest table
-        around it."""
+        """The line of the path or of the first key below it, else of the nearest table around
+        it."""
         while path:
             for key, line in self.keys.items():
                 if key[: len(path)] == path:
@@ -72,7 +72,7 @@ class Lines:
 
 
 def too_deep(text: str) -> int | None:
-    """Finds the first line with a dotted key of too many parts, in time that grows as the text."""
+    """The first line with a dotted key of too many parts, found in time linear in the text."""
     for found in _DEEP.finditer(text):
         if found["key"]:
             return text.count("\n", 0, found.start()) + 1
@@ -98,7 +98,7 @@ class _Scanner:
         self.lines = Lines()
         self._array_sizes: dict[KeyPath, int] = {}
         self._counted = (0, 1)
-        """A place in the text, and its line."""
+        """An offset in the text, and its line."""
 
     def document(self) -> None:
         table: KeyPath = ()
@@ -125,7 +125,8 @@ class _Scanner:
         return path
 
     def _resolve(self, path: KeyPath) -> KeyPath:
-        """Puts the index of its last element behind the name of each array of tables."""
+        """The path with an index after the name of each array of tables: that of its last
+        element."""
         resolved: KeyPath = ()
         for depth, name in enumerate(path, start=1):
             resolved = (*resolved, name)
@@ -181,7 +182,7 @@ class _Scanner:
         return path
 
     def _skip_blank(self) -> bool:
-        """False at the end of the text."""
+        """Skips white space and comments. Returns False at the end of the text."""
         self._match(_BLANK)
         return self.at < len(self.text)
 
@@ -214,12 +215,12 @@ def key(name: str) -> str:
 
 
 def string(text: str) -> str:
-    """Writes a basic string: TOML has JSON's escapes, and wants DEL escaped too."""
+    """A basic string. TOML has the escapes of JSON, and requires one for DEL too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def value_text(item: Any) -> str:
-    """Writes a value on one line. Raises TypeError for what TOML lacks, such as None."""
+    """A value on one line. Raises TypeError for a value that TOML lacks, such as None."""
     if isinstance(item, str):
         return string(item)
     if isinstance(item, float) and not math.isfinite(item):
@@ -238,12 +239,12 @@ def value_text(item: Any) -> str:
 
 # -- editing ----------------------------------------------------------------------------
 
-# A number or a string, or None: the key is to have no value.
+# None: the key is to have no value.
 Value = str | int | float | bool | None
 
 
 class CannotEditError(ValueError):
-    """What the text has there cannot be changed without touching something else."""
+    """The key cannot be changed without changing something else in the text."""
 
     def __init__(self, line: int, why: str) -> None:
         super().__init__(why)
@@ -251,8 +252,8 @@ class CannotEditError(ValueError):
 
 
 def set_value(text: str, table: KeyPath, name: str, value: Value) -> str:
-    """The text with `name = value` in `table`, which an array's index may end. A key that is to
-    have no value is commented out. Raises CannotEditError."""
+    """The text with `name = value` in `table`, whose path may end with an index of an array. A key
+    that is to have no value is commented out. Raises CannotEditError."""
     lines = scan(text)
     pair = lines.pairs.get((*table, name))
     if pair is not None:
@@ -266,7 +267,7 @@ def set_value(text: str, table: KeyPath, name: str, value: Value) -> str:
 
 
 def with_tables(text: str, array: str, tables: Sequence[Sequence[tuple[str, Value]]]) -> str:
-    """The text with `[[array]]` tables at its end, which has none of that name."""
+    """The text with tables `[[array]]` added at its end. It must not have any of that name yet."""
     blocks = [
         "\n".join(
             [
@@ -287,7 +288,7 @@ def _replaced(text: str, pair: Pair, name: str, value: Value, line: int) -> str:
         return text[: pair.value_at] + value_text(value) + text[pair.end :]
     begun = text.rfind("\n", 0, pair.key_at) + 1
     if pair.inline or text[begun : pair.key_at].strip() or "\n" in text[pair.key_at : pair.end]:
-        raise CannotEditError(line, f"{name} is to have no value: take it out by hand")
+        raise CannotEditError(line, f"{name} is to have no value: remove it by hand")
     return f"{text[: pair.key_at]}# {text[pair.key_at :]}"
 
 
@@ -308,7 +309,7 @@ def _inserted(text: str, lines: Lines, table: KeyPath, line: str) -> str:
 
 
 def _below(text: str, key_at: int, end: int, line: str) -> str:
-    """A line of its own behind the one that ends after `end`, indented as that of `key_at`."""
+    """The text with a new line after the line of `end`, indented like the line of `key_at`."""
     begun = text.rfind("\n", 0, key_at) + 1
     lead = text[begun:key_at]
     indent = lead[: len(lead) - len(lead.lstrip())]
@@ -332,7 +333,7 @@ def _newline(text: str) -> str:
 
 
 def _check(before: str, after: str, table: KeyPath, name: str, value: Value) -> None:
-    """Raises CannotEditError unless the text says what it said before, and the new value."""
+    """Raises CannotEditError unless the new text differs from the old one in this value only."""
     wanted = copy.deepcopy(tomllib.loads(before))
     place: Any = wanted
     for part in table:

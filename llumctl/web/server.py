@@ -1,12 +1,13 @@
-"""`llumctl top --web`: the dashboard as a page on loopback, for the operator who started it alone.
+"""`llumctl top --web`: the dashboard as a page on loopback, only for the operator who started it.
 
-A one-time code stands in the address that the operator opens. It is exchanged for a cookie, so that
-the address in the browser's history opens nothing. Every user of this machine can open connections,
-and the server's descriptors have an end: strangers hold none for long.
+The address that the operator opens has a one-time code in it. The code is exchanged for a cookie,
+so the address in the browser's history opens nothing. Every user of this machine can open
+connections, and the server has a limited number of descriptors, so strangers cannot keep a
+connection for long.
 
-textual-serve gives the page's script; its server is not used: it asks nobody who they are, runs a
-command line through a shell for every web socket, and loads a font from elsewhere (decision 0027).
-"""
+The page's script is textual-serve's. Its server is not used, because it authenticates nobody, runs
+a command line through a shell for every web socket, and loads a font from elsewhere (decision
+0027)."""
 
 import asyncio
 import contextlib
@@ -36,14 +37,14 @@ from llumctl import output
 CODE_LIFE_S = 300.0
 LOGIN_LIFE_S = 12 * 3600.0
 MAX_LOGINS = 16
-"""The oldest login is forgotten for another."""
+"""Beyond this number the oldest login is forgotten."""
 
 
 def refusal(hosts: Sequence[str], origins: Sequence[str], *, is_socket: bool) -> str:
-    """Why a request with these Host and Origin headers is refused; empty: it is not.
+    """Why a request with these Host and Origin headers is refused; empty if it is not.
 
-    A page whose name was pointed to this machine (DNS rebinding) has a foreign Host, and any other
-    page has a foreign Origin. Browsers send an Origin with every web socket, but not with a page.
+    A page whose name was pointed to this machine (DNS rebinding) sends a foreign Host; any other
+    page sends a foreign Origin. Browsers send an Origin with each web socket, but not with a page.
     """
     if len(hosts) != 1 or len(origins) > 1:
         return "one Host and at most one Origin, please"
@@ -58,8 +59,9 @@ def refusal(hosts: Sequence[str], origins: Sequence[str], *, is_socket: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """`room`: the first part of the paths that this login may use. The cookie is limited to it:
-    browsers send a cookie to all ports of a host, and so to the servers of other users there."""
+    """`room`: the first part of the paths that this login may use. The cookie is limited to these
+    paths, because browsers send a cookie to all ports of a host, and so to servers of other
+    users."""
 
     room: str
     secret: str
@@ -67,7 +69,8 @@ class Login:
 
 
 class Doors:
-    """The code that is good now, and the logins that came of codes. Kept in memory only."""
+    """The code that is valid now, and the logins for which codes were exchanged. They are kept in
+    memory only."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -76,13 +79,13 @@ class Doors:
         self._logins: dict[str, Login] = {}
 
     def new_code(self) -> str:
-        """A code that can be used once, for CODE_LIFE_S; the one before is good no more."""
+        """A new code, valid once and for CODE_LIFE_S. The code before it becomes invalid."""
         self._code = secrets.token_urlsafe(24)
         self._code_until_s = self._clock() + CODE_LIFE_S
         return self._code
 
     def enter(self, code: str) -> Login | None:
-        """Uses up the code; None if it is not the one that is good now."""
+        """Exchanges the code for a login; returns None if the code is not valid."""
         now_s = self._clock()
         if not self._code or not _same(code, self._code):
             return None
@@ -107,14 +110,14 @@ def _same(given: str, kept: str) -> bool:
 # -- who may hold a connection to the port, and for how long ----------------------------
 
 MAX_CONNECTIONS = 64
-"""A browser has up to 6 beside its web sockets."""
+"""A browser opens up to 6 connections beside its web sockets."""
 HEAD_S = 10.0
-"""How long a connection may take to its next request's end of head."""
+"""How long a connection may take until the head of its next request is complete."""
 
 
 class Connections:
-    """Makes the protocol of each connection. Beyond the limit that one is closed which is here
-    longest without having shown a login: strangers push out each other, and no browser."""
+    """Makes the protocol of each connection. Beyond the limit, the oldest connection that has shown
+    no login is closed: strangers push out strangers, and never a browser."""
 
     def __init__(self, server: web.Server, head_s: float) -> None:
         self._server = server
@@ -152,7 +155,7 @@ class Connection(web.RequestHandler):
 
 
 def mark_known(request: web.Request) -> None:
-    """Its connection has shown a login."""
+    """Notes that the request's connection has shown a login."""
     cast(Connection, request.protocol).is_known = True
 
 
@@ -160,7 +163,7 @@ def mark_known(request: web.Request) -> None:
 async def listening(
     app: web.Application, host: str, port: int, head_s: float = HEAD_S
 ) -> AsyncIterator[int]:
-    """The port: any that is free for 0. Raises OSError, OverflowError."""
+    """Listens, and yields the port; 0 means any free port. Raises OSError, OverflowError."""
     runner = web.AppRunner(app, handle_signals=False)
     await runner.setup()
     try:
@@ -183,7 +186,7 @@ async def listening(
 
 DRIVER = "textual.drivers.web_driver:WebDriver"
 LEAVE_S = 2.0
-"""How long a process that is asked to leave may take; then it is killed."""
+"""How long a process that was asked to end may take; then it is killed."""
 MAX_TOLD_BYTES = 4096
 _PLAIN_SCREEN = b"\x1b[?1049l\x1b[2J\x1b[H\x1b[?25h"
 
@@ -191,7 +194,8 @@ Draw = Callable[[bytes], Awaitable[None]]
 
 
 class Session:
-    """The process gets no secret: it finds the cluster as any `llumctl top` does."""
+    """A process for one web socket. It gets no secret: it finds the cluster like any `llumctl
+    top`."""
 
     def __init__(self, command: Sequence[str], draw: Draw) -> None:
         self._command = command
@@ -201,7 +205,7 @@ class Session:
         self._told = b""
 
     async def start(self, columns: int, lines: int) -> None:
-        """In a process group of its own: the terminal's Ctrl-C is the server's to hear."""
+        """Starts the process in a session of its own, so that Ctrl-C reaches only the server."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=PIPE,
@@ -212,7 +216,8 @@ class Session:
         )
 
     async def send(self, packet: bytes) -> None:
-        """Waits while the process does not read; what it will never read is dropped."""
+        """Waits while the process does not read. If the process has ended, the packet is
+        dropped."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):
@@ -220,7 +225,7 @@ class Session:
             await self._process.stdin.drain()
 
     async def show(self) -> None:
-        """Draws what the process draws until it ends, and then why it ended."""
+        """Passes on what the process draws until it ends, then draws why it ended."""
         assert self._process is not None
         listening = asyncio.create_task(self._listen())
         try:
@@ -231,7 +236,7 @@ class Session:
             listening.cancel()
 
     async def end(self) -> None:
-        """Asks the process to leave, kills it if it does not, and returns when it is gone."""
+        """Asks the process to end, kills it if it does not, and returns when it is gone."""
         process = self._process
         if process is None:
             return
@@ -245,7 +250,8 @@ class Session:
             await process.wait()
 
     async def _leave(self, process: Process) -> None:
-        """Reads on meanwhile: a process that cannot write does not hear."""
+        """Asks the process to end. Its output is read meanwhile, because a process that is blocked
+        in a write does not read."""
         await self.send(leave())
         assert process.stdin is not None
         assert process.stdout is not None
@@ -266,22 +272,23 @@ class Session:
                     await self._draw(payload)
 
     async def _listen(self) -> None:
-        """Keeps the end of what goes to stderr, which must not fill the pipe."""
+        """Reads stderr, so that the pipe does not fill, and keeps the last bytes."""
         assert self._process is not None
         assert self._process.stderr is not None
         while text := await self._process.stderr.read(MAX_TOLD_BYTES):
             self._told = (self._told + text)[-MAX_TOLD_BYTES:]
 
     def _last_words(self, code: int) -> bytes:
-        """What a terminal would show below the dashboard, but for a traceback: Textual's have the
-        values of variables, and the control token may be among them."""
+        """What a terminal would show below the dashboard, except for a traceback. Textual's
+        tracebacks have the values of variables, and the control token may be among these."""
         if self._begun and code:
             return f"the dashboard ended by a defect (exit code {code})\r\n".encode()
         return self._told.replace(b"\n", b"\r\n")
 
 
 def environment(inherited: Mapping[str, str], columns: int, lines: int) -> dict[str, str]:
-    """Textual's own switches are left behind: they would open a port, or write a log."""
+    """The environment of a session's process, without Textual's own variables, which could open a
+    port or write a log."""
     kept = {key: value for key, value in inherited.items() if not key.startswith("TEXTUAL")}
     return {
         **kept,
@@ -298,23 +305,23 @@ def environment(inherited: Mapping[str, str], columns: int, lines: int) -> dict[
 MAX_COLUMNS, MAX_LINES = 1000, 500
 MAX_PACKET_BYTES = 16 << 20
 BEGUN = b"__GANGLION__\n"
-"""The line with which Textual's driver begins."""
+"""The first line that Textual's driver writes."""
 
 
 class ProtocolError(ValueError):
-    """A message that no page of ours sends, or a packet that no driver of Textual's writes."""
+    """A message that our page never sends, or a packet that Textual's driver never writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a message of the page comes to: bytes for the process, a text for the page."""
+    """What follows from a message of the page: bytes for the process, and a text for the page."""
 
     packet: bytes = b""
     reply: str = ""
 
 
 def heard(message: str) -> Heard:
-    """Raises ProtocolError."""
+    """Reads a message of the page. Raises ProtocolError."""
     try:
         kind, *rest = json.loads(message)
     except (ValueError, TypeError, RecursionError) as error:
@@ -341,7 +348,7 @@ def within(size: int, most: int) -> int:
 
 
 def leave() -> bytes:
-    """Asks the dashboard to end, as its key for leaving does."""
+    """The packet that asks the dashboard to end, like its key for leaving."""
     return _about({"type": "quit"})
 
 
@@ -350,11 +357,11 @@ def packet(kind: bytes, payload: bytes) -> bytes:
 
 
 async def read(stream: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The next packet's letter and payload.
+    """The letter and the payload of the next packet.
 
     Raises:
         asyncio.IncompleteReadError: the process has ended.
-        ProtocolError: the length is absurd.
+        ProtocolError: the packet is too long.
     """
     head = await stream.readexactly(5)
     size = int.from_bytes(head[1:], "big")
@@ -372,14 +379,14 @@ def _about(facts: dict[str, str | int]) -> bytes:
 MAX_SESSIONS = 4
 MAX_MESSAGE_BYTES = 64 << 10
 HEARTBEAT_S = 15.0
-"""A browser that does not answer for half as long as that again is gone."""
+"""Pings go out this often. A browser that does not answer one within half of that time is gone."""
 CLOSE_S = 1.0
-"""How long a browser may take to close its web socket, or to read what was drawn before."""
+"""How long a browser may take to read what was drawn, and to close its web socket."""
 NO_ENTRY = (
-    "This address is used up or too old, or the server was started again.\n"
+    "This address was used already, is too old, or belongs to a server that has ended.\n"
     "Press Enter in the terminal of `llumctl top --web` for a new one.\n"
 )
-FULL = f"There are {MAX_SESSIONS} sessions already: close one, then begin this one again.\r\n"
+FULL = f"There are {MAX_SESSIONS} sessions already: close one, then reload this page.\r\n"
 
 HEADERS = {
     "Content-Security-Policy": "; ".join(
@@ -414,13 +421,13 @@ FILES = {
     "textual.js": (_THEIRS, "static/js/textual.js", "text/javascript"),
     "RobotoMono.ttf": (_THEIRS, "static/fonts/RobotoMono-VariableFont_wght.ttf", "font/ttf"),
 }
-"""All that can be asked for: name, package, file, type."""
+"""All files that are served: name -> package, file, type."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """`command`: what runs for a session. `tell` says a line to the operator."""
+    """`command`: the command line of a session's process. `tell` says a line to the operator."""
 
     def __init__(self, command: Sequence[str], doors: Doors, tell: Callable[[str], None]) -> None:
         self._command = command
@@ -431,7 +438,7 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
-        # Without HEAD: programs that look at links before people do would use up the code.
+        # HEAD is not served: programs that check links before people open them would use the code.
         app.router.add_get("/", self._enter, allow_head=False)
         app.router.add_get("/{room}/socket", self._socket, allow_head=False)
         for path in ("/{room}/", "/{room}/{name}"):
@@ -441,7 +448,8 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every answer has HEADERS, those to strangers too, and tells nothing of why it failed."""
+        """Checks who asks. Every answer has HEADERS, even one to a stranger, and an error's answer
+        does not tell its cause."""
         headers = request.headers
         why = refusal(
             headers.getall("Host", []),
@@ -500,7 +508,7 @@ class Server:
     async def _serve(
         self, session: Session, socket: web.WebSocketResponse, request: web.Request
     ) -> None:
-        """Until the browser, the dashboard or this server ends."""
+        """Serves a session until the browser, the dashboard or this server ends."""
         self._tell(f"a browser watches ({len(self._sessions)} of {MAX_SESSIONS})")
         await session.start(_size(request, "width", 80), _size(request, "height", 24))
         showing = asyncio.create_task(session.show())
@@ -524,12 +532,12 @@ class Server:
         self._tell(f"a browser left ({len(self._sessions)} of {MAX_SESSIONS})")
 
     async def _close(self, _: web.Application) -> None:
-        """All at once, and no browser is waited for that reads nothing."""
+        """Ends all sessions at once, without waiting for a browser that does not read."""
         self._ending.set()
 
 
 async def _hear(session: Session, socket: web.WebSocketResponse) -> None:
-    """Hands on what the page sends, until it leaves or sends what no page of ours does."""
+    """Passes on what the page sends, until it leaves or sends a message that is not ours."""
     async for message in socket:
         if message.type is not WSMsgType.TEXT:
             return
@@ -544,8 +552,8 @@ async def _hear(session: Session, socket: web.WebSocketResponse) -> None:
 
 
 def cookie_name(room: str) -> str:
-    """Other servers of this host may set cookies too, but not know this name: one with the same
-    name would come behind ours, and stand for it."""
+    """The name of the login's cookie. Other servers on this host can set cookies too, and one of
+    the same name would replace ours; so the name has a part that they do not know."""
     return f"llumctl-{room}"
 
 
@@ -569,15 +577,15 @@ def _read(package: str, name: str) -> bytes:
 
 HOST = "127.0.0.1"
 BACKGROUND_S = 1.0
-"""How often a job in the background looks whether it has its terminal again."""
+"""How often a job in the background checks whether it has its terminal again."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(command: Sequence[str], port: int) -> None:
-    """Serves until Ctrl-C. `port` 0: any that is free.
+    """Serves until Ctrl-C. `port` 0 means any free port.
 
-    The address goes to the terminal only, and no browser is started with it: arguments of
-    processes can be read by everybody on this machine.
+    The address is only printed. No browser is started with it, because everybody on this machine
+    can read the arguments of processes.
 
     Raises:
         RefusedError: the port is not free.
@@ -603,7 +611,10 @@ async def _serve(command: Sequence[str], port: int) -> None:
 
 def _tell_address(doors: Doors, port: int) -> None:
     output.emit(f"http://{HOST}:{port}/?code={doors.new_code()}")
-    output.say(f"opens once, within {CODE_LIFE_S / 60:.0f} minutes; Enter: another; Ctrl-C: end")
+    output.say(
+        f"the address opens once, within {CODE_LIFE_S / 60:.0f} minutes;"
+        " Enter: a new one; Ctrl-C: end"
+    )
 
 
 async def _ended() -> None:
@@ -615,7 +626,7 @@ async def _ended() -> None:
 
 @contextlib.contextmanager
 def _on_enter(react: Callable[[], None]) -> Iterator[None]:
-    """Calls back for each line that is typed, where there is a terminal to type on."""
+    """Calls `react` for each line that is typed, if there is a terminal to type on."""
     stdin, loop = sys.stdin, asyncio.get_running_loop()
     if stdin is None or not output.is_terminal(stdin):
         yield
@@ -629,14 +640,14 @@ def _on_enter(react: Callable[[], None]) -> Iterator[None]:
     def typed() -> None:
         nonlocal later
         try:
-            # A job in the background that reads its terminal would be stopped, and what it leaves
-            # unread would wake it all the time.
+            # A job in the background is stopped if it reads its terminal, and input that it does
+            # not read would wake it all the time.
             if os.tcgetpgrp(descriptor) != os.getpgrp():
                 loop.remove_reader(descriptor)
                 later = loop.call_later(BACKGROUND_S, listen)
                 return
             line = os.read(descriptor, 1024)
-        except OSError:  # The terminal is gone, and would be said to have news for ever.
+        except OSError:  # The terminal is gone, and would count as readable for ever.
             line = b""
         if b"\n" in line:
             react()

@@ -153,7 +153,7 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
     ("text", "mode", "message"),
     [
         ("right", 0o644, "open to other users"),
-        ("", 0o600, "holds no key"),
+        ("", 0o600, "is empty"),
         ("two words", 0o600, "this is no token"),
         ("two\nlines", 0o600, "this is no token"),
         ('{"schema_version": 1}', 0o600, "is no run.json: cluster is missing"),
@@ -196,7 +196,7 @@ def test_the_dashboard_asks_which_of_several(monkeypatch: pytest.MonkeyPatch) ->
         remember("http://127.0.0.1:1", name="test")
         remember(fake.url, name="prod")
         with terminal("top") as screen:
-            screen.until("several clusters are here:", "which one? [1 is prod]")
+            screen.until("several clusters are running:", "which cluster? [1: prod]")
             assert "1  prod  ready  1 instances of llama" in screen.text
             assert "2  test  its controller does not answer" in screen.text
             screen.press("\r")

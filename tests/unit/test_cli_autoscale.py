@@ -200,7 +200,7 @@ async def test_who_keeps_what_was_to_go_wins_too(listener: Listener) -> None:
         (("--min", "0"), "--min: must be from 1 to 1024, not 0"),
         (("on", "--target-ttft", "soon"), "--target-ttft"),
         (("on", "--min", "5", "--max", "2"), "min_instances (5) must not exceed max_instances (2)"),
-        (("--dry-run",), "nothing is to be changed"),
+        (("--dry-run",), "there is nothing to change"),
         (("sometimes",), "sometimes"),
     ],
 )

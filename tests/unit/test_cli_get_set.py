@@ -298,7 +298,7 @@ async def test_a_variable_that_wins_is_told(
 ) -> None:
     monkeypatch.setenv("LLUMCTL_MIGRATION_MAX_MOVES", "9")
     assert await llumctl("set", "migration.max_moves=2", "--save") == 0
-    assert "LLUMCTL_MIGRATION_MAX_MOVES is set here, and wins" in capsys.readouterr().err
+    assert "LLUMCTL_MIGRATION_MAX_MOVES is set here, and overrides" in capsys.readouterr().err
     assert "max_moves = 2" in config.read_text()
 
 
@@ -373,10 +373,10 @@ async def test_a_file_that_somebody_changes_meanwhile_is_left_alone(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("set", "--toml", "-o", "json"), "--toml: give either this or --output"),
-        (("set", "--config", EXAMPLE), "--config: only --toml looks at a file"),
-        (("set", "a.b=1", "--config", EXAMPLE), "--config: only --save writes a file"),
-        (("set", "a.b=1", "--toml"), "--toml: only where nothing is changed"),
+        (("set", "--toml", "-o", "json"), "--toml: not with --output"),
+        (("set", "--config", EXAMPLE), "--config: only with --toml or --save"),
+        (("set", "a.b=1", "--config", EXAMPLE), "--config: only with --toml or --save"),
+        (("set", "a.b=1", "--toml"), "--toml: not with KEY=VALUE"),
         (("set", "--save"), "--save: only with KEY=VALUE"),
         (("set", "a.b", "--dry-run"), "--dry-run: only with KEY=VALUE"),
         (("set", "a.b", "2"), "'a.b'"),

@@ -116,7 +116,7 @@ def test_no_logs_at_all(logs: Path, arguments: tuple[str, ...], capsys: Captured
     ("arguments", "message"),
     [
         (("-n", "-1"), "--lines: must be 0 or more, not -1"),
-        (("--all", "i-0"), "--all: the log of 'i-0' is among all of them"),
+        (("--all", "i-0"), "--all: not with a member; 'i-0' is one of all"),
         (("--cluster", "No!"), "--cluster: 'No!' is not a cluster name"),
     ],
 )

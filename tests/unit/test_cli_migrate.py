@@ -131,7 +131,7 @@ async def test_a_move_that_came_to_nothing(bed: Bed, capsys: Captured) -> None:
     assert await llumctl("migrate", "r-1") == 1
     captured = capsys.readouterr()
     assert captured.err == (
-        "error: request r-1 runs again at i-0, the move came to nothing: the destination did not"
+        "error: request r-1 runs again at i-0, the move failed: the destination did not"
         " answer in time\ntry:   llumctl requests r-1\n"
     )
     attempts = captured.out.split("\n\n")[-1].splitlines()
@@ -143,7 +143,7 @@ async def test_a_move_that_came_to_nothing(bed: Bed, capsys: Captured) -> None:
     ]
     bed.source.ends = [("ended", "")]
     assert await llumctl("migrate", "r-1", "--to", "i-1") == 1
-    assert "request r-1 is over, the move came to nothing" in capsys.readouterr().err
+    assert "request r-1 ended before it could move" in capsys.readouterr().err
 
 
 async def test_what_cannot_move(bed: Bed, capsys: Captured) -> None:

@@ -227,7 +227,7 @@ def test_force_replaces_nothing_but_files(
     if kind == "link":
         file.symlink_to(other)
     assert run(["record", "--traffic", str(file), "--duration", "0.1s", "--force"]) == 5
-    assert "no file that could be replaced" in capsys.readouterr().err
+    assert "not a regular file, so it is not replaced" in capsys.readouterr().err
     assert other.read_text() == "mine"
     assert controller.ordered == []
 

@@ -226,4 +226,4 @@ def test_refusals(bed: Bed, capsys: Captured) -> None:
         bed.refusal = 409, ErrorBody(code=code, message="no", hint="llumctl status")
         assert run(["restart", "i-1", "-y"]) == 5
     assert run(["restart", "i-1", "-y", "--now", "--deadline", "5"]) == 2
-    assert "--now: what happens now has no --deadline" in capsys.readouterr().err
+    assert "--now: not with --deadline" in capsys.readouterr().err

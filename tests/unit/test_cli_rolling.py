@@ -145,7 +145,7 @@ def test_each_step_is_followed_until_all_are_restarted(bed: Bed, capsys: Capture
             {"state": "stopped", "why": "stopped by an operator"},
             "error: the rolling restart was stopped: stopped by an operator",
         ),
-        ({"rolling_id": "op-2"}, "error: another rolling restart began meanwhile"),
+        ({"rolling_id": "op-2"}, "error: another rolling restart has begun meanwhile"),
     ],
 )
 def test_how_else_it_may_end(bed: Bed, capsys: Captured, end: dict[str, Any], words: str) -> None:

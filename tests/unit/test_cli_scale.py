@@ -205,7 +205,7 @@ def test_waiting_for_a_new_instance(bed: Bed, capsys: Captured) -> None:
 def test_waiting_for_an_instance_that_does_not_come(bed: Bed, capsys: Captured) -> None:
     assert run(["scale", "+1", "--wait", "--timeout", "0.05"]) == 124
     captured = capsys.readouterr()
-    assert "instance/i-2=active did not come about within" in captured.err
+    assert "instance/i-2=active did not become true within" in captured.err
     assert facts(captured.out)["added"] == "i-2", "what was begun is told all the same"
     assert run(["scale", "+1"]) == 0
 
@@ -215,7 +215,7 @@ def test_waiting_for_an_instance_that_does_not_come(bed: Bed, capsys: Captured) 
 
     with meanwhile(happen):
         assert run(["scale", "+1", "--wait"]) == 1
-    assert "instance/i-2=active cannot come about any more" in capsys.readouterr().err
+    assert "instance/i-2=active can no longer become true" in capsys.readouterr().err
 
 
 def test_waiting_until_one_is_gone(bed: Bed, capsys: Captured) -> None:

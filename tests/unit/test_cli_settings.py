@@ -315,8 +315,8 @@ BAD_ASSIGNMENTS = [
     (("priority.high.rnak=2",), "unknown key priority.rnak; did you mean priority.ran", "the keys"),
     (("console.theme=x",), "console.theme is no setting of a cluster: ", "llumctl config path"),
     (("keys.quit=q",), "keys.quit is no setting of a cluster: ", "llumctl config path"),
-    (("endpoint.port=9000",), "--set: endpoint.port is set by --port, too", "llumctl up --help"),
-    (("engine.max-model-len=1",), "--set: engine.max-model-len is set by --engine-arg, too", ""),
+    (("endpoint.port=9000",), "--set: endpoint.port is also set by --port", "llumctl up --help"),
+    (("engine.max-model-len=1",), "--set: engine.max-model-len is also set by --engine-arg", ""),
     (("endpoint.middleware=x.y",), "endpoint.middleware is refused: it is code", ""),
     (("endpoint.tool_parser_plugin=x.py",), "names code to run: only a ", "llumctl config path"),
 ]
@@ -368,7 +368,7 @@ def test_secrets_file_must_be_private_and_comes_out_absolute(tmp_path: Path) -> 
     keys.chmod(0o600)
     assert settings.load(config=config, environ={}).endpoint.api_key_file == str(keys)
     keys.write_text("\n \n")
-    with pytest.raises(LlumctlError, match="holds no key"):
+    with pytest.raises(LlumctlError, match="is empty"):
         settings.load(config=config, environ={})
 
 

@@ -185,10 +185,10 @@ def test_a_request_is_polled(fake: FakeController, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("text", "timeout", "message"),
     [
-        ("ready", "0.05", "ready did not come about within 50ms: cluster default is starting"),
-        ("ready", "0", "ready does not hold: cluster default is starting"),
+        ("ready", "0.05", "ready did not become true within 50ms: cluster default is starting"),
+        ("ready", "0", "ready is not true: cluster default is starting"),
         ("instance/i-0=active", "50ms", ": instance i-0 is starting (importing vLLM)"),
-        ("idle", "0", "idle does not hold: 5 requests are live"),
+        ("idle", "0", "idle is not true: 5 requests are live"),
     ],
 )
 def test_a_timeout_names_the_condition_and_what_holds_instead(
@@ -205,7 +205,7 @@ def test_what_can_never_hold_fails_at_once(fake: FakeController, capsys: Capture
     fake.status = cluster(state=ClusterState.FAILED, detail="i-0: out of memory")
     assert waited("--wait=ready") == 1
     assert capsys.readouterr().err == (
-        "error: ready cannot come about any more: cluster default is failed (i-0: out of memory)\n"
+        "error: ready can no longer become true: cluster default is failed (i-0: out of memory)\n"
         "try:   llumctl status\n"
     )
     fake.details["r-1"] = RequestDetail(**fields("r-1", RequestState.ABORTED))

@@ -167,7 +167,7 @@ def test_on_a_terminal_it_paints_in_place_and_tells_how_stale_it_is(fake: FakeCo
         (("-w", "-o", "json"), "-o json: cannot be watched", "llumctl status --watch -o jsonl"),
         (("-w", "-o", "yaml"), "-o yaml: cannot be watched", ""),
         (("-w", "-o", "name"), "-o name: cannot be watched", ""),
-        (("-w", "--check"), "--check: its verdict is an exit code", "llumctl status --wait=ready"),
+        (("-w", "--check"), "--check: its result is the exit code", "llumctl status --wait=ready"),
     ],
 )
 def test_usage_errors(

@@ -132,7 +132,7 @@ def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
         ("override_generation_config = {top_p = 2}", "top_p must be at most 1, not 2"),
         ("override_generation_config = {top = 2}", "override_generation_config.top"),
         ("allowed_origins = 3", "it must be an array of strings"),
-        ("generation_config = 'nowhere'", "holds no generation_config.json"),
+        ("generation_config = 'nowhere'", "has no generation_config.json"),
     ],
 )
 def test_mistakes_in_the_file_are_told_with_their_line(tmp_path: Path, line: str, why: str) -> None:

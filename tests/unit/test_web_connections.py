@@ -76,7 +76,7 @@ async def test_an_old_code_and_an_old_cookie_open_nothing() -> None:
         for _ in range(2):
             status, head, body = await found.ask(f"/?code={code}")
             assert (status, "set-cookie" in head.lower()) == (403, False)
-            assert "used up or too old" in body
+            assert "used already, is too old" in body
         code = doors.new_code()
         clock.now_s += CODE_LIFE_S
         status, head, _ = await found.ask(f"/?code={code}")
@@ -88,7 +88,7 @@ async def test_an_old_code_and_an_old_cookie_open_nothing() -> None:
         clock.now_s += 0.1
         status, _, body = await found.ask(page, cookie)
         assert status == 403
-        assert "used up or too old" in body
+        assert "used already, is too old" in body
 
 
 async def test_doubled_headers_and_codes_before_the_newest_open_nothing() -> None:

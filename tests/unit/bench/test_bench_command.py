@@ -235,7 +235,7 @@ def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
         (["--max-tokens-cap", "0"], "--max-tokens-cap: must be at least 1"),
         (["--lengths", "N-N"], "--lengths: 'N-N' is neither"),
         (["--trace", "/nonexistent.csv"], "--trace: cannot read /nonexistent.csv: No such file"),
-        (["--trace", "x.csv", "--rate", "3"], "--rate: the trace says"),
+        (["--trace", "x.csv", "--rate", "3"], "--rate: not with --trace"),
         (["--trace", "x.csv", "--scale-rate", "0"], "--scale-rate: must be a positive"),
         (["--scale-rate", "2"], "--scale-rate: there is no trace"),
         (["--json", "/nonexistent/x"], "--json: there is no folder /nonexistent"),

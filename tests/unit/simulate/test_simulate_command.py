@@ -304,11 +304,11 @@ def test_a_run_without_a_steady_state_is_told(capsys: Captured, profile: str) ->
         (["--high-fraction", "2"], "fraction"),
         (["--cv", "-1"], "coefficient of variation"),
         (["--speed", "2"], "speed is for trace files"),
-        (["--plot", "run.pdf"], "neither in .png nor in .svg"),
+        (["--plot", "run.pdf"], "must end in .png or .svg"),
         (["--plot", "nowhere/run.svg"], "there is no folder nowhere"),
         (["--target-ttft-p99", "0"], "--target-ttft-p99: must be a positive number"),
         (["-w", "2000,20"], "request 0 (at"),
-        (["--from", "x.csv"], "--from: it is a workload itself"),
+        (["--from", "x.csv"], "--from: not with --workload"),
     ],
 )
 def test_bad_input(capsys: Captured, profile: str, more: list[str], told: str) -> None:
@@ -363,4 +363,4 @@ def test_a_knee_above_saturation_is_told(capsys: Captured, profile: str) -> None
 
 def test_options_before_the_subcommand_are_refused(capsys: Captured) -> None:
     assert run(["simulate", "-w", "M-M", "knee", "-w", "M-M"]) == 2
-    assert "options stand behind llumctl simulate knee" in capsys.readouterr().err
+    assert "options must follow llumctl simulate knee" in capsys.readouterr().err

@@ -393,7 +393,7 @@ def test_matched_bursts_are_shown_by_rank(capsys: Captured) -> None:
         (["figure11", "-w", "M-N"], "is not a trace of figure11"),
         (["figure12", "--matched"], "figure11 --matched"),
         (["figure13", "--matched", "--knee", "M-M=7"], "a trace of figure13"),
-        (["figure11", "--load", "1"], "belong to --matched"),
+        (["figure11", "--load", "1"], "only with --matched"),
         (["figure11", "--matched", "--knee", "M-M"], "NAME=RATE"),
         (["figure11", "--matched", "--knee", "Q-Q=3", "-w", "M-M"], "a trace of figure11"),
         (["figure11", "--matched", "--knee", "M-M=-1"], "--knee"),

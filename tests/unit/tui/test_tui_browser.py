@@ -116,7 +116,7 @@ def test_a_browser_watches_and_pages_of_others_do_not(
             assert cookie["value"] not in seen + " ".join(asked)
 
             again = browser.page()
-            opened(again, address, "This address is used up")
+            opened(again, address, "This address was used already")
 
             server.until_children(1)
             for host in ("127.0.0.1", "localhost"):  # of the same site, and of another one
