@@ -1,4 +1,4 @@
-"""One benchmark, from the options of the command line to the figures."""
+"""Runs a benchmark: finds the target, plans and sends the load, and computes the figures."""
 
 import contextlib
 import resource
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One of `cluster` and `url` is set. `warmup_s`: requests due before have no latencies.
-    `stream_interval`: tokens of an event; TTFT and TPOT stay what they are, the gaps do not."""
+    """What the command line asks for. Either `cluster` or `url` is set. `warmup_s`: requests that
+    are due earlier have no latencies. `stream_interval`: tokens per event; it changes the gaps
+    between events, but not TTFT and TPOT."""
 
     load: Load
     priorities: tuple[str, ...] = ()
@@ -43,13 +44,13 @@ class Wanted:
 class Measured:
     wanted: Wanted
     verify: Verify
-    """How answers were verified: not AUTO."""
+    """How answers were verified; never AUTO."""
     target: Target
     workload: Workload
     sender: Sender
     results: Results
     statuses: list[ClusterStatus]
-    """Of the cluster: before the load, during it, and after it."""
+    """Statuses of the cluster before, during and after the load."""
     figures: Figures
     warnings: list[str]
     started_at: str
@@ -80,7 +81,8 @@ class Measured:
 
 
 def run(wanted: Wanted) -> Measured:
-    """Raises UsageError before anything is sent, UnreachableError without an endpoint."""
+    """Runs the benchmark. Raises UsageError before anything is sent, and UnreachableError if there
+    is no endpoint."""
     rows = bench_load.rows(wanted.load)
     aim = _find(wanted)
     try:
@@ -116,12 +118,13 @@ def run(wanted: Wanted) -> Measured:
 async def _measure(
     plan: Workload, sender: Sender, progress: "ProgressBar", aim: Target
 ) -> tuple[Results, Observed]:
-    """Makes the Run inside the event loop to which it belongs."""
+    """Makes the Run inside its event loop, and carries it out."""
     return await measure(Run(plan.requests, sender, progress), aim.control)
 
 
 def _allow_many_connections() -> None:
-    """Each live request has one, and the usual limit of 1,024 open files is little for that."""
+    """Raises the limit of open files: each live request has a connection, and the usual limit of
+    1,024 is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -143,7 +146,7 @@ def _limit(load: Load, aim: Target) -> str:
 
 
 class ProgressBar:
-    """A bar on stderr, if that is a terminal. Call it with the results so far."""
+    """A progress bar on stderr, if stderr is a terminal. Call it with the results so far."""
 
     def __init__(self, num_requests: int) -> None:
         self._total = num_requests
@@ -190,7 +193,8 @@ class ProgressBar:
         )
 
     def _num_tokens(self, results: Results) -> int:
-        """Counts each ended request once, so that a long run costs no more than a short one."""
+        """The number of tokens so far. Each ended request is counted once, so that a call takes no
+        longer in a long run."""
         num_seen, num_tokens = self._counted
         num_tokens += sum(len(result.answer.token_times_s) for result in results.ended[num_seen:])
         self._counted = (len(results.ended), num_tokens)

@@ -1,12 +1,13 @@
-"""The client of an OpenAI endpoint: connections, the reading of answers, and whether one is right.
+"""A client of OpenAI endpoints: it keeps connections, reads answers, and judges whether they are
+right.
 
-Connections are kept alive between requests; each carries one at a time.
+Connections are kept alive between requests. Each carries one request at a time.
 
-httptools parses HTTP. The client shares its cores with what it measures: reading takes 0.0019 ms
-for a token that comes in a chunk of its own, the event loop and the socket make it 0.02, and httpx
-would take 0.06 to 0.15 (decision 0026). Bytes may come in any pieces. What the reader knows is what
-OpenAI endpoints send: one line per event, each a JSON chunk, ended by `[DONE]`; anything else than
-an event stream is kept as a body.
+httptools parses HTTP, because the client shares the cores with the server that it measures. Reading
+takes 0.0019 ms per token in a chunk of its own, and 0.02 ms with the event loop and the socket;
+httpx would take 0.06 to 0.15 ms (decision 0026). Bytes may arrive in any pieces. The reader knows
+the event streams of OpenAI endpoints: one line per event, each with a JSON chunk, and `[DONE]` at
+the end. Any other answer is kept as a body.
 """
 
 import asyncio
@@ -33,16 +34,15 @@ MAX_LINE_BYTES = 1 << 24
 
 
 class BadAnswerError(Exception):
-    """Not HTTP, or not an event stream that we can read."""
+    """The answer is not HTTP, or not an event stream that we can read."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of one answer; times are those that `feed` was told.
+    """What has arrived of one answer. Times are those that were passed to `feed`.
 
-    `token_times_s` has one entry per event that carries tokens. `token_ids` is empty where the
-    server sends none. `num_prompt_tokens` and `num_output_tokens` are the server's own count.
-    """
+    `token_times_s` has an entry for each event with tokens. `token_ids` is empty if the server
+    sends none. `num_prompt_tokens` and `num_output_tokens` are the server's own counts."""
 
     status: int = 0
     token_times_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -52,20 +52,20 @@ class Answer:
     finish_reasons: list[str] = field(default_factory=list)
     num_done_marks: int = 0
     errors: list[tuple[str, str]] = field(default_factory=list)
-    """(code, message) of errors in the stream."""
+    """Errors in the stream: (code, message)."""
     body: bytes = b""
-    """The beginning of an answer that is no event stream."""
+    """The first bytes of an answer that is not an event stream."""
     ended_s: float = 0.0
 
 
 # -- connections ------------------------------------------------------------------------
 
 MAX_IDLE_S = 1.0
-"""A connection that was idle for longer is not used: other servers close it after 5 s."""
+"""A connection that was idle for longer is not used again: some servers close it after 5 s."""
 
 
 class ExchangeError(Exception):
-    """No whole answer came; `kind` says what happened in a word."""
+    """The answer is not complete. `kind`: the reason in a word."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -75,8 +75,8 @@ class ExchangeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI endpoint; `base_url` with or without /v1. `api_key` empty: none is sent.
-    `certificate`: the file of the only one to believe; empty: see py."""
+    """An OpenAI endpoint. `base_url`: with or without /v1. `api_key`: if empty, none is sent.
+    `certificate`: the file of the only certificate to trust; if empty, see `tls_context`."""
 
     base_url: str
     api_key: str = ""
@@ -104,7 +104,7 @@ class Endpoint:
 
 
 class Connection(asyncio.Protocol):
-    """Made by `open`. `exchange` one request after the other."""
+    """A connection, which `open` makes. It carries one `exchange` after the other."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -131,11 +131,11 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def exchange(self, message: bytes, answer: Answer) -> None:
-        """Sends `message` and reads what comes back into `answer`, to its end.
+        """Sends `message`, and reads the answer into `answer` to its end.
 
         Raises:
-            ExchangeError: the connection broke, or what came is no answer. The connection is
-                closed then, as it is if this is cancelled.
+            ExchangeError: the connection broke, or the bytes that came are not an answer. The
+                connection is closed then, and also if the exchange is cancelled.
         """
         self._ended = asyncio.get_running_loop().create_future()
         self._reader = reader = ResponseReader(answer)
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
                 raise ExchangeError("broken", "the connection is closed")
             self._transport.write(message)
             await self._ended
-        except BaseException:  # what still comes must not reach the next request
+        except BaseException:  # late bytes must not reach the next request
             self.close()
             raise
         finally:
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
                 self._ended.set_result(None)
 
     def eof_received(self) -> None:
-        """The connection closes: None lets the transport do so."""
+        """Returns None, so that the transport closes the connection."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
@@ -196,14 +196,15 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """As many connections as there are live requests; the one used last is used first."""
+    """As many connections as there are live requests. The connection that was used last is used
+    first."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._idle: list[Connection] = []
 
     async def exchange(self, message: bytes, answer: Answer, timeout_s: float) -> None:
-        """Like Connection.exchange, on any connection; connecting counts to the time as well."""
+        """Like Connection.exchange, on any connection. The timeout includes connecting."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._take() or await Connection.open(self._endpoint)
@@ -229,7 +230,7 @@ class Pool:
         return None
 
 
-# -- which certificate is believed to be the endpoint's ---------------------------------
+# -- which certificates are trusted -----------------------------------------------------
 
 _END = "-----END CERTIFICATE-----"
 _BEGIN = "-----BEGIN CERTIFICATE-----"
@@ -237,10 +238,12 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 
 @cache
 def tls_context(url: str, certificate: str = "") -> ssl.SSLContext | None:
-    """None for plain http; loading the authorities takes 36 ms. Raises OSError (SSLError too).
+    """The TLS context; None for plain http. It is cached, as loading the authorities takes 36 ms.
+    Raises OSError (SSLError too).
 
-    The certificate of a cluster on this machine is known: it alone is believed, whatever names it
-    has (the address may be 127.0.0.1). Elsewhere the system's authorities count, or SSL_CERT_FILE.
+    The certificate of a cluster on this machine is known, and only this certificate is trusted,
+    whatever names it has (the address may be 127.0.0.1). For other endpoints the system's
+    authorities are trusted, or those of SSL_CERT_FILE.
     """
     if not url.startswith("https:"):
         return None
@@ -284,9 +287,9 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class ResponseReader:
-    """Fills `answer`; `feed` it until `done`. After a BadAnswerError it must not be used.
+    """Reads bytes into `answer`. Call `feed` until `done`, and never again after a BadAnswerError.
 
-    The methods whose names begin with `on_` are the parser's.
+    The parser calls the methods whose names begin with `on_`.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -298,7 +301,7 @@ class ResponseReader:
         self._line = b""
         self._is_stream = False
         self._is_framed = False
-        """The head says how the body ends."""
+        """Whether the head says where the body ends."""
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -315,7 +318,8 @@ class ResponseReader:
                 raise BadAnswerError("no end of its head")
 
     def end(self, now_s: float) -> None:
-        """The server closed the connection, which ends an answer that has no other end."""
+        """Must be called when the server has closed the connection, which ends an answer whose head
+        does not say where it ends."""
         self._now_s = now_s
         if self.answer.status and not self._is_framed:
             self._finish()
@@ -387,7 +391,7 @@ def _told(error: _Error | str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TokenFaults:
-    """Tokens that should have come and did not, came once too often, or are others."""
+    """Numbers of tokens that are missing, came once too often, or are wrong."""
 
     num_lost: int = 0
     num_doubled: int = 0
@@ -402,8 +406,8 @@ NO_FAULTS = TokenFaults()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` of the failure, empty if the answer is right. Of an answer that failed otherwise,
-    `faults` speak of the tokens that did come."""
+    """Whether an answer is right. `kind` of the failure: empty if there is none. `faults`: of an
+    answer that was cut off, they count only the tokens that came."""
 
     kind: str = ""
     detail: str = ""
@@ -413,17 +417,17 @@ class Verdict:
 RIGHT = Verdict()
 
 MAX_AHEAD = 256
-"""How far `compare_tokens` looks for where two sequences agree again: answers are judged on the
-event loop that sends requests, and looking to the end takes seconds for a long answer that is all
-wrong."""
+"""How far `compare_tokens` searches for the place where two sequences agree again. Answers are
+judged on the event loop that sends requests, and a search to the end takes seconds for a long
+answer of wrong tokens."""
 
 
 def judge(
     answer: Answer, num_prompt_tokens: int, num_output_tokens: int, start: int | None
 ) -> Verdict:
-    """Judges an answer that was read to its end, to a request that ignores end-of-sequence.
+    """Judges an answer that was read to its end. The request ignores end-of-sequence tokens.
 
-    `start` is `token_sequence.start` of the prompt; None leaves the ids themselves unchecked.
+    `start`: `token_sequence.start` of the prompt; if None, the ids themselves are not checked.
     """
     if answer.status != 200:
         body = answer.body.decode("utf-8", "replace").strip()
@@ -450,12 +454,11 @@ def judge(
 def compare_tokens(
     expected: Sequence[int], found: Sequence[int], *, is_whole: bool = True
 ) -> TokenFaults:
-    """What it takes to make `expected` into `found`: drops, insertions, then replacements.
+    """Counts the drops, insertions and replacements that make `expected` into `found`.
 
-    Where they part, the smallest drop or insertion after which three tokens agree again (or all
-    that are left) explains it; if there is none of at most MAX_AHEAD tokens, a token is wrong. If
-    `found` is not whole, what of `expected` comes after it is not lost.
-    """
+    Where the two differ, the smallest drop or insertion after which three tokens agree again (or
+    all that are left) counts. If none of at most MAX_AHEAD tokens does, one token is wrong. If
+    `found` is not whole, the expected tokens after its end are not lost."""
     lost = doubled = wrong = at = position = 0
     while at < len(found) and position < len(expected):
         if found[at] == expected[position]:
@@ -484,7 +487,8 @@ def _next_agreement(tokens: Sequence[int], begin: int, wanted: Sequence[int]) ->
 
 
 def _faults(answer: Answer, num_output_tokens: int, start: int | None) -> TokenFaults:
-    """Compares only counts without a start, and the server's own count without ids."""
+    """The faults of a whole answer. Without `start` only numbers of tokens are compared, and
+    without ids only the server's own count."""
     if start is not None:
         expected = [token_sequence.token(start, i) for i in range(num_output_tokens)]
         is_equal = answer.token_ids == expected

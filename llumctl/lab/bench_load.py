@@ -1,7 +1,7 @@
-"""What is sent and when, all of it known before the first request goes out.
+"""Plans the load: all requests and their times are known before the first one is sent.
 
-Arrivals, lengths, levels and prompts come from streams of random numbers of their own, all
-derived from one seed: another rate sends the same requests at other times.
+Arrivals, lengths, levels and prompts each have a stream of random numbers, derived from one seed.
+So with another rate the same requests are sent at other times.
 """
 
 import difflib
@@ -22,29 +22,30 @@ from llumctl.lab.option_values import Arrivals
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`priority` as a request carries it: vLLM's, where lower goes first, so minus the rank."""
+    """A priority level. `priority` as in a request to vLLM, where lower goes first: minus the
+    rank."""
 
     name: str
     priority: int
 
 
 Shares = Mapping[Level, float]
-"""They sum to 1."""
+"""Shares of the requests by level; they sum to 1."""
 
 DEFAULT_LEVEL = Level("normal", 0)
 
 
 MAX_REQUESTS = 1_000_000
 TOKEN_IDS = range(300, 1000)
-"""Prompts are made of these: in any vocabulary, and past the special tokens and single bytes
-with which many begin."""
+"""Token ids of prompts. Every vocabulary has them, and they come after the special tokens and
+single bytes with which many vocabularies begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the command line asked for. `rate` in requests per second; `duration_s` and
-    `num_requests` bound the load, whichever is less. With `trace`, `speed` says how many times
-    faster than recorded it is replayed, and rate, arrivals, cv and lengths mean nothing."""
+    """The load that the command line asks for. `rate`: requests per second. The load ends at
+    `duration_s` or after `num_requests`, whichever comes first. A `trace` is replayed `speed` times
+    as fast as it was recorded; then rate, arrivals, cv and lengths are not used."""
 
     rate: float = 1.0
     arrivals: Arrivals = Arrivals.POISSON
@@ -55,13 +56,13 @@ class Load:
     duration_s: float | None = 30.0
     num_requests: int | None = None
     max_tokens: int | None = None
-    """No prompt and no output is longer."""
+    """Prompts and outputs are shortened to this length."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Due `at_s` after the start. `priority` is vLLM's: lower goes first."""
+    """A request that is due `at_s` after the start. `priority` is vLLM's: lower goes first."""
 
     index: int
     at_s: float
@@ -75,7 +76,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`num_shortened`: requests that were longer than asked for or than the model's context."""
+    """The planned requests. `num_shortened`: how many were longer than the limit or the model's
+    context."""
 
     requests: tuple[Request, ...]
     num_shortened: int
@@ -83,18 +85,18 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Times and lengths of requests, without end unless they are from a trace; what a trace says of
-    ranks and sessions is not replayed. `prefix_hash_tokens` as in a trace."""
+    """Times and lengths of requests. Only the requests of a trace have an end; ranks and sessions
+    of a trace are not replayed. `prefix_hash_tokens`: as in a trace."""
 
     requests: Iterator[TraceRequest]
     prefix_hash_tokens: int = 0
 
 
 def rows(load: Load) -> Rows:
-    """What is asked for before it is fitted to a model.
+    """The requests of a load before they are fitted to a model.
 
     Raises:
-        UsageError: at once, if the trace, the rate or the name of the lengths is bad.
+        UsageError: the trace, the rate or the name of the lengths is wrong; raised at once.
     """
     if load.trace is not None:
         trace = read_trace_file(load.trace)
@@ -110,7 +112,7 @@ def rows(load: Load) -> Rows:
 
 
 def plan(load: Load, rows: Rows, shares: Shares, max_model_len: int | None) -> Workload:
-    """Raises UsageError: no request at all, or far too many."""
+    """Plans the requests for a model. Raises UsageError if there is no request, or far too many."""
     names, weights = tuple(shares), tuple(shares.values())
     level_rng = Random(f"{load.seed}/levels")
     requests: list[Request] = []
@@ -135,7 +137,8 @@ def plan(load: Load, rows: Rows, shares: Shares, max_model_len: int | None) -> W
 
 
 def fit(row: TraceRequest, max_tokens: int | None, max_model_len: int | None) -> TraceRequest:
-    """Shortens prompts rather than outputs, of which most of a request's time is made."""
+    """Shortens a request. Prompts are shortened rather than outputs, which take most of a request's
+    time."""
     prompt, outputs = row.num_prompt_tokens, row.num_output_tokens
     if max_tokens is not None:
         prompt, outputs = min(prompt, max_tokens), min(outputs, max_tokens)
@@ -146,7 +149,7 @@ def fit(row: TraceRequest, max_tokens: int | None, max_model_len: int | None) ->
 
 
 def prompt(seed: int, request: Request) -> list[int]:
-    """The token ids. Where a trace has prefix hashes, equal hashes mean equal tokens."""
+    """The token ids of a prompt. If a trace has prefix hashes, equal hashes give equal tokens."""
     ids: list[int] = []
     for number in request.prefix_hashes:
         if len(ids) >= request.num_prompt_tokens:
@@ -171,15 +174,16 @@ def _request(index: int, row: TraceRequest, level: Level, prefix_hash_tokens: in
     )
 
 
-# -- priority levels: which share of the requests is of each ----------------------------
+# -- priority levels: the share of each in the requests ---------------------------------
 
 
 def parse_shares(wanted: Sequence[str], known: Sequence[Level]) -> Shares:
-    """Parses `high=0.1`, or `-1=0.1` with the request's `priority` itself; the level of priority 0
-    gets what is left.
+    """Parses `high=0.1`, or `-1=0.1` with vLLM's number of the priority. The level of priority 0
+    gets the remaining share.
 
     Raises:
-        UsageError: an unknown level, or shares that are none or sum to more than 1.
+        UsageError: a level is unknown, a share is not a number from 0 to 1, or the shares sum to
+            more than 1.
     """
     shares: dict[Level, float] = {}
     for text in wanted:
@@ -240,11 +244,11 @@ def _example(known: Sequence[Level]) -> str:
     return f"llumctl bench --priority {first.name}=0.1"
 
 
-# -- when requests come: endless gaps between them --------------------------------------
+# -- arrivals: the gaps between requests, without end -----------------------------------
 
 
 def arrival_times_s(kind: Arrivals, rate: float, cv: float | None, rng: Random) -> Iterator[float]:
-    """Seconds from the start at which each request is due, without end; `rate` in 1/s."""
+    """The seconds after the start at which requests are due, without end. `rate` in 1/s."""
     now_s = 0.0
     for gap_s in _gaps_s(kind, rate, 1.0 if cv is None else cv, rng):
         now_s += gap_s
@@ -252,7 +256,7 @@ def arrival_times_s(kind: Arrivals, rate: float, cv: float | None, rng: Random) 
 
 
 def check_arrivals(kind: Arrivals, rate: float, cv: float | None) -> None:
-    """Raises UsageError. `cv` is None where nobody gave one."""
+    """Raises UsageError for a wrong rate or CV. `cv` is None if none was given."""
     if not 0 < rate < float("inf"):
         raise UsageError(
             f"--rate: must be a positive number of requests per second, not {rate:g}",
@@ -284,17 +288,17 @@ def _gaps_s(kind: Arrivals, rate: float, cv: float, rng: Random) -> Iterator[flo
         yield rng.gammavariate(shape, 1.0 / (rate * shape))
 
 
-# -- lengths by name, as the simulator knows them, and endless draws of them ------------
+# -- lengths by name, as in the simulator, and draws from them without end --------------
 
 DRAWN_AT_ONCE = 1024
 
 
 def parse_lengths(text: str) -> tuple[Lengths, Lengths]:
-    """Lengths of prompts and outputs from `M-M`, which means table 1 here, `zipf:M-M`, `sharegpt`,
-    or `IN,OUT` in tokens.
+    """The lengths of prompts and outputs that a text names: `M-M` (here of table 1), `zipf:M-M`,
+    `sharegpt`, or `IN,OUT` in tokens.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is none of these.
     """
     try:
         return lengths_named(text, "table1")
@@ -305,7 +309,7 @@ def parse_lengths(text: str) -> tuple[Lengths, Lengths]:
 
 
 def draw_lengths(prompts: Lengths, outputs: Lengths, rng: Random) -> Iterator[tuple[int, int]]:
-    """Lengths of a prompt and of its outputs, in tokens, without end."""
+    """Draws pairs of lengths, of a prompt and of its output, in tokens, without end."""
     while True:
         shares = np.array([rng.random() for _ in range(2 * DRAWN_AT_ONCE)])
         yield from zip(
@@ -317,7 +321,8 @@ def draw_lengths(prompts: Lengths, outputs: Lengths, rng: Random) -> Iterator[tu
 
 
 def read_trace_file(path: Path) -> Trace:
-    """Raises UsageError: no such file, no such format, or a line that is none (FILE:LINE)."""
+    """Reads a trace. Raises UsageError if the file or its format is unknown, or for a wrong line
+    (FILE:LINE)."""
     try:
         return read_trace(path)
     except TraceError as error:

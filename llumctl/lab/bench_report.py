@@ -1,8 +1,8 @@
-"""From results to figures, and figures as text, as JSON and as one line per request.
+"""Computes figures from results, and shows them as text, JSON, a line per request, and pictures.
 
-Latencies count from when a request was due, not from when it went out: a client that is late must
-not make a server look fast. Only right answers have latencies, and of these only the ones due after
-the warm-up.
+Latencies count from the time when a request was due, not from the time when it was sent: a late
+client must not make a server look fast. Only right answers to requests that were due after the
+warm-up have latencies.
 """
 
 import json
@@ -34,7 +34,8 @@ JUDGED_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of `count` values; percentiles are interpolated between the two nearest."""
+    """The distribution of `count` values. Percentiles are interpolated between the two nearest
+    values."""
 
     count: int
     mean: float
@@ -46,7 +47,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """All None where there is no value, `tpot_s` also where every answer is one token."""
+    """Latencies, which are None if there is no value. `tpot_s` is also None if every answer has a
+    single token."""
 
     ttft_s: Spread | None
     tpot_s: Spread | None
@@ -56,9 +58,9 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Did the machine keep the emulated engines' time? Steps took `time_ratio` times what the
-    profile says; `late_steps_ratio` of them ended more than 5% late. `worst_time_ratio`: of the
-    instance that kept it worst. Of all instances that were there at any time."""
+    """Whether the machine kept the emulated engines' time. Steps took `time_ratio` times as long as
+    in the profile; `late_steps_ratio` of them ended more than 5% late. `worst_time_ratio`: of the
+    worst instance. All instances that existed at any time are counted."""
 
     time_ratio: float
     worst_time_ratio: float
@@ -67,10 +69,10 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one run comes to. `num_unfinished`: sent, and cut off by the interruption.
+    """The figures of one run. `num_unfinished`: requests that were sent, and cut off by Ctrl-C.
 
-    `latencies` by level, first of all requests under the name `all`. `step_time_s` of instances:
-    (mean, maximum) of what they reported during the load.
+    `latencies`: by level, with `all` for all requests first. `step_time_s`: mean and maximum of the
+    times that instances reported during the load.
     """
 
     num_requests: int
@@ -135,7 +137,7 @@ def figures_of(results: Results, observed: Observed, num_requests: int, warmup_s
 
 
 def warnings(figures: Figures, observed: Observed) -> list[str]:
-    """Why the figures say as much about the client as about the server, a line each."""
+    """Reasons why the figures depend on the client as much as on the server, a line each."""
     lines = []
     if figures.send_lag_p99_s > LATE_CLIENT_S:
         lines.append(
@@ -166,14 +168,14 @@ def ttft_s(result: Result) -> float:
 
 
 def tpot_s(result: Result) -> float | None:
-    """Mean time per token after the first; None of a single token."""
+    """The mean time per token after the first; None if there is only one token."""
     times_s = result.answer.token_times_s
     gaps = result.num_output_tokens - 1
     return (times_s[-1] - times_s[0]) / gaps if gaps > 0 else None
 
 
 def itl_s(results: Iterable[Result]) -> Values:
-    """All gaps between events that carry tokens; one that carries several ends one gap."""
+    """All gaps between events with tokens. An event with several tokens ends one gap."""
     gaps = [np.diff(np.array(result.answer.token_times_s)) for result in results]
     return np.concatenate(gaps) if gaps else np.array([])
 
@@ -207,7 +209,8 @@ def _by_level(results: Sequence[Result]) -> dict[str, Latencies]:
 
 
 def num_evictions(before: Iterable[InstanceStatus], after: Iterable[InstanceStatus]) -> int | None:
-    """Evictions in between; an instance that restarted counts from 0. None if none is known."""
+    """The number of evictions between two statuses. An instance that has restarted counts from 0.
+    None if no number is known."""
     counts = {
         (item.id, item.incarnation): item.num_evictions
         for item in before
@@ -238,8 +241,9 @@ def _step_time_s(statuses: Sequence[ClusterStatus]) -> tuple[float, float] | Non
 
 
 def _emulation(statuses: Sequence[ClusterStatus]) -> Emulation | None:
-    """From the first status to the last. An instance that came in between adds all that it did, a
-    process that was started anew too; one that went, all that it had done when it was last seen."""
+    """The emulation from the first status to the last. An instance that came meanwhile, or whose
+    process was started anew, adds everything that it did. An instance that left adds what it had
+    done when it was last seen."""
     if len(statuses) < 2:
         return None
     seen = {item.id: item for item in statuses[0].instances}
@@ -259,7 +263,8 @@ def _emulation(statuses: Sequence[ClusterStatus]) -> Emulation | None:
 
 
 def _counts(item: InstanceStatus) -> Values:
-    """What its steps should have taken and took, how many they were, and how many were late."""
+    """How long the instance's steps should have taken and took, their number, and the number of
+    late ones."""
     told = item.emulation
     if told is None:
         return np.zeros(4)
@@ -268,13 +273,14 @@ def _counts(item: InstanceStatus) -> Values:
 
 
 def _same_process(old: InstanceStatus, new: InstanceStatus) -> bool:
-    """A process that was fenced has another incarnation, and counts on."""
+    """Whether both are of one process. A fenced process gets another incarnation, but its counts go
+    on."""
     return old.incarnation == new.incarnation or (old.pid is not None and old.pid == new.pid)
 
 
 def _worst_time_ratio(added: Iterable[Values]) -> float:
-    """Of a few steps one late one would be the ratio, so that an instance that worked for less
-    than `JUDGED_S` counts only where none worked for longer."""
+    """The ratio of the worst instance. In a few steps a single late one would decide the ratio, so
+    an instance that worked for less than `JUDGED_S` counts only if none worked longer."""
     worked = [(each[0], each[1] / each[0]) for each in added if each[0] > 0]
     judged = [ratio for profile_s, ratio in worked if profile_s >= JUDGED_S]
     return float(max(judged or [ratio for _, ratio in worked]))
@@ -289,7 +295,7 @@ LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_latency_s")
 
 
 def render(figures: Figures, target: Target, verify: Verify, *, colours: bool) -> str:
-    """The run and its totals, then a row per latency and level."""
+    """The run and its totals, then a row for each latency and level."""
     parts = ["\n".join(_summary(figures, target, verify))]
     if rows := _rows(figures.latencies):
         header = HEADER
@@ -303,7 +309,7 @@ def render(figures: Figures, target: Target, verify: Verify, *, colours: bool) -
 def as_json(
     figures: Figures, target: Target, parameters: dict[str, Any], started_at: str
 ) -> dict[str, Any]:
-    """Within one schema_version fields are only added."""
+    """The JSON report. Within one schema_version, fields are only added."""
     cluster = target.cluster
     return {
         "schema_version": SCHEMA_VERSION,
@@ -323,7 +329,7 @@ def as_json(
 
 
 def failures(results: Results) -> list[str]:
-    """The first failures, a line each, and how many more there are."""
+    """The first failures, a line each, and the number of others."""
     failed = [result for result in results.ended if not result.is_right]
     lines = [
         f"request {result.request.index}: {result.verdict.kind}: {printable(result.verdict.detail)}"
@@ -335,7 +341,7 @@ def failures(results: Results) -> list[str]:
 
 
 def write_records(path: Path, results: Results) -> None:
-    """One JSON object per request that ended, in the order in which they were due."""
+    """Writes a line of JSON for each request that ended, in the order in which they were due."""
     ordered = sorted(results.ended, key=lambda result: result.request.index)
     lines = [json.dumps(_record(result, results.started_s)) for result in ordered]
     write(path, "".join(f"{line}\n" for line in lines))
@@ -430,7 +436,7 @@ def _record(result: Result, started_s: float) -> dict[str, Any]:
     }
 
 
-# -- the run in four pictures: distributions and courses of latencies, and rates ------------
+# -- four pictures: distributions of TTFT and latency, TTFT over time, rates ------------
 
 MAX_RATE_BINS = 60
 
@@ -483,7 +489,7 @@ def _cumulate(axes: "Axes", values: Sequence[float], label: str) -> None:
 
 
 def _draw_rates(axes: "Axes", results: Results) -> None:
-    """Requests due and tokens received per second."""
+    """Draws the requests that were due and the tokens that came, per second."""
     span_s = max(results.duration_s, 1e-3)
     num_bins = min(MAX_RATE_BINS, max(1, int(span_s)))
     edges = np.linspace(0, span_s, num_bins + 1)
@@ -506,7 +512,7 @@ def _draw_rates(axes: "Axes", results: Results) -> None:
 
 
 def _make_logarithmic(axes: "Axes") -> None:
-    """Seconds as plain numbers: 0.01, 0.03, 0.1."""
+    """Makes the x axis logarithmic, with seconds as plain numbers: 0.01, 0.03, 0.1."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")

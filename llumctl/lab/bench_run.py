@@ -1,6 +1,6 @@
-"""One measurement: requests at an endpoint, and the cluster's own figures beside them.
+"""One measurement: requests to an endpoint, and the figures of its cluster meanwhile.
 
-The loop is open: each request goes out when it is due, whatever has become of those before it.
+The loop is open: each request is sent when it is due, even if earlier ones are not finished.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from llumctl.lab.bench_load import Level, Request
 from llumctl.lab.option_values import Verify
 
 PROGRESS_INTERVAL_S = 0.25
-# A timer is no finer than this, and to wait for less would be to spin.
+# Timers are not finer than this; a shorter wait would be a busy loop.
 SHORTEST_WAIT_S = 0.001
 HEAD_START_S = 0.05
 
 
 @dataclass(slots=True)
 class Result:
-    """One request and what came of it. `due_s` and the answer's times are on one clock
-    (time.perf_counter); `lag_s` is how late the client began to send."""
+    """One request and its answer. `due_s` and the answer's times are of the same clock
+    (time.perf_counter). `lag_s`: how late the client began to send."""
 
     request: Request
     due_s: float
@@ -53,7 +53,7 @@ class Result:
     answer: Answer
     verdict: Verdict = RIGHT
     num_output_tokens: int = 0
-    """Tokens that came, by their ids or else by the server's count."""
+    """The number of tokens that came: of ids, or else the server's count."""
 
     @property
     def is_right(self) -> bool:
@@ -62,8 +62,8 @@ class Result:
 
 @dataclass(slots=True)
 class Results:
-    """`ended` in the order in which they ended. `client_cpu_s` of this whole process. The ids of
-    right answers are not kept: there may be millions."""
+    """The results of a run. `ended`: requests in the order in which they ended. `client_cpu_s`: CPU
+    time of this whole process. The ids of right answers are not kept, as there may be millions."""
 
     started_s: float = 0.0
     ended_s: float = 0.0
@@ -81,9 +81,9 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """How a request is written. `verify` is not AUTO here; `timeout_s` counts from when a request
-    is due to its end. The salt keeps a run from finding the prompts of an earlier one of the same
-    seed in a prefix cache; within the run equal prefixes are found."""
+    """Writes requests. `verify` is never AUTO here. `timeout_s`: from the time when a request is
+    due to its end. Because of the salt, a run does not find the prompts of an earlier run with the
+    same seed in a prefix cache; equal prefixes within the run are found."""
 
     endpoint: Endpoint
     model: str
@@ -92,14 +92,14 @@ class Sender:
     timeout_s: float
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(8))
     stream_interval: int = 1
-    """Tokens of an event, but for the first and the last event."""
+    """Tokens per event, except in the first and the last event."""
 
     def name(self, request: Request) -> str:
-        """Part of the ids that the request has in the cluster's events, and of no other's."""
+        """A unique part of the request's ids in the cluster's events."""
         return f"{self.cache_salt}-{request.index}"
 
     def encode(self, request: Request) -> tuple[bytes, int | None]:
-        """The bytes to send, and where the right answer starts if tokens are to be verified."""
+        """The bytes to send and, if tokens are verified, where the right answer starts."""
         prompt = bench_load.prompt(self.seed, request)
         body: dict[str, object] = {
             "model": self.model,
@@ -124,7 +124,8 @@ class Sender:
 
 
 class Run:
-    """`run` once. `stop` ends it early: nothing more is sent, what is live is cut off."""
+    """Sends requests; `run` may be called once. `stop` ends the run early: no more requests are
+    sent, and live ones are cut off."""
 
     def __init__(
         self,
@@ -165,7 +166,8 @@ class Run:
         return results
 
     async def _send_all(self) -> None:
-        """Ends when the last answer has; cancelling it cancels all that is live."""
+        """Sends all requests, and ends when the last answer has ended. If it is cancelled, all live
+        requests are cancelled."""
         async with asyncio.TaskGroup() as group:
             for request in self._requests:
                 message, start = self._sender.encode(request)
@@ -204,21 +206,22 @@ class Run:
             self._on_progress(self.results)
 
 
-# -- what the cluster says of itself before, during and after the load; Ctrl-C ----------
+# -- the cluster's statuses before, during and after the load; Ctrl-C -------------------
 
 STATUS_INTERVAL_S = 2.0
 
 
 @dataclass(slots=True)
 class Observed:
-    """What the cluster said of itself; `statuses` in order, `num_unanswered` statuses missing."""
+    """The cluster's statuses in order, and how many questions had no answer."""
 
     statuses: list[ClusterStatus] = field(default_factory=list)
     num_unanswered: int = 0
 
 
 async def measure(run: Run, control: ControlClient | None) -> tuple[Results, Observed]:
-    """SIGINT ends the run early, with the results so far."""
+    """Carries out a run and asks for statuses meanwhile. SIGINT ends the run early; the results so
+    far are returned."""
     observed = Observed()
     with _interrupted_by_sigint(run.stop):
         if control is None:
@@ -243,7 +246,7 @@ async def _watch(control: ControlClient, observed: Observed, is_over: asyncio.Ev
 
 
 async def _look(control: ControlClient, observed: Observed) -> None:
-    """Asks in a thread: a controller that hangs must not hold up the load."""
+    """Asks for the status in a thread, because a controller that hangs must not delay the load."""
     try:
         observed.statuses.append(await asyncio.to_thread(control.status))
     except LlumctlError:
@@ -260,15 +263,15 @@ def _interrupted_by_sigint(stop: Callable[[], None]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-# -- what the load goes to: an endpoint, its model, and the cluster behind it -----------
+# -- the target of the load: an endpoint, its model, and the cluster behind it ----------
 
 ASK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Target:
-    """`max_model_len` in tokens, None if the endpoint does not say. `cluster` and `control` are
-    None where only a URL is known."""
+    """The target of the load. `max_model_len`: in tokens; None if the endpoint does not tell.
+    `cluster` and `control` are None if only a URL is known."""
 
     endpoint: Endpoint
     model: str
@@ -282,14 +285,15 @@ class Target:
 
     @property
     def levels(self) -> Sequence[Level]:
-        """The cluster's priority table; llumctl's own where none is known."""
+        """The cluster's priority levels; llumctl's default levels if they are unknown."""
         if self.cluster is not None and self.cluster.levels:
             return [Level(item.name, -item.rank) for item in self.cluster.levels]
         return [bench_load.DEFAULT_LEVEL, Level("high", -1)]
 
 
 def target_of_cluster(cluster: str, api_key: str, model: str | None) -> Target:
-    """Raises UnreachableError if no such cluster runs, or it does not answer."""
+    """The target for a cluster. Raises UnreachableError if no such cluster runs, or if it does not
+    answer."""
     state = connect.running(cluster)
     control = ControlClient(state.control_url, state.control_token, ASK_TIMEOUT_S)
     status = control.status()
@@ -299,7 +303,7 @@ def target_of_cluster(cluster: str, api_key: str, model: str | None) -> Target:
 
 
 def target_of_url(url: str, api_key: str, model: str | None) -> Target:
-    """Raises UsageError, UnreachableError."""
+    """The target for a URL. Raises UsageError, UnreachableError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
@@ -312,7 +316,7 @@ def target_of_url(url: str, api_key: str, model: str | None) -> Target:
 
 
 def read_key(path: Path) -> str:
-    """The key in the first line with text, of a private file. Raises UsageError."""
+    """The key in the first line with text of a private file. Raises UsageError."""
     first = config_file.read_secret(path, "--api-key-file").splitlines()[0]
     key = key_file.parse_line(first).key
     if not key.isprintable() or not key.isascii():
@@ -321,7 +325,7 @@ def read_key(path: Path) -> str:
 
 
 def _ask_model(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
-    """Name and context of the first model, or of the wanted one."""
+    """The name and the context length of the wanted model, or of the first one."""
     url = endpoint.url("models")
     headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
     try:

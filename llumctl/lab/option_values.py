@@ -1,16 +1,16 @@
-"""Words that options of `llumctl bench` and `llumctl simulate` take.
+"""Words that are values of options of `llumctl bench` and `llumctl simulate`.
 
-The parser of the command line needs them before it knows which command is meant, so they stand
-apart: the other modules import numpy, httpx or matplotlib, which would slow down every command.
+The parser of the command line needs them for every command. They have a module of their own because
+the other modules here import numpy or httpx, which would slow down every command.
 """
 
 from enum import StrEnum
 
 
 class Arrivals(StrEnum):
-    """Independent gaps of mean 1 / rate. `poisson`: exponential ones. `gamma`: of a coefficient
-    of variation (CV) that one chooses; 1 is Poisson, above it the arrivals come in bursts.
-    `constant`: all gaps the same."""
+    """Distributions of the gaps between requests, which are independent and have the mean 1 / rate.
+    `poisson`: exponential gaps. `gamma`: gaps with a given coefficient of variation (CV); 1 is
+    Poisson, and above 1 requests come in bursts. `constant`: equal gaps."""
 
     POISSON = "poisson"
     GAMMA = "gamma"
@@ -18,9 +18,10 @@ class Arrivals(StrEnum):
 
 
 class Verify(StrEnum):
-    """`tokens`: each id is what an emulated engine must answer. `counts`: as many ids came as were
-    asked for, and as the server says. `usage`: the server says as many as were asked for; ids are
-    not asked for. `auto`: tokens where the cluster's engine is emulated, else counts."""
+    """How answers are verified. `tokens`: each token id must be the one that an emulated engine
+    answers. `counts`: the number of ids must be the one that was asked for and that the server
+    reports. `usage`: only the number that the server reports is checked, and no ids are requested.
+    `auto`: tokens if the cluster's engines are emulated, else counts."""
 
     AUTO = "auto"
     TOKENS = "tokens"

@@ -1,10 +1,11 @@
-"""`llumctl simulate paper`: the figures of the Llumnix paper, simulated beside what it shows.
+"""`llumctl simulate paper`: simulates the figures of the Llumnix paper, and shows them beside the
+paper's values.
 
 `paper_points.csv` was read off the vector graphics of Sun et al., "Llumnix: Dynamic Scheduling for
-Large Language Model Serving" (OSDI '24). `x` is the rate in requests per second, in figure 13 and
-with the Gamma arrivals of figure 14 the coefficient of variation of the gaps, in figure 15 the
-threshold of scaling in blocks per request. Figure 12 is there as the two shares that the text
-gives. The names of policies and metrics are ours.
+Large Language Model Serving" (OSDI '24). Its column `x` is the rate in requests per second. In
+figure 13, and with the Gamma arrivals of figure 14, it is the coefficient of variation of the gaps;
+in figure 15 it is the threshold of scaling in blocks per request. Of figure 12 the file has the two
+shares that the text gives. The names of policies and metrics are ours.
 """
 
 import csv
@@ -32,8 +33,9 @@ from llumctl.lab.simulation_workers import ProgressBar, Workers
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`workloads`: only these of the figure's; none means all. `mode` None: the experiment's own.
-    `knees`: the rates of INFaaS++'s knee that are known, others are searched."""
+    """What the command line asks for. `workloads`: only these of the figure; empty means all.
+    `mode`: None means that of the experiment. `knees`: known rates of INFaaS++'s knee; the others
+    are searched."""
 
     figure: FigureName
     seeds: Sequence[int]
@@ -49,10 +51,10 @@ class Asked:
 
 
 def simulate(asked: Asked, num_workers: int | None, plot: Path | None, *, as_json: bool) -> None:
-    """Carries out the runs of a figure and shows its points.
+    """Carries out the runs of a figure, and shows its points.
 
     Raises:
-        UsageError: what is asked for is not in the figure, or cannot be carried out.
+        UsageError: the figure does not have what is asked for, or it cannot be carried out.
     """
     knees = _knees(asked, num_workers) if asked.matched else {}
     if not asked.matched:
@@ -89,15 +91,15 @@ def simulate(asked: Asked, num_workers: int | None, plot: Path | None, *, as_jso
         output.say(f"warning: {line}")
 
 
-# -- what the paper shows, as numbers ---------------------------------------------------
+# -- the paper's values -----------------------------------------------------------------
 
 FILE = Path(__file__).with_name("paper_points.csv")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a point stands in a figure. `workload`: the trace, or of figures 14 and 15 how it
-    arrives. `rank`: of these requests only."""
+    """The place of a point in a figure. `workload`: the trace; in figures 14 and 15, how it
+    arrives. `rank`: only requests of this rank."""
 
     workload: str
     x: float
@@ -125,30 +127,30 @@ def points(figure: FigureName) -> dict[Place, float]:
 
 # -- experiments: which policies, which loads, which constants --------------------------
 
-# Rates and traces are the paper's, thresholds those of its authors' own experiments. None of them
-# was chosen by what came out.
+# Rates and traces are the paper's, and thresholds are those of its authors' experiments. None was
+# chosen after seeing results.
 GENERATED = ("S-S", "M-M", "L-L", "S-L", "L-S")
 REAL = ("sharegpt", "burstgpt")
 SCALED = (FigureName.FIGURE14, FigureName.FIGURE15)
 FIGURE13_RATE = 26.0
 FIGURE13_HIGH_FRACTION = 0.1
 SCALED_RATE = 2.0
-"""Of the Gamma arrivals in figures 14 and 15."""
+"""The rate of the Gamma arrivals in figures 14 and 15."""
 SCALED_CV = 2.0
-"""In figure 15."""
+"""The CV of the arrivals in figure 15."""
 SCALE_FROM_BLOCKS = 10.0
 SCALE_RANGE_BLOCKS = 50.0
 BLOCK_TOKENS = 16
 LONG_STEPS = MappingProxyType(dict.fromkeys(("M-M", "S-L"), 160))
-"""Thresholds of moves on these traces. On others they are the default, 48 steps, which is that of
-the authors too."""
+"""Thresholds of moves on these traces. On others the default applies, 48 steps, which the authors
+use too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One load of a figure; `x` is its place there. `lengths`: of the requests, where `workload` is
-    not the name of them. `scale_from_blocks`: with auto-scaling, from so many free blocks per
-    request on."""
+    """One load of a figure, at the place `x`. `lengths`: the name of the requests' lengths, if it
+    is not `workload`. `scale_from_blocks`: with auto-scaling, the number of free blocks per request
+    below which instances are added."""
 
     workload: str
     x: float
@@ -160,15 +162,15 @@ class Case:
 
     @property
     def requests(self) -> str:
-        """What `--workload` calls them."""
+        """The name of the requests in `--workload`."""
         return self.lengths or self.workload
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A figure, or loads at matched distance from the knee. `baseline` over `ours` is the ratio
-    that counts; `extra` are shown beside them, each on the workloads given. `mode`: as engines
-    schedule unless the call says otherwise. `ranks` is (None,) where all requests are alike."""
+    """A figure, or loads at equal distances from the knee. The result is the ratio of `baseline` to
+    `ours`. `extra`: other policies, each on the given workloads. `mode`: how engines schedule,
+    unless the call says otherwise. `ranks`: (None,) if all requests have the same rank."""
 
     name: str
     x_title: str
@@ -214,7 +216,8 @@ def figure(name: FigureName) -> Experiment:
 
 
 def _scaled(name: FigureName, arrivals: str, x: float) -> Case:
-    """Figures 14 and 15 have one trace, and differ in how its requests arrive."""
+    """A load of figure 14 or 15. These have one trace, and differ in the arrivals of its
+    requests."""
     if name is FigureName.FIGURE15:
         return Case(arrivals, x, SCALED_RATE, SCALED_CV, lengths="L-L", scale_from_blocks=x)
     rate, cv = (x, None) if arrivals == "poisson" else (SCALED_RATE, x)
@@ -234,14 +237,14 @@ MATCHED_METRICS = (
 
 
 def matched(knees: Mapping[str, float], shares: Sequence[float]) -> Experiment:
-    """Loads at these shares of the rate at which INFaaS++ has a P99 TTFT of 30 s."""
+    """Loads at shares of the rate at which INFaaS++ has a P99 TTFT of 30 s."""
     cases = [Case(name, share, share * rate) for name, rate in knees.items() for share in shares]
     ours = ["llumnix", "llumnix+"]
     return Experiment("matched", "LOAD", "infaas++", ours, MATCHED_METRICS, cases, mode="chunked")
 
 
 def matched_bursts(knee: float, shares: Sequence[float]) -> Experiment:
-    """Figure 13's bursts and priorities at these shares of the knee of its trace."""
+    """Figure 13's bursts and priorities at shares of the knee of its trace."""
     bursts = figure(FigureName.FIGURE13)
     cases = [
         replace(case, workload=f"{share:g} of the knee", rate=share * knee, lengths=case.workload)
@@ -253,7 +256,7 @@ def matched_bursts(knee: float, shares: Sequence[float]) -> Experiment:
 
 
 def middle(experiment: Experiment) -> list[Case]:
-    """The middle one of each workload's loads."""
+    """For each workload, the middle one of its loads."""
     found = []
     for workload in experiment.workloads:
         cases = sorted(
@@ -265,8 +268,8 @@ def middle(experiment: Experiment) -> list[Case]:
 
 
 def scaling(case: Case, max_instances: int) -> dict[str, str]:
-    """How the authors' code scales: each check decides by what it sees, with no limit to how many
-    it adds."""
+    """Settings that scale like the authors' code: each check decides by itself, and may add any
+    number of instances."""
     if case.scale_from_blocks is None:
         return {}
     up_below_steps = BLOCK_TOKENS * case.scale_from_blocks
@@ -280,8 +283,8 @@ def scaling(case: Case, max_instances: int) -> dict[str, str]:
 
 
 def settings(policy: str, workload: str) -> dict[str, str]:
-    """What the paper's policies have in their authors' experiments. `llumnix+` keeps its defaults:
-    it has to do with one setting for all loads."""
+    """Settings of the paper's policies in their authors' experiments. `llumnix+` keeps its
+    defaults: one setting must serve all loads."""
     if policy not in ("llumnix", "llumnix-base"):
         return {}
     found = {"migration.guard": "off"}
@@ -295,7 +298,7 @@ def settings(policy: str, workload: str) -> dict[str, str]:
 
 
 def runs(asked: Asked, experiment: Experiment, cases: Sequence[Case]) -> list[Run]:
-    """By load, policy and seed."""
+    """The runs by load, policy and seed."""
     return [
         run
         for case in cases
@@ -326,7 +329,8 @@ def runs(asked: Asked, experiment: Experiment, cases: Sequence[Case]) -> list[Ru
 
 
 def _at_first(asked: Asked, case: Case) -> int:
-    """With auto-scaling half of the most, as the authors' 8 of 16."""
+    """The number of instances at first: with auto-scaling half of the most, like the authors' 8 of
+    16."""
     return asked.num_instances if case.scale_from_blocks is None else (asked.num_instances + 1) // 2
 
 
@@ -343,7 +347,8 @@ def _chosen(asked: Asked, known: Sequence[str]) -> list[str]:
 
 
 def _knees(asked: Asked, num_workers: int | None) -> dict[str, float]:
-    """Of each workload, as `llumctl simulate knee` finds it, unless it is given."""
+    """The knee of each workload: the given one, or else the one that `llumctl simulate knee`
+    finds."""
     is_burst = asked.figure is FigureName.FIGURE13
     known = figure(asked.figure).workloads if is_burst else [*GENERATED, *REAL]
     for name in asked.knees:
@@ -369,7 +374,7 @@ def _knees(asked: Asked, num_workers: int | None) -> dict[str, float]:
     return found
 
 
-# -- what was simulated beside what the paper shows, and their ratios -------------------
+# -- simulated values beside the paper's, and their ratios ------------------------------
 
 Key = tuple[str, float | None, float | None, float | None, str]
 """Lengths, rate, CV, the lower end of the range of auto-scaling in steps, policy."""
@@ -377,7 +382,7 @@ Key = tuple[str, float | None, float | None, float | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy at one point. `values` are by seed; `paper` is None where the paper has none."""
+    """One policy at one point. `values`: by seed. `paper`: the paper's value, if there is one."""
 
     values: Sequence[float]
     paper: float | None
@@ -398,7 +403,7 @@ class Row:
     cells: Mapping[str, Cell]
 
     def ratio(self, policy: str) -> Interval | None:
-        """The baseline over the policy; None if one of the two is 0."""
+        """The ratio of the baseline to the policy; None if it cannot be computed."""
         above, below = self.pair(policy)
         if not above or len(above) != len(below):
             return None
@@ -414,8 +419,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class GeometricMean:
-    """Of the ratios of one metric over the `num_points` points of `traces` that have one; `paper`
-    is that of the paper's ratios at the same points."""
+    """The geometric mean of one metric's ratios over the `num_points` points of `traces` that have
+    one. `paper`: the mean of the paper's ratios at the same points."""
 
     traces: str
     rank: int | None
@@ -432,7 +437,7 @@ def compared(
     ran: Sequence[Ran],
     shown_by_paper: Mapping[Place, float],
 ) -> list[Row]:
-    """By workload, rank, metric, and only then by load: as one reads a figure."""
+    """The rows by workload, rank, metric and then load, in the order in which a figure is read."""
     by_key: dict[Key, list[Ran]] = {}
     for each in ran:
         load, policy = each.run.load, each.run.setup.policy
@@ -469,7 +474,7 @@ def compared(
 
 
 def measured(metric: str, rank: int | None) -> Figure:
-    """A metric by its name: `ttft_s p99`, `preemption_loss_s`, `fragmentation`."""
+    """The metric of a name: `ttft_s p99`, `preemption_loss_s`, `fragmentation`."""
     if metric in ("fragmentation", "mean_num_instances"):
         return lambda summary: float(getattr(summary, metric))
     name, _, statistic = metric.partition(" ")
@@ -483,7 +488,8 @@ _TRACES: Mapping[str, Callable[[str], bool]] = {
 
 
 def geometric_means(experiment: Experiment, found: Sequence[Row]) -> list[GeometricMean]:
-    """Of the generated and of the real traces, for each rank, metric and policy of ours."""
+    """The means over the generated and over the real traces, for each rank, metric and policy of
+    ours."""
     means = []
     for traces, among in _TRACES.items():
         for rank in experiment.ranks:
@@ -522,7 +528,7 @@ def _geometric_mean(traces: str, alike: Sequence[Row], policy: str) -> Geometric
     )
 
 
-# -- what a prefill P99 costs in instances: the curve of figure 15 where it crosses a latency
+# -- figure 15: how many instances a P99 of prefills costs ------------------------------
 
 TARGET_S = 5.0
 """The latency at which the paper compares."""
@@ -530,7 +536,7 @@ TARGET_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Instances at that P99 by policy; None where its curve does not reach it."""
+    """The number of instances at this P99 by policy; None if a curve does not reach it."""
 
     target_s: float
     simulated: Mapping[str, float | None]
@@ -538,7 +544,7 @@ class Cost:
 
 
 def costs(found: Sequence[Row], target_s: float = TARGET_S) -> Cost:
-    """Of means over seeds. `found` are the rows of figure 15."""
+    """The costs by means over seeds. `found`: the rows of figure 15."""
     by_x: dict[float, dict[str, Row]] = {}
     for row in found:
         by_x.setdefault(row.case.x, {})[row.metric] = row
@@ -568,9 +574,9 @@ def _paper(cell: Cell) -> float | None:
 
 
 def crossing(points: Sequence[tuple[float, float]], target_s: float) -> float | None:
-    """The fewest instances from which on the P99 stays at or below the target, on a curve through
-    (instances, P99) on which the logarithm of P99 is straight between two points. None if the last
-    point is above the target, or the first one below it already."""
+    """The fewest instances from which the P99 stays at or below the target. On the curve through
+    the points (instances, P99), the logarithm of P99 is linear between two points. None if the last
+    point is above the target, or if the first one is already below it."""
     last_first = sorted(points, reverse=True)
     for (high, low_s), (low, high_s) in pairwise(last_first):
         if low_s > target_s:
@@ -595,7 +601,7 @@ def tables(
     *,
     colours: bool,
 ) -> str:
-    """One per workload, then the geometric means, and of figure 15 what its latency costs."""
+    """A table for each workload, then the geometric means and, for figure 15, the costs."""
     parts = [title]
     for workload in dict.fromkeys(row.case.workload for row in found):
         own = [row for row in found if row.case.workload == workload]

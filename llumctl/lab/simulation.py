@@ -1,5 +1,5 @@
-"""One call of `llumctl simulate`, from what is wanted to what is shown: runs side by side, the
-smallest cluster that meets targets, or the knee of a workload.
+"""Carries out a call of `llumctl simulate` and shows its results: runs side by side, the smallest
+cluster that meets targets, or the knee of a workload.
 """
 
 import sys
@@ -22,13 +22,14 @@ from llumctl.lab.simulation_workers import OnProgress, ProgressBar, Workers
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Upper bounds in seconds for the mean over seeds; None: none."""
+    """Upper bounds in seconds for means over seeds; None means no bound."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
 
     def met_by(self, seeds: Seeds) -> bool:
-        """Not if a request failed: those have no latencies."""
+        """Whether the runs meet the targets. They do not if a request failed, because a failed
+        request has no latencies."""
         bounds = (
             (self.ttft_p99_s, latency("ttft_s", "p99")),
             (self.tpot_p99_s, latency("tpot_s", "p99")),
@@ -44,7 +45,8 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """For one load and policy. `smallest` is None if the largest size does not meet the targets."""
+    """The smallest cluster for one load and policy. `smallest` is None if the largest size does not
+    meet the targets."""
 
     workload: str
     rate: float
@@ -53,12 +55,12 @@ class Answer:
 
 
 def compare(wanted: Wanted, num_workers: int | None, *, strict: bool) -> list[Ran]:
-    """Carries out what is wanted; see `carried_out`."""
+    """Carries out the wanted runs, like `carried_out`."""
     return carried_out(simulation_plan.runs(wanted), num_workers, strict=strict)
 
 
 def tell_simulated_once(wanted: Wanted) -> None:
-    """Says on stderr why there are fewer runs than the seeds that were asked for."""
+    """Says on stderr which workloads have only one run although several seeds were wanted."""
     for name in simulation_plan.simulated_once(wanted):
         output.say(
             f"warning: {shown(name)} is simulated once, not with {len(wanted.seeds)} seeds:"
@@ -67,8 +69,8 @@ def tell_simulated_once(wanted: Wanted) -> None:
 
 
 def carried_out(runs: Sequence[Run], num_workers: int | None, *, strict: bool = False) -> list[Ran]:
-    """The runs, and on stderr what is wrong with their load. `strict`: a rate above saturation is
-    an error instead."""
+    """Carries out the runs, after warnings on stderr about loads above saturation. With `strict`,
+    such a load is an error."""
     for overload in simulation_plan.overloads(runs):
         if strict:
             raise UsageError(f"--rate: {overload}", f"--rate {overload.saturation_rate:.2g}")
@@ -86,7 +88,8 @@ def carried_out(runs: Sequence[Run], num_workers: int | None, *, strict: bool = 
 def deliver(
     ran: Sequence[Ran], targets: Targets | None, plot: Path | None, *, as_json: bool
 ) -> None:
-    """Figures on stdout and into the picture; what they are not good for on stderr, after them."""
+    """Shows the figures on stdout and draws the picture; warnings about the figures follow on
+    stderr."""
     if as_json:
         output.emit(output.json_text(_as_json(ran, targets), indent=2))
     else:
@@ -102,7 +105,7 @@ def deliver(
 
 
 def is_short_of(ran: Sequence[Ran], targets: Targets, *, strict: bool) -> bool:
-    """Whether targets are met by no size, or, if `strict`, a run reached no steady state."""
+    """Whether no size meets the targets or, with `strict`, a run did not reach a steady state."""
     if strict and any(each.summary.steady is False for each in ran):
         return True
     if targets == Targets():
@@ -119,7 +122,7 @@ def _table(ran: Sequence[Ran], targets: Targets | None, *, colours: bool) -> str
 
 
 def _as_json(ran: Sequence[Ran], targets: Targets | None) -> Any:
-    """A list of runs; with targets an object that has them under `runs`."""
+    """A list of runs; with targets, an object that has the list under `runs`."""
     runs = [simulation_report.as_json(each) for each in ran]
     if targets is None:
         return runs
@@ -130,15 +133,15 @@ def _shows_blocks() -> bool:
     return (sys.stdout.encoding or "").lower().startswith("utf")
 
 
-# -- the smallest cluster that meets targets, of all sizes that were simulated ----------
+# -- the smallest of the simulated clusters that meets targets --------------------------
 
 
 def answers(ran: Sequence[Ran], targets: Targets) -> list[Answer]:
-    """The smallest size by load and policy.
+    """The smallest size for each load and policy.
 
-    All sizes are tried, not only those on the way of a bisection: they run side by side, the table
-    then shows what each more instance buys, and a size that meets a target by luck is seen as such,
-    because the sizes above it must meet it too.
+    All sizes are simulated instead of a bisection. They run in parallel, and the table shows what
+    each further instance gains. A size that meets a target only by luck is detected, because larger
+    sizes must meet the target too.
     """
     by_load: dict[tuple[Any, str], list[tuple[int, Group, Seeds]]] = {}
     for group in grouped(ran):
@@ -196,13 +199,13 @@ def _answers_json(ran: Sequence[Ran], targets: Targets) -> dict[str, Any]:
 # -- the knee: each rate simulated with several seeds at once ---------------------------
 
 BELOW_SATURATION = 0.9
-"""Where the search begins: what evictions and fragmentation cost is not in the estimate."""
+"""Where the search begins: the estimate does not include evictions and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKnee:
-    """`saturation_rate`: by the estimate. `target_s`: what P99 TTFT is at the knee. `steady`: by
-    rate, whether each run reached a steady state."""
+    """A knee. `saturation_rate`: by the estimate. `target_s`: the P99 TTFT at the knee. `steady`:
+    for each rate, whether each run reached a steady state."""
 
     knee: Knee
     saturation_rate: float
@@ -218,12 +221,12 @@ def find_knee(
     on_progress: OnProgress | None = None,
     on_rate: Callable[[float], None] | None = None,
 ) -> FoundKnee:
-    """Of the one workload, policy and size that are wanted, over its seeds; its rate does not
-    matter. `on_rate` is told each rate that is tried.
+    """Finds the knee of the one wanted workload, policy and size, over its seeds. The wanted rate
+    is not used. `on_rate` is called with each rate that is tried.
 
     Raises:
         UsageError: the runs cannot be carried out.
-        LlumctlError: there is no knee where it was sought.
+        LlumctlError: the searched range has no knee.
     """
     runs = simulation_plan.runs(wanted)
     steady: dict[float, list[bool | None]] = {}
@@ -244,7 +247,7 @@ def find_knee(
 
 
 def mean_p99_s(ran: Sequence[Ran]) -> float:
-    """P99 TTFT, its mean over seeds."""
+    """The mean over seeds of P99 TTFT."""
     spreads = [each.summary.all.ttft_s for each in ran]
     return mean_of([spread.p99 for spread in spreads if spread is not None]).mean
 

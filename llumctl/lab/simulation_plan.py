@@ -1,4 +1,4 @@
-"""From the options of `llumctl simulate` to the runs, and what is wrong with them beforehand."""
+"""Plans the runs of `llumctl simulate` from its options, and finds errors in them before a run."""
 
 import math
 import re
@@ -24,14 +24,14 @@ from controller.sim.workload.named import is_file
 from llumctl.arguments import nearest
 
 MAX_LOOKED_AT = 50_000
-"""So many requests are enough for an estimate."""
+"""How many requests an estimate looks at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Runs of each workload at each rate (None: that of a trace file) on each number of instances
-    under each policy with each seed. `load` has the options that all of them share. With
-    `autoscale` (the fewest and the most instances) the sizes are those at first."""
+    """The wanted runs: each workload at each rate (None: the rate of a trace file) on each number
+    of instances under each policy with each seed. `load` has the options that all runs share. With
+    `autoscale` (the fewest and the most instances) the sizes are the numbers at first."""
 
     workloads: Sequence[str]
     rates: Sequence[float | None]
@@ -49,13 +49,13 @@ class Wanted:
 
 
 def shown(workload: str) -> str:
-    """Its name on screens: of a file that without its folder."""
+    """The workload's name on screens. A file is shown without its folder."""
     return Path(workload).name if is_file(workload) else workload
 
 
 def draws(workload: str, load: Load) -> bool:
-    """Whether a seed draws anything of the workload: not of a trace file as it is, nor of equal
-    requests at even gaps."""
+    """Whether the workload depends on the seed. A trace file as it is, and equal requests at even
+    gaps, do not."""
     as_it_is = is_file(workload)
     arrivals = load.cv != 0 and (not as_it_is or load.cv is not None or load.shape is not None)
     lengths = not as_it_is and not are_fixed(workload)
@@ -64,15 +64,15 @@ def draws(workload: str, load: Load) -> bool:
 
 
 def simulated_once(wanted: Wanted) -> list[str]:
-    """The workloads that have one run, though several seeds are wanted."""
+    """The workloads that have only one run although several seeds are wanted."""
     if len(wanted.seeds) < 2:
         return []
     return [name for name in wanted.workloads if not draws(name, wanted.load)]
 
 
 def runs(wanted: Wanted) -> list[Run]:
-    """In the order of the options, seeds innermost. A workload of which no seed draws anything is
-    simulated with the first one alone: all others would give the same figures.
+    """The runs in the order of the options, with seeds innermost. A workload that does not depend
+    on the seed is simulated with the first seed only, as all others would give the same figures.
 
     Raises:
         UsageError: an unknown policy, profile or setting, or a wrong fault.
@@ -113,7 +113,7 @@ def _faults(wanted: Wanted, size: int) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A load above what so many instances can serve, by an estimate."""
+    """A load that by an estimate is above what the instances can serve."""
 
     workload: str
     rate: float
@@ -128,11 +128,11 @@ class Overload:
 
 
 def overloads(planned: Iterable[Run]) -> list[Overload]:
-    """The loads that can never be served, each once; see `saturation`.
+    """The loads above saturation, each once.
 
     Raises:
-        UsageError: a workload that is not known or cannot be read, or a request that is longer than
-            an instance's memory.
+        UsageError: a workload is unknown or cannot be read, or a request does not fit into an
+            instance's memory.
     """
     by_load: dict[tuple[Load, int], list[Run]] = {}
     for run in planned:
@@ -146,7 +146,8 @@ def overloads(planned: Iterable[Run]) -> list[Overload]:
 
 
 def estimate(alike: Sequence[Run]) -> tuple[float, float]:
-    """The rate, and that of saturation, over the seeds of runs that differ in seed and policy."""
+    """The rate and the rate of saturation, as means over the seeds. The runs differ only in seed
+    and policy."""
     setup = alike[0].setup
     seeds = dict.fromkeys(run.seed for run in alike)
     rates, limits, num_seen = [], [], 0
@@ -185,8 +186,8 @@ Settings = tuple[tuple[str, str], ...]
 def _changed(
     policies: Sequence[SimPolicy], settings: Mapping[str, str]
 ) -> list[tuple[SimPolicy, Settings]]:
-    """A policy gets those of the settings that it has: one without priorities has no levels, and a
-    bound has none at all."""
+    """Each policy with those of the settings that it has. A policy without priorities has no
+    levels, and a theoretical bound has no settings at all."""
     names = {each.name: () if each.name in ORACLES else setting_names(each) for each in policies}
     known = dict.fromkeys(key for own in names.values() for key in own)
     for key in settings:
@@ -216,11 +217,11 @@ _INSTANCE = re.compile(r"i-(0|[1-9]\d{0,6})", re.ASCII)
 
 
 def parse_faults(text: str, num_instances: int | None) -> tuple[Fault, ...]:
-    """`text` is a list between commas, or the path of a file with a fault per line, in which `#`
-    begins a comment. They may stand in any order. `num_instances`: None where they come and go.
+    """Reads faults from a list with commas, or from a file with a fault on each line, where `#`
+    begins a comment. Their order does not matter. `num_instances`: None if instances come and go.
 
     Raises:
-        UsageError: one of them is wrong; says which, as FILE:LINE in a file.
+        UsageError: a fault is wrong; in a file the message begins with FILE:LINE.
     """
     path = Path(text)
     if ":" in text and not path.exists():

@@ -1,4 +1,5 @@
-"""Simulated runs by what they have in common, as JSON, as tables side by side, and as bars."""
+"""Groups simulated runs, and shows them as JSON, as tables with a column for each policy, as bars
+in a terminal, and as pictures."""
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
@@ -31,7 +32,7 @@ Figure = Callable[[Summary], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The runs of one policy that differ in their seed only."""
+    """Runs of one policy that differ only in their seed."""
 
     policy: str
     ran: Sequence[Ran]
@@ -41,7 +42,7 @@ class Seeds:
         return [each.summary for each in self.ran]
 
     def values(self, figure: Figure) -> list[float]:
-        """By seed; empty if a run has no such figure."""
+        """The figure of each run; empty if one of them does not have it."""
         found = [figure(summary) for summary in self.summaries]
         return [value for value in found if value is not None] if None not in found else []
 
@@ -60,7 +61,7 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One load on one number of instances, under several policies, in the order of the runs."""
+    """One load on one number of instances under several policies, in the order of the runs."""
 
     load: Load
     num_instances: int
@@ -68,7 +69,7 @@ class Group:
 
     @property
     def instances(self) -> str:
-        """How many there are, or may be, as `16` or `1..16`."""
+        """The number of instances, or its range: `16` or `1..16`."""
         setup = self.policies[0].ran[0].run.setup
         config = setup.policy.autoscale
         return (
@@ -97,7 +98,7 @@ def grouped(ran: Sequence[Ran]) -> list[Group]:
 
 
 def latency(name: str, statistic: str, rank: int | None = None) -> Figure:
-    """As `latency("ttft_s", "p99")`; of one rank, or of all requests."""
+    """A latency such as `latency("ttft_s", "p99")`, of one rank or of all requests."""
 
     def figure(summary: Summary) -> float | None:
         figures = summary.all if rank is None else summary.by_rank.get(rank)
@@ -108,7 +109,7 @@ def latency(name: str, statistic: str, rank: int | None = None) -> Figure:
 
 
 def count(name: str, rank: int | None = None) -> Figure:
-    """A figure that is one number, as `preemption_loss_s`."""
+    """A figure that is a single number, such as `preemption_loss_s`."""
 
     def figure(summary: Summary) -> float | None:
         figures: Figures | None = summary.all if rank is None else summary.by_rank.get(rank)
@@ -121,7 +122,7 @@ def count(name: str, rank: int | None = None) -> Figure:
 
 SPARK_WIDTH = 16
 MIN_SEEDS = 3
-"""Of which a ratio has an interval that says anything."""
+"""With fewer seeds the interval of a ratio says nothing."""
 LATENCIES = (
     ("ttft_s", ("mean", "p50", "p99", "max")),
     ("tpot_s", ("mean", "p99")),
@@ -139,7 +140,7 @@ RATIOS = (("ttft_s", "p99"), ("ttft_s", "mean"), ("tpot_s", "p99"), ("longest_pa
 
 
 def as_json(ran: Ran) -> dict[str, Any]:
-    """One run; the same run gives the same text. Fields are only added."""
+    """A run as JSON. Equal runs give equal texts. Fields are only added."""
     run, summary, setup = ran.run, ran.summary, ran.run.setup
     return {
         "workload": run.load.workload,
@@ -176,7 +177,7 @@ def as_json(ran: Ran) -> dict[str, Any]:
 
 
 def _instances_over_time(ran: Ran) -> list[dict[str, float]] | None:
-    """None where their number is fixed."""
+    """The number of instances over time; None if it is fixed."""
     if ran.run.setup.policy.autoscale is None:
         return None
     curves = ran.summary.curves
@@ -187,12 +188,13 @@ def _instances_over_time(ran: Ran) -> list[dict[str, float]] | None:
 
 
 def tables(ran: Sequence[Ran], *, colours: bool, blocks: bool) -> str:
-    """One table per load and number of instances: a row per figure, a column per policy."""
+    """A table for each load and number of instances, with a row for each figure and a column for
+    each policy."""
     return "\n\n".join(_table(group, colours, blocks) for group in grouped(ran))
 
 
 def never_steady(ran: Sequence[Ran]) -> list[str]:
-    """A line for each policy and load under which runs reached no steady state."""
+    """A line for each policy and load with runs that did not reach a steady state."""
     return [
         f"{described(group)}: under {seeds.policy} {seeds.num_never_steady} of {len(seeds.ran)}"
         f" {'runs' if len(seeds.ran) > 1 else 'run'} reached no steady state: its figures depend on"
@@ -208,7 +210,7 @@ def described(group: Group) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, none of them behind the point from 1,000 on."""
+    """A number with four digits, or without decimals from 1,000 on."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -219,7 +221,7 @@ def number(value: float) -> str:
 
 
 def with_interval(found: Interval | None) -> str:
-    """As `1.32 ±0.21`; the half width is left out where there is none."""
+    """A mean with half the width of its interval: `1.32 ±0.21`; without it if there is none."""
     if found is None:
         return "-"
     if found.low is None:
@@ -228,7 +230,7 @@ def with_interval(found: Interval | None) -> str:
 
 
 def with_range(found: Interval) -> str:
-    """A ratio, as `1.74x (1.25 to 2.44)`; without its interval where there are too few seeds."""
+    """A ratio with its interval: `1.74x (1.25 to 2.44)`; without it if there are too few seeds."""
     if found.low is None or found.high is None or found.num_values < MIN_SEEDS:
         return f"{found.mean:.3g}x"
     return f"{found.mean:.3g}x ({found.low:.3g} to {found.high:.3g})"
@@ -293,7 +295,7 @@ def _title(group: Group) -> str:
 
 
 def _options(load: Load) -> dict[str, Any]:
-    """Those that are not the defaults; workload and rate stand elsewhere."""
+    """Options that are not defaults, except for workload and rate, which are shown elsewhere."""
     default = Load(load.workload, load.rate)
     return {
         each.name: value
@@ -318,7 +320,7 @@ def _share(seeds: Seeds, name: str) -> str:
 
 
 def steady(told: Sequence[bool | None]) -> str:
-    """Whether runs that differ in their seed reached a steady state, in a cell."""
+    """A cell that says whether runs reached a steady state. They differ in their seed."""
     if None in told and False not in told:
         return "too short to tell"
     if len(told) == 1:
@@ -327,7 +329,7 @@ def steady(told: Sequence[bool | None]) -> str:
 
 
 def _sparklines(group: Group, curve: Callable[[Curves], Sequence[float]]) -> list[str]:
-    """All on one scale. Of several seeds their mean."""
+    """Curves as lines of blocks, all on one scale; of several seeds the mean is shown."""
     means = [
         [
             sum(values) / len(values)
@@ -340,7 +342,7 @@ def _sparklines(group: Group, curve: Callable[[Curves], Sequence[float]]) -> lis
 
 
 def _ratios(group: Group) -> list[str]:
-    """What the first policy gains over each of the others, as far as that can be said."""
+    """The ratios of the other policies to the first one, as far as they can be computed."""
     first, *others = group.policies
     lines = []
     for other in others:
@@ -358,7 +360,7 @@ def _ratios(group: Group) -> list[str]:
     return lines
 
 
-# -- bars in a terminal: one figure per block, a bar per load and policy ----------------
+# -- bars in a terminal: a block for each figure, a bar for each load and policy --------
 
 BAR_FIGURES: tuple[tuple[str, Figure], ...] = (
     ("ttft_s p99", latency("ttft_s", "p99")),
@@ -370,7 +372,7 @@ BAR_WIDTH = 40
 
 
 def bar_chart(ran: Sequence[Ran]) -> str:
-    """Each figure has a scale of its own, from 0 to its largest mean."""
+    """Bars for each figure, on a scale from 0 to the largest mean of that figure."""
     groups = grouped(ran)
     names = [
         f"{described(group)}  {seeds.policy}" if len(groups) > 1 else seeds.policy
@@ -398,8 +400,8 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float], width: int, highest: float) -> str:
-    """The values over time in `width` columns: of each column the largest value in it. Empty
-    without values."""
+    """The values over time in `width` columns, each of which shows its largest value. Empty if
+    there are no values."""
     if not values or highest <= 0:
         return LEVELS[0] * min(width, len(values))
     num = min(width, len(values))
@@ -410,7 +412,7 @@ def sparkline(values: Sequence[float], width: int, highest: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `share` (0 to 1) of `width` columns, to the eighth of a column."""
+    """A bar that fills `share` (0 to 1) of `width` columns, exact to an eighth of a column."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (EIGHTHS[rest] if rest else "")
@@ -431,15 +433,16 @@ PLOTTED_CURVES: tuple[tuple[str, Callable[[Curves], Sequence[float]]], ...] = (
 )
 LEAST_S = 1e-3
 LEAST_SHARE = 1e-3
-"""Below them nothing is drawn: a scale of logarithms has no 0."""
+"""Smaller values are not drawn, as a logarithmic scale has no 0."""
 
 
 def save_plot(path: Path, ran: Sequence[Ran]) -> None:
-    """A row of pictures per workload, as PNG or SVG by the file's name: by rate or by instances
-    where there are several, else the tails of latencies.
+    """Writes a row of pictures for each workload, as PNG or SVG by the file's name. If there are
+    several rates or numbers of instances, figures are drawn over these, else the tails of
+    latencies.
 
     Raises:
-        LlumctlError: it cannot be written.
+        LlumctlError: the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Picture
@@ -458,7 +461,7 @@ def save_plot(path: Path, ran: Sequence[Ran]) -> None:
             row[0].set_title(f"{shown(workload)}: {PLOTTED[0][0]}", fontsize="medium")
         row[0].legend(fontsize="small")
     try:
-        # The same runs make the same file: no date in it, and no ids that are drawn by chance.
+        # Equal runs give equal files, so the file has no date and no random ids.
         with rc_context({"svg.hashsalt": "llumctl"}):
             metadata = {"Date": None} if path.suffix == ".svg" else None
             picture.savefig(path, dpi=120, metadata=metadata)
@@ -494,7 +497,8 @@ def _draw_distributions(row: "Sequence[Axes]", group: Group) -> None:
 
 
 def _draw_sweep(row: "Sequence[Axes]", groups: Sequence[Group]) -> None:
-    """Means over seeds with their intervals, by rate, or by instances if the rate is one."""
+    """Draws means over seeds with their intervals, by rate, or by instances if there is one
+    rate."""
     by_rate = len({group.load.rate for group in groups}) > 1
     place: Callable[[Group], float] = lambda group: (  # noqa: E731
         group.rate if by_rate else float(group.num_instances)

@@ -1,11 +1,11 @@
-"""Many simulated runs on all cores, each in one of several processes.
+"""Carries out simulated runs on all cores, in several processes.
 
-A worker gets one run at a time through a pipe, and tells its progress and what came of it through
-the same pipe. The order of the results is that of the runs, whichever ended first. The workers are
-fresh interpreters: forking one in which numpy has begun threads is not safe.
+A worker gets one run at a time through a pipe, and sends its progress and the result through the
+same pipe. Results are in the order of the runs, whichever ended first. Workers are fresh
+interpreters, because a process in which numpy has started threads cannot be forked safely.
 
-Ctrl-C reaches the parent only, because workers are started with SIGINT blocked, and keep it so. The
-parent ends them at once. A worker whose parent was killed ends too: a thread waits for that.
+Ctrl-C reaches only the parent, as workers are started with SIGINT blocked. The parent then ends the
+workers at once. If the parent is killed, the workers end too: in each, a thread waits for that.
 """
 
 import multiprocessing
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from rich import progress
 
 REPORT_S = 0.1
-"""How long at least between two reports of a worker."""
+"""The least time between two reports of a worker."""
 REFRESH_S = 0.5
-"""How often the caller is told at least, so that its clock goes on."""
+"""The most time between two calls to the caller, so that its clock is updated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`share` of the work that is done, runs under way included, if all runs are equally long."""
+    """Progress of the runs. `share`: the part of the work that is done, including runs under way,
+    if all runs take equally long."""
 
     num_done: int
     num_runs: int
@@ -48,17 +49,17 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """Why a run cannot be carried out; with a traceback if that is our defect."""
+    """Why a run failed, with a traceback if that is a defect of llumctl."""
 
     message: str
     traceback: str = ""
 
 
 class Workers:
-    """A context in which runs are carried out; its processes end with it.
+    """A context for runs. Its processes end with it.
 
-    `num_workers`: as many as this process may use cores, unless it is given. Where one is enough,
-    runs are carried out in this process.
+    `num_workers`: by default the number of cores that this process may use. If one worker is
+    enough, runs are carried out in this process.
     """
 
     def __init__(self, num_workers: int | None = None) -> None:
@@ -72,7 +73,7 @@ class Workers:
         self.stop()
 
     def stop(self) -> None:
-        """Ends all processes, whatever they are doing."""
+        """Kills all processes at once."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.process.kill()
@@ -81,10 +82,10 @@ class Workers:
             worker.pipe.close()
 
     def run(self, runs: Sequence[Run], on_progress: OnProgress | None = None) -> list[Ran]:
-        """All of them, in the order given.
+        """Carries out all runs, and returns the results in their order.
 
         Raises:
-            UsageError: one of them cannot be carried out.
+            UsageError: a run cannot be carried out.
             LlumctlError: a worker died.
         """
         tell = on_progress or (lambda _: None)
@@ -93,7 +94,7 @@ class Workers:
         try:
             return self._spread(runs, tell)
         except BaseException:
-            self.stop()  # what they still do is of no use for the next runs
+            self.stop()  # the runs that are still under way are not needed
             raise
 
     def _spread(self, runs: Sequence[Run], tell: OnProgress) -> list[Ran]:
@@ -125,14 +126,14 @@ class Workers:
 
 
 class _Worker:
-    """One process, and the run that it has: its `place` among all runs."""
+    """One process. `place`: the position of its run among all runs."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
         self.place = -1
-        # To start the tracker, which the first worker would do, unblocks SIGINT again.
+        # The tracker would be started with the first worker, and its start unblocks SIGINT.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -149,7 +150,7 @@ class _Worker:
             raise self._died() from None
 
     def answer(self) -> Ran | float:
-        """The share of its run that is done, or what came of it."""
+        """The share of the run that is done, or the result."""
         try:
             answer: Ran | float | _Failed = self.pipe.recv()
         except (EOFError, OSError):
@@ -171,7 +172,7 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
-    """A worker's life: runs come, reports and results go."""
+    """The main function of a worker: it receives runs, and sends reports and results."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
@@ -200,7 +201,7 @@ def _outcome(run: Run, pipe: Connection) -> Ran | _Failed:
 
 
 def _here(runs: Sequence[Run], tell: OnProgress) -> list[Ran]:
-    """One after the other, in this process."""
+    """Carries out the runs one after the other in this process."""
     found: list[Ran] = []
     for num_done, run in enumerate(runs):
 
@@ -216,7 +217,7 @@ def _here(runs: Sequence[Run], tell: OnProgress) -> list[Ran]:
 
 
 def _seldom(tell: Callable[[float], None]) -> Callable[[float], None]:
-    """Tells it at most once in `REPORT_S`."""
+    """A function that calls `tell` at most once in `REPORT_S`."""
     next_s = 0.0
 
     def maybe(share: float) -> None:
@@ -230,8 +231,8 @@ def _seldom(tell: Callable[[float], None]) -> Callable[[float], None]:
 
 
 class ProgressBar:
-    """A bar on stderr, if that is a terminal. Call it with the progress. `title` says what is under
-    way, where there is more than one thing."""
+    """A progress bar on stderr, if stderr is a terminal. Call it with the progress. `title`: what
+    is under way, if there are several parts."""
 
     def __init__(self) -> None:
         self.title = ""
