@@ -93,7 +93,7 @@ def drain(
         typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even the last instance that serves.")
+        bool, typer.Option("--force", help="Do it even to the last instance that serves.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -182,7 +182,7 @@ def cordon(
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Even the last instance that serves.")
+        bool, typer.Option("--force", help="Do it even to the last instance that serves.")
     ] = False,
     dry_run: DryRun = False,
     reason: Reason = "",

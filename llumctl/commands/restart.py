@@ -58,7 +58,7 @@ def restart(
     ] = None,
     rolling: Annotated[
         bool,
-        typer.Option("--rolling", help="Restart all instances, each when the last one serves."),
+        typer.Option("--rolling", help="Restart all instances, one after the other."),
     ] = False,
     stop: Annotated[
         bool, typer.Option("--stop", help="Stop a rolling restart: no other instance restarts.")
@@ -96,7 +96,7 @@ def restart(
         typer.Option("--now", help="Do not empty it; its requests are replayed elsewhere."),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even the last instance that serves.")
+        bool, typer.Option("--force", help="Do it even to the last instance that serves.")
     ] = False,
     detach: Annotated[
         bool,

@@ -130,7 +130,8 @@ def scale(
         bool,
         typer.Option(
             "--force",
-            help="Even if there seems to be no room for new ones, or none would serve meanwhile.",
+            help="Do it even if there seems to be no room for new instances, or if none would serve"
+            " meanwhile.",
         ),
     ] = False,
     dry_run: DryRun = False,

@@ -1,1 +1,1 @@
-"""Settings from flags, environment and file, and what is wrong with them."""
+"""Settings from flags, environment and config file, and the errors in them."""

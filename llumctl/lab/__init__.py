@@ -1,1 +1,1 @@
-"""Load on an endpoint, simulated runs, and the paper's figures: what no serving process needs."""
+"""Commands that no serving process needs: load on an endpoint, simulated runs, paper figures."""
