@@ -61,7 +61,7 @@ COMMAND_LINES = {
     "an option without its value": ("up --port", "Option '--port' requires an argument."),
     "a setting of no form at the start": ("up --set x", "--set: 'x' is not of the form KEY=VALUE"),
     "a setting that there is not": ("up --set a.b=1", "--set: unknown key a.b"),
-    "a setting by two flags": ("up --port 1 --set endpoint.port=2", "port is set by --port, too"),
+    "a setting by two flags": ("up --port 1 --set endpoint.port=2", "port is also set by --port"),
     "two models": ("up a b", "Got unexpected extra argument"),
     "an empty model": ("up ''", "MODEL: cluster.model is empty"),
     "a model folder that is not there": ("up ./none", "MODEL: there is no model folder "),

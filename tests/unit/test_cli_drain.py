@@ -527,7 +527,7 @@ def waited(*options: str) -> int:
 
 def test_waiting_for_a_drain(bed: Bed, capsys: Captured) -> None:
     assert waited("--timeout", "0") == 124
-    assert "does not hold: instance i-1 is active, and nobody drains it" in capsys.readouterr().err
+    assert "is not true: instance i-1 is active, and nobody drains it" in capsys.readouterr().err
     num_asked = bed.fake.asked.count("/v1/status")
     bed.drains = [report()]
     assert waited("--timeout", "0") == 124

@@ -248,8 +248,8 @@ def test_a_reader_that_leaves_ends_it_without_another_event(
         (("--since", "-5m"), "--since: '-5m' is neither", "2026-01-31T12:00:00"),
         (("--after", "7"), "--after: '7' is no position of an event", "llumctl events -o name"),
         (("-n", "-1"), "--limit: must be 0 or more, not -1", ""),
-        (("-f", "-o", "json"), "-o json is one document", "llumctl events --follow -o jsonl"),
-        (("-f", "-o", "yaml"), "-o yaml is one document", "-o jsonl"),
+        (("-f", "-o", "json"), "-o json is a single document", "llumctl events --follow -o jsonl"),
+        (("-f", "-o", "yaml"), "-o yaml is a single document", "-o jsonl"),
     ],
 )
 def test_usage_errors(options: tuple[str, ...], message: str, hint: str, capsys: Captured) -> None:

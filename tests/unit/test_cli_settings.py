@@ -318,7 +318,7 @@ BAD_ASSIGNMENTS = [
     (("endpoint.port=9000",), "--set: endpoint.port is also set by --port", "llumctl up --help"),
     (("engine.max-model-len=1",), "--set: engine.max-model-len is also set by --engine-arg", ""),
     (("endpoint.middleware=x.y",), "endpoint.middleware is refused: it is code", ""),
-    (("endpoint.tool_parser_plugin=x.py",), "names code to run: only a ", "llumctl config path"),
+    (("endpoint.tool_parser_plugin=x.py",), "names code to run: only your ", "llumctl config path"),
 ]
 
 

@@ -163,8 +163,8 @@ def test_a_key_that_others_can_read(mode: int, capsys: Captured, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "holds no key"),
-        (b" \n", "holds no key"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
         (b"a\x07b\n", "holds no key"),
         (b"\xff", "not"),
     ],
