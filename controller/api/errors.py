@@ -88,7 +88,7 @@ class NotFoundError(LlumctlError):
 
 
 class NoSuchCallError(NotFoundError):
-    """The controller, since it started, got no call with that key."""
+    """The controller got no call with that key since it started."""
 
 
 class RefusedError(LlumctlError):

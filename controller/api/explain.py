@@ -35,7 +35,7 @@ STAGE = "stage_"
 
 
 def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...]:
-    """One step for each event, in their order. Forgotten events were in the middle."""
+    """One step for each event, in the order of the events. Forgotten events were in the middle."""
     steps: list[Step] = []
     for event in history:
         if num_forgotten and len(steps) == len(history) // 2:
@@ -45,7 +45,8 @@ def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...
 
 
 def held_back(held: HeldPlaceStatus) -> Waiting:
-    """What the controller holds: what it needs, what keeps it, who may go ahead."""
+    """Why a request waits at the controller: what it needs, what keeps it, and which requests may
+    go ahead."""
     words = (
         status_words.held_place(held),
         status_words.held_why(held),
@@ -180,7 +181,7 @@ def movable(found: Explanation) -> str:
 
 
 def told(step: Step) -> tuple[str, list[str]]:
-    """What happened, and the figures of the decision."""
+    """What happened, in words, and the figures of the decision."""
     if isinstance(step, DispatchStep):
         return _dispatched(step), []
     if isinstance(step, MoveStep):

@@ -1,7 +1,8 @@
 """Names of machines in URLs, and which Host headers name this machine.
 
-A web page may let its own name point to this machine and make a browser call here (DNS rebinding);
-the Host header then has the page's name.
+A web page may let its own name point to this machine and make a browser call here (DNS rebinding).
+The Host header then has the page's name. The endpoint, the control API, the dashboard in a browser
+and the mailboxes share these few functions and nothing else, so they have a module of their own.
 """
 
 import ipaddress
@@ -9,9 +10,9 @@ from collections.abc import Collection, Iterable
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
-    """`host`: a Host header's value, which says nothing of where an answer goes. All names of
-    loopback are ours, with any port, as tunnels end there. `own`: further names and addresses, of
-    `own_names`."""
+    """Whether the value of a Host header names this machine; it does not say where an answer goes.
+    All names of loopback are ours, with any port, as tunnels end there. `own`: further names and
+    addresses, from `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True
@@ -19,9 +20,9 @@ def is_own_host(host: str, own: Collection[str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent to a host stays on this machine, judged by the address and not by what a
-    name resolves to today. Other names of loopback (`a.localhost`) are not counted: not every
-    resolver knows them, and one that does not asks the network."""
+    """Whether data that is sent to the host stays on this machine, judged by the address and not by
+    what a name resolves to today. Other names of loopback (`a.localhost`) do not count: some
+    resolvers do not know them, and ask the network."""
     if host == "localhost":
         return True
     address = host.strip("[]")
@@ -29,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_names(written: Iterable[str]) -> frozenset[str]:
-    """Names and addresses as an operator writes them, so that they compare with Host headers."""
+    """The names and addresses that an operator wrote, in the form of Host headers."""
     return frozenset(host_name(url_host(host) if _is_address(host) else host) for host in written)
 
 
@@ -42,8 +43,7 @@ def _is_address(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The host without its port, without the brackets of an IPv6 address and without the dot that
-    may end a name."""
+    """The host without its port, the brackets of an IPv6 address, and the dot at a name's end."""
     if host.startswith("["):
         address, _, port = host[1:].partition("]")
         return address.lower() if not port or port.startswith(":") else host
@@ -51,5 +51,5 @@ def host_name(host: str) -> str:
 
 
 def url_host(host: str) -> str:
-    """The host as a URL has it: an IPv6 address stands in brackets."""
+    """The host as a URL contains it: an IPv6 address stands in brackets."""
     return f"[{host}]" if ":" in host else host

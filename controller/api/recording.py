@@ -55,7 +55,8 @@ _BEGINNING = re.compile(
     rb'"time_s":(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)[,}]'
     rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
 )
-"""How our own writer begins a frame: enough to place it. Other lines are parsed for that."""
+"""The beginning of a frame as our own writer writes it, which is enough to place the frame. Lines
+that begin in another way are parsed for that."""
 
 
 REQUESTS_EVERY_S = 5.0
@@ -79,8 +80,8 @@ class RecordingHeader(WireModel):
 
 
 class Mark(NamedTuple):
-    """Where a frame is in the file, and what is known of it unparsed. `kind`: of an
-    event, else empty."""
+    """Where a frame is in the file, and what is known of it without parsing it. `kind`: the kind of
+    an event, else empty."""
 
     offset: int
     line: int
@@ -101,7 +102,7 @@ class RecordingWriter:
         self.path = path
         self.num_frames = 0
         self.time_s = header.time_s
-        """That of the last frame."""
+        """The time of the last frame."""
         self._lock = threading.Lock()
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -125,8 +126,8 @@ class RecordingWriter:
             self.time_s = max(self.time_s, frame.time_s)
 
     def close(self) -> None:
-        """Closes the file, and removes it if it has no frame. May be called again, and on another
-        thread than `append`."""
+        """Closes the file, and removes it if it has no frame. It may be called again, and on
+        another thread than `append`."""
         with self._lock:
             if self._descriptor < 0:
                 return
@@ -197,7 +198,7 @@ class RecordingReader:
                 yield frame
 
     def marks(self) -> Iterator[Mark]:
-        """All frames, without parsing them: their lines are bad or good when they are read."""
+        """The marks of all frames, which are not parsed: a bad line is found when it is read."""
         for number, offset, line in self._lines():
             found = _BEGINNING.match(line)
             if found and (found[3] or found[1] != b"event") and line.endswith(b"}\n"):
@@ -210,7 +211,8 @@ class RecordingReader:
                 yield Mark(offset, number, frame.time_s, frame.type, kind)
 
     def events_about(self, request_id: str, begin: int, end: int) -> list[Event]:
-        """Those of the lines from one offset up to another, found without parsing the others."""
+        """The events about a request on the lines between two offsets, found without parsing other
+        lines."""
         found, name = [], request_id.encode()
         self._file.seek(begin)
         while self._file.tell() < end and (line := self._line()):
@@ -238,7 +240,8 @@ class RecordingReader:
             offset += len(line)
 
     def _parsed(self, number: int, line: bytes) -> Frame | None:
-        """None: of a type that this llumctl does not know, or a last line that was cut."""
+        """The line's frame; None if this llumctl does not know its type, or if it is the last line
+        and was cut."""
         try:
             return parse_frame(line)
         except ValueError as error:
@@ -283,16 +286,17 @@ def _cannot(path: Path, verb: str, error: OSError) -> LlumctlError:
 
 
 class RequestNumbers:
-    """The numbers that a recording has given, and how the requests stood when it told them last."""
+    """The numbers that a recording has given to requests, and how each request stood when it was
+    recorded last."""
 
     def __init__(self) -> None:
         self._num_begun = 0
         self._known: dict[tuple[str, str, str], RequestStands] = {}
-        """By frontend, id and priority level: a request that gets another level begins anew."""
+        """By frontend, id and priority level. A request that gets another level begins anew."""
 
     def frame(self, found: RequestList, time_s: float) -> RequestsFrame | None:
-        """What is new since the last call; None if nothing is. Requests of a frontend that did not
-        answer stand as they did: under load that happens, and none of them has ended by it."""
+        """What is new since the last call; None if nothing is new. Requests of a frontend that did
+        not answer stand as before: that happens under load, and does not mean that they ended."""
         began: list[RequestBegan] = []
         stands: list[RequestStands] = []
         num_before, known = self._num_begun, self._known
@@ -356,7 +360,7 @@ class RequestRecorder:
 
 
 def after(known: Recorded, frame: RequestsFrame) -> Recorded:
-    """The requests once this was recorded."""
+    """The requests after this frame was recorded."""
     found = dict(known)
     for number in frame.gone:
         found.pop(number, None)
@@ -378,8 +382,8 @@ def after(known: Recorded, frame: RequestsFrame) -> Recorded:
 def of_instance(
     known: Recorded, instance_id: str, status: ClusterStatus | None = None
 ) -> RequestList:
-    """As the controller lists them; of all instances where the id is empty. `status`: of that
-    moment."""
+    """The requests of an instance, as the controller lists them; of all instances if the id is
+    empty. `status`: the cluster's status at that moment."""
     found = [
         each
         for each in with_places(known.values(), status)
@@ -401,8 +405,8 @@ def explained(
     now_s: float,
     status: ClusterStatus | None = None,
 ) -> Explanation | None:
-    """A request's life by the recorded events about it; None if nothing is recorded of it.
-    `status`: of that moment."""
+    """A request's life by the recorded events about it; None if nothing is recorded about it.
+    `status`: the cluster's status at that moment."""
     found = next((r for r in with_places(known.values(), status) if r.id == request_id), None)
     if found is None and not events:
         return None
@@ -417,8 +421,8 @@ def explained(
 def _as_events_say(
     status: RequestStatus | None, request_id: str, events: Sequence[Event], now_s: float
 ) -> RequestStatus:
-    """Events are newer than requests that were asked for seconds ago: whether it ended, where it
-    is."""
+    """The request as the events describe it. They are newer than a list of requests that was asked
+    for seconds ago, and tell whether the request ended and where it is."""
     told = RequestStatus(
         id=request_id,
         client_id="",
@@ -471,7 +475,8 @@ def _stands(request: RequestStatus, number: int) -> RequestStands:
 def with_places(
     requests: Iterable[RequestStatus], status: ClusterStatus | None
 ) -> list[RequestStatus]:
-    """`status`: of the moment; without held requests in it none is given a place."""
+    """The requests, those that are held with their place. `status`: the cluster's status at that
+    moment; if it has no held requests, no request gets a place."""
     found = list(requests)
     if status is None or status.held is None:
         return found

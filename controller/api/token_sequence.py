@@ -1,10 +1,11 @@
 """The tokens that an emulated engine answers with, so that any client can check them.
 
 Position i of an answer is word FIRST + (start + i * STRIDE) modulo COUNT, where `start` depends on
-the prompt alone. So a token that is lost, doubled, swapped or of another request shows in the ids
-that a client gets with `return_token_ids`. An answer that ends of its own accord, as real ones
-do at their end-of-sequence token, has END in its last place. The numbers are the same in every
-process and every version of Python.
+the prompt alone. So the ids that a client gets with `return_token_ids` show whether a token was
+lost, doubled, swapped or taken from another request. An answer that ends of its own accord, as a
+real one does at its end-of-sequence token, has END in its last place. The numbers are the same in
+every process and every version of Python. The emulated engine and the load generator of `bench`
+share this sequence and nothing else, so it has a module of its own.
 """
 
 import struct
@@ -16,7 +17,8 @@ COUNT = 8191
 """Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. A prime, so that
 every bit of the checksum counts: similar prompts start far apart."""
 STRIDE = 3571
-"""Step from a word to the next; neighbouring ids are spellings of one word, and dull to read."""
+"""The step from one word to the next. Neighbouring ids are spellings of one word, which would be
+dull to read."""
 END = 1
 """The embedded model's end-of-sequence token."""
 
@@ -35,7 +37,7 @@ def token(start: int, position: int) -> int:
 
 
 def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
-    """The first position of a token at or after `begin`; None: the token is no word."""
+    """The first position of a token at or after `begin`; None if the token is no word."""
     if not FIRST <= token_id < FIRST + COUNT:
         return None
     position = (token_id - FIRST - start) * pow(STRIDE, -1, COUNT)
@@ -43,8 +45,8 @@ def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
 
 
 def natural_length(prompt_token_ids: Sequence[int]) -> int:
-    """Tokens of an answer that nothing else bounds, END included: 16 to 512, all about equally
-    likely, by the part of the checksum that `start` does not use."""
+    """The length of an answer that has no other bound, END included: 16 to 512 tokens, all about
+    equally likely. It follows from the part of the checksum that `start` does not use."""
     span = MAX_NATURAL_TOKENS - MIN_NATURAL_TOKENS + 1
     return MIN_NATURAL_TOKENS + _checksum(prompt_token_ids) // COUNT % span
 

@@ -1,1 +1,1 @@
-"""The composition root: the only room that knows all others."""
+"""The composition root: the only package of the controller that imports all others."""

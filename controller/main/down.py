@@ -1,7 +1,7 @@
-"""Stops a cluster and leaves no process, socket or file of it, whatever state it is in.
+"""Stops a cluster, whatever its state, and leaves no process, socket or short-lived file of it.
 
 `python -P -m controller.main.down ADDRESS NAMESPACE` ends a cluster's actors on a Ray that is not
-ours: Ray's client library ends the process where it gives up.
+ours. It is a process of its own because Ray's client library ends its process if it gives up.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import state_from_plan
 
 POLL_S = 0.1
-# Beyond the grace time the controller needs so long to end what still runs.
+# After the grace time the controller needs this long to end what still runs.
 STOP_MARGIN_S = 10.0
 HEAD_PATIENCE_S = 5.0
 KILL_TIMEOUT_S = 60.0
@@ -37,7 +37,8 @@ KILL_TIMEOUT_S = 60.0
 def run(
     cluster: str, *, drain: bool, timeout_s: float | None, progress: Callable[[str], None]
 ) -> bool:
-    """False if no cluster of that name runs. `timeout_s`: None takes the cluster's grace time."""
+    """Stops a cluster; returns false if no cluster of that name runs. `timeout_s`: None takes the
+    cluster's grace time."""
     if not os.path.lexists(run_state.run_file(cluster)):
         return False
     with run_state.lock(cluster):
@@ -55,8 +56,8 @@ def run(
 
 
 def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
-    """The run state, or, if that is broken, one made from the plan beside it. The broken file is
-    renamed and kept."""
+    """The run state. If its file is broken, the file is renamed and kept, and a run state is made
+    from the plan beside it."""
     try:
         return run_state.load(cluster)
     except run_state.CorruptError as error:
@@ -73,8 +74,8 @@ def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
 
 
 def present_grace_s(state: RunState) -> float:
-    """The grace time as it was set last, or, if the controller does not answer, as the cluster
-    began."""
+    """The grace time as it was set last. If the controller does not answer, the grace time of the
+    cluster's start."""
     with (
         contextlib.suppress(LlumctlError),
         ControlClient(state.control_url, state.control_token, timeout_s=2.0) as client,
@@ -86,8 +87,8 @@ def present_grace_s(state: RunState) -> float:
 
 
 def note(state: RunState, action: str, outcome: str, progress: Callable[[str], None]) -> None:
-    """Writes into the audit log, if it can: stopping must work on a full disk, too. A controller
-    that lives makes an entry of its own."""
+    """Makes an entry in the audit log, if that is possible: stopping must work on a full disk, too.
+    A controller that lives makes an entry of its own."""
     try:
         AuditLog(run_state.state_path(state.cluster)).write(
             actor=actor(),
@@ -109,12 +110,12 @@ def tear_down(
     progress: Callable[[str], None] = lambda text: None,
     action: str = "",
 ) -> None:
-    """Asks the controller to stop the cluster, then ends the processes that are left, also when
-    the controller is dead. `action`: an operator's, whose end goes into the audit log before the
-    run state is removed. `keep_ray_logs`: copies Ray's logs, which may say why Ray died, before
-    the temporary folder is removed.
+    """Asks the controller to stop the cluster, then ends the processes that are left, even if the
+    controller is dead. `action`: an operator's action, whose end goes into the audit log before the
+    run state is removed. `keep_ray_logs`: copies Ray's logs, which may say why Ray died, before the
+    temporary folder is removed.
 
-    Safe to call again after it was interrupted."""
+    It may be called again after it was interrupted."""
     with contextlib.suppress(LlumctlError):
         _ask_controller(state, drain, grace_s, progress)
     head = same_process(state.ray_head_pid, state.ray_head_started_s)
@@ -138,7 +139,7 @@ def tear_down(
 
 
 def session_of(state: RunState) -> Session | None:
-    """The session of the head, in which all of our own Ray is."""
+    """The session of the head process, which all processes of our own Ray belong to."""
     if state.ray_head_pid is None:
         return None
     return Session(state.ray_head_pid, run_state.state_path(state.cluster))
@@ -163,10 +164,10 @@ def _ask_controller(
 
 
 def _end_actors(state: RunState, progress: Callable[[str], None]) -> None:
-    """On somebody else's Ray: ends our actors through it, wherever they run, or without a head
-    those of this machine: those of others are ended by their own Ray then. Raises LlumctlError if
-    there is a head and they could not be ended; the run state stays, so that `down` can be tried
-    again."""
+    """Ends our actors on somebody else's Ray, wherever they run. If that Ray has no head any more,
+    ends those of this machine; on other machines their own Ray ends them. Raises LlumctlError if
+    there is a head but the actors could not be ended; the run state stays, so that `down` can be
+    tried again."""
     if HeadWatch(state.ray_address).look() is None:
         try:
             _kill_actors(state)
@@ -187,7 +188,7 @@ def _end_noted(state: RunState) -> None:
 
 
 def _kill_actors(state: RunState) -> None:
-    """In a process of its own, which joins that Ray. Raises LlumctlError."""
+    """Ends the actors by a process of its own, which joins that Ray. Raises LlumctlError."""
     log_file = Path(state.log_dir) / "down.log"
     command = [sys.executable, "-P", "-m", "controller.main.down"]
     environment = {k: v for k, v in own_environment().items() if k != NONCE_VARIABLE}

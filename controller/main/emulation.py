@@ -1,6 +1,6 @@
-"""The plan's choices for a cluster of emulated engines. They compute nothing, so they need neither
-a GPU nor memory for weights and KV cache, and the profile has the sizes. The frontends are vLLM's
-all the same, with the embedded model's tokenizer."""
+"""What the plan of a cluster with emulated engines contains. Emulated engines compute nothing, so
+they need neither a GPU nor memory for weights and KV cache, and the profile has their sizes. The
+frontends are still those of vLLM, with the embedded model's tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +14,9 @@ from controller.model.profile import LatencyProfile, ModelConfig, load_profile
 
 INSTANCE_BYTES = 120_000_000
 DEFAULT_INSTANCES = 4
-# vLLM's configuration wants this argument on a CPU, but no KV cache is made.
+# vLLM's configuration needs this argument on a CPU, but no KV cache is made.
 UNUSED_KV_BYTES = 1 << 20
-# CPU attention wants this; later the frontends adopt the profile's block size from the instances.
+# CPU attention needs this size; later the frontends adopt the profile's size from the instances.
 CPU_BLOCK_TOKENS = 32
 
 
@@ -25,7 +25,8 @@ def is_emulated(settings: Settings) -> bool:
 
 
 def profile_of(table: EmulatedTable) -> LatencyProfile:
-    """The profile with `num_blocks` in it; contexts are cut to what the blocks hold."""
+    """The profile with the table's `num_blocks`. Contexts are cut to the size that the blocks can
+    hold."""
     try:
         profile = load_profile(table.profile)
         num_blocks = table.num_blocks or profile.num_total_blocks
@@ -40,15 +41,15 @@ def profile_of(table: EmulatedTable) -> LatencyProfile:
 
 
 def model_config(profile: LatencyProfile, table: EmulatedTable) -> ModelConfig:
-    """Raises ValueError for sizes that do not go together."""
+    """The model of the engine. Raises ValueError for sizes that do not go together."""
     return ModelConfig.of(profile, mode=table.mode, prefix_caching=table.prefix_caching)
 
 
 def with_changes(
     profile: LatencyProfile, table: EmulatedTable, args: Mapping[str, Any]
 ) -> tuple[LatencyProfile, EmulatedTable]:
-    """The engine of a plan with other values for some keys of its table; contexts stay as long as
-    they are. Raises ValueError."""
+    """A plan's profile and table with other values for some keys of the table. The length of
+    contexts does not change. Raises ValueError."""
     table = EmulatedTable.model_validate(table.model_dump() | dict(args))
     num_blocks = table.num_blocks if "num_blocks" in args else None
     if num_blocks is not None:
@@ -76,7 +77,7 @@ def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict
         "max_model_len": profile.max_model_len,
         "hf_overrides": {"max_position_embeddings": profile.max_model_len},
         "scheduling_policy": "priority",
-        # By it frontends tell whether prompts that begin alike share anything.
+        # By this argument frontends know whether prompts that begin alike share blocks.
         "enable_prefix_caching": settings.emulated.prefix_caching,
     } | engine_options(settings.endpoint)
 

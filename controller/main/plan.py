@@ -1,8 +1,8 @@
 """The plan of a cluster: its settings with every open choice made.
 
-`up` makes it and keeps it in a file of mode 0600; the head process reads it and gives it to every
-actor as JSON. The run state, by which commands find the cluster, is made from the plan too: when
-the cluster starts, and again when the run state was lost.
+`up` makes the plan and keeps it in a file of mode 0600. The head process reads it and gives it to
+every actor as JSON. The run state, by which commands find the cluster, is made from the plan, too:
+when the cluster starts, and again if the run state is lost.
 """
 
 import time
@@ -24,7 +24,7 @@ MAX_PLAN_BYTES = 16 << 20
 
 
 class ClusterPlan(BaseModel):
-    # No error about the plan, and no repr (see the fields), shows a secret.
+    # Neither an error about the plan nor its repr (see the fields) shows a secret.
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     settings: Settings
@@ -34,14 +34,15 @@ class ClusterPlan(BaseModel):
     num_gpus_per_instance: int
     num_threads_per_instance: int
     members_port: int = 0
-    """The controller's port for the members; fixed, so that they find a restarted controller."""
+    """The controller's port for the members. It is fixed, so that they find a restarted
+    controller."""
     members_key: str = Field(repr=False)
     """The secret half of `ClusterKey`, by which the members prove themselves to each other."""
     control_token: str = Field(repr=False)
     view_token: str = Field(repr=False)
-    """Allows to look at the control API, but not to act."""
+    """A token that allows to look at the control API, but not to act."""
     api_keys: tuple[str, ...] = Field(repr=False)
-    """Lines of the key file (controller/api/settings/key_file.py)."""
+    """The lines of the key file (controller/api/settings/key_file.py)."""
     namespace: str
     nonce: str
     started_at_s: float = Field(default_factory=time.time)
@@ -50,7 +51,7 @@ class ClusterPlan(BaseModel):
     log_dir: str
     temp_dir: str
     profile: LatencyProfile | None = None
-    """The profile that emulated engines keep; None: the engines are vLLM's."""
+    """The profile that emulated engines keep; None if the engines are vLLM's."""
 
     def for_instances(self) -> "ClusterPlan":
         """The plan without the secrets that an instance does not need."""
@@ -76,7 +77,7 @@ class ClusterPlan(BaseModel):
 
 
 def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: str = "") -> RunState:
-    """The run state before anything runs. With its nonce `down` finds the processes of a start that
+    """The run state before anything runs. By its nonce `down` finds the processes of a start that
     was cut short."""
     table = plan.settings
     address = table.cluster.ray_address or ""
@@ -102,8 +103,8 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: st
 
 
 def state_from_plan(folder: Path) -> RunState | None:
-    """The run state of the cluster with this state folder; None if its plan cannot be read. It does
-    not name the head process, which is found by the nonce like all others."""
+    """The run state of the cluster with this state folder; None if its plan cannot be read. The run
+    state does not name the head process, which is found by the nonce like all other processes."""
     try:
         plan = ClusterPlan.model_validate_json(user_files.read(folder / FILE, MAX_PLAN_BYTES))
     except (OSError, ValueError):

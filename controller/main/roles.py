@@ -53,11 +53,11 @@ log = logging.getLogger(__name__)
 
 EngineArgs = Mapping[str, Any]
 
-# llumctl puts nothing into the object store; this is about Ray's minimum.
+# llumctl puts nothing into Ray's object store; this size is about Ray's minimum.
 OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
 RAY_PARTS = ("gcs_server", "raylet")
-"""Names of the processes of Ray without which a node does not start."""
+"""The names of those processes of Ray without which a node does not start."""
 HEAD_LOG = "head.log"
 """In the folder of logs; `up` sends this process's output there."""
 
@@ -109,8 +109,8 @@ def head(endpoint: int, control: int, plan_file: str) -> None:
 
 @contextlib.contextmanager
 def _ended_with_ray() -> Iterator[None]:
-    """Ends this process if a part of Ray ends in the block: `ray.init` would wait for a dead raylet
-    as long as for a slow one, which is for as long as `up` waits."""
+    """Ends this process if a part of Ray ends during the block. `ray.init` itself waits for a dead
+    raylet as long as for a slow one, which is for as long as `up` waits."""
     import psutil
 
     started = threading.Event()
@@ -119,7 +119,7 @@ def _ended_with_ray() -> Iterator[None]:
         while not started.wait(BIRTH_POLL_S):
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):  # helpers of Ray end while one looks
-                    # Ray waits for these processes only when it ends them: a dead one is a zombie.
+                    # Ray waits for its processes only when it ends them: a dead one is a zombie.
                     if child.name() in RAY_PARTS and child.status() == psutil.STATUS_ZOMBIE:
                         log.error("Ray could not start: its %s ended", child.name())
                         os._exit(1)
@@ -132,17 +132,17 @@ def _ended_with_ray() -> Iterator[None]:
 
 
 def _end_log_monitor() -> None:
-    """Ray's log monitor sends what workers print to drivers, and this driver does not listen. The
-    process takes 90 MB, and polls. `ray.init` cannot start a Ray without it."""
+    """Ends Ray's log monitor. It sends the output of workers to drivers, but this driver does not
+    listen, and the monitor takes 90 MB and polls. `ray.init` cannot start a Ray without it."""
     import ray._private.worker
 
     ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 def _watch_birth(controller: Any, stop: threading.Event) -> None:
-    """Waits until the controller's process runs. Ends this process if Ray gives the actor up, as
-    it does without a restart when the actor cannot be made. A later death is in the controller's
-    own log."""
+    """Waits until the controller's process runs. Ends this process if Ray gives the actor up, which
+    it does, without a restart, if the actor cannot be made. Later deaths of the controller are in
+    its own log."""
     born = controller.pid.remote()
     while not stop.is_set():
         done, _ = ray.wait([born], timeout=BIRTH_POLL_S)
@@ -189,7 +189,7 @@ async def controller(plan_json: str, start: Start) -> None:
             for_instances | address,
             plan.num_gpus_per_instance,
         ),
-        # Frontends run beside the controller, on the machine of `up`, which has the endpoint's
+        # Frontends run beside the controller, on the machine of `up`: it has the endpoint's
         # address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,
@@ -230,7 +230,7 @@ async def controller(plan_json: str, start: Start) -> None:
         listening=control_socket(plan),
         check_engine=partial(_check_engine, plan),
     )
-    gc.freeze()  # or each full collection stops the loop for 40 ms to look at all imported objects
+    gc.freeze()  # else each full collection stops the loop for 40 ms to look at imported objects
     start.succeeded()
     try:
         await server.run_beside(service.run())
@@ -248,7 +248,7 @@ def _check_engine(
 
 def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     """Bytes that a further instance takes, 0 if only the GPU's memory counts; and why its weights
-    are not in them. `changed`: engine arguments that are not those of the plan any more."""
+    are not in them. `changed`: engine arguments that replace those of the plan."""
     if plan.profile is not None:
         from controller.main import emulation
 
@@ -272,7 +272,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
 
     def build_engine(report: Callable[[str], None]) -> Engine:
-        """The arguments are those of the moment: a rolling restart may have changed them."""
+        """Makes the engine with the present arguments: a rolling restart may have changed them."""
         report(LAUNCHING)
         return _engine_factory(plan, member.engine_change.result())(report)
 
@@ -299,7 +299,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """From a signal's handler on the main thread, which must return at once."""
+    """Calls on the loop's thread. A signal's handler uses it, which must return at once."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends anyway
         loop.call_soon_threadsafe(call)
 
@@ -375,14 +375,14 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
 async def _stay_failed(
     kind: MemberKind, member_id: str, plan: ClusterPlan, controller_address: str, why: str
 ) -> None:
-    """Reports the failure and waits for ever; the role's own modules are not imported."""
+    """Reports the failure and waits for ever. It imports none of the role's own modules."""
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = ControllerLink(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
     await member.stay_failed(why)
 
 
 def bind_host(plan: ClusterPlan) -> str:
-    """The address of the setting; for `auto`, the one by which Ray knows this machine."""
+    """The address of `cluster.host`; for `auto` the address by which Ray knows this machine."""
     host = plan.settings.cluster.host
     if host != "auto":
         ipaddress.ip_address(host)

@@ -1,5 +1,5 @@
-"""Starts a cluster: makes the plan with all checks, starts the head, and waits until it serves.
-It says what it waits for, and why a start failed.
+"""Starts a cluster: makes the plan with all checks, starts the head process, and waits until the
+cluster serves. It says what it waits for, and why a start failed.
 
 Ray is not imported here: the head process starts Ray and the controller, and from then on this
 process is a client of the control API like any other.
@@ -63,7 +63,7 @@ MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACKS = ("127.0.0.1", "::1")
 FIRST_WORD_S = 5.0
 NEXT_WORD_FACTOR = 1.5
-"""Each further word comes when 1.5 times the time so far has passed."""
+"""Each further message comes when the waiting time has grown by this factor."""
 BEFORE_ARGS = (LAUNCHING, IMPORTING)
 """What a member does before vLLM has its arguments."""
 TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -79,8 +79,8 @@ def run(
     progress: Progress,
     config_file: str = "",
 ) -> ClusterStatus | None:
-    """Starts a cluster, and stays unless `detach`. Detached, it returns when vLLM has accepted the
-    arguments, or with `wait` when everything serves. If it is interrupted or fails, it leaves
+    """Starts a cluster, and stays unless `detach`. With `detach` it returns when vLLM has accepted
+    the arguments or, with `wait`, when everything serves. If it is interrupted or fails, it leaves
     nothing behind."""
     timeout_s = timeout_s or settings.cluster.start_timeout_s
     deadline_s = time.monotonic() + timeout_s
@@ -102,7 +102,7 @@ def run(
                 with no_interrupts():
                     is_failure = not isinstance(error, KeyboardInterrupt)
                     tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
-                    if head is not None:  # else it was not told to have begun
+                    if head is not None:  # else the audit log has no entry that it began
                         how = "failed" if is_failure else "failed: interrupted"
                         _audit_end(plan, how, progress)
                 raise
@@ -114,7 +114,8 @@ def run(
 
 
 def make_plan(settings: Settings, progress: Progress = lambda _: None) -> ClusterPlan:
-    """Makes the plan after all checks that need nothing started, the cheapest first."""
+    """Makes the plan, after all checks that are possible before anything starts, the cheapest
+    first."""
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
@@ -144,7 +145,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         control_token=secrets.token_urlsafe(32),
         view_token=secrets.token_urlsafe(32),
         api_keys=_api_keys(settings),
-        # Somebody else's Ray may run a cluster of the same name from another state folder.
+        # On somebody else's Ray a cluster of the same name may run from another state folder.
         namespace=f"llumctl-{cluster.name}-{nonce}",
         nonce=nonce,
         state_dir=str(state_dir),
@@ -154,7 +155,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
 
 
 def _vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Fields of the plan that depend on the engine."""
+    """The fields of the plan that depend on the kind of engine."""
     planned = preflight.planned(settings)
     model, config_file = preflight.resolve_model(settings.cluster.model)
     args = planned.engine_args | {"model": model}
@@ -197,8 +198,8 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
 def _start_head(
     plan: ClusterPlan, state: RunState, timeout_s: float
 ) -> tuple[subprocess.Popen[bytes], RunState]:
-    """Starts the head in its own session, and adds its pid to the run state. The ports of the
-    endpoint and the control API are bound before anything else, and the head keeps them."""
+    """Starts the head process in its own session, and adds its pid to the run state. The ports of
+    the endpoint and of the control API are bound before, and the head process keeps them."""
     environment = head_environment(
         plan.nonce,
         state.ray_environment,
@@ -247,7 +248,8 @@ def _audit(plan: ClusterPlan, outcome: str) -> None:
 
 
 def _audit_end(plan: ClusterPlan, outcome: str, progress: Progress) -> None:
-    """What was started runs on, and what failed has failed, also on a full disk."""
+    """Makes the audit log's last entry of a start, if that is possible. On a full disk the start
+    still counts as done or failed."""
     try:
         _audit(plan, outcome)
     except LlumctlError as error:
@@ -299,8 +301,8 @@ def _watch_start(
 
 
 def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
-    """Shows the status until Ctrl-C or another signal to stop, `llumctl down` elsewhere, or the
-    head's death."""
+    """Shows the status until Ctrl-C or another signal to stop comes, `llumctl down` stops the
+    cluster elsewhere, or the head process dies."""
     try:
         with ControlClient(state.control_url, state.control_token) as client:
             while head.poll() is None or not state.owns_ray:
@@ -324,7 +326,8 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
 
 
 def _is_stopped_elsewhere(state: RunState) -> bool:
-    """Whether a `down` removes the run state; waits for a `down` at work, which ends Ray first."""
+    """Whether a `down` has removed the run state. A `down` that is at work is waited for, as it
+    ends Ray first."""
     while run_state.load(state.cluster) == state:
         try:
             with run_state.lock(state.cluster):
@@ -387,14 +390,14 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
 
 
 class Patience:
-    """Says now and then what `up` waits for, less often the longer it takes."""
+    """Says now and then what `up` waits for, less and less often."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._next_s = FIRST_WORD_S
 
     def word(self, now_s: float, what: str) -> str:
-        """The next message; empty if it is too early for one."""
+        """The next message; empty if it is too early for a message."""
         waited_s = now_s - self._began_s
         if waited_s < self._next_s:
             return ""
@@ -403,7 +406,8 @@ class Patience:
 
 
 def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str) -> str:
-    """The members that do not serve yet; without a status the controller, or Ray before it."""
+    """What `up` waits for: the members that do not serve yet or, without a status, the controller,
+    or Ray before it."""
     if status is not None:
         members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
         absent = [m for m in members if m.state != InstanceState.ACTIVE]
@@ -424,10 +428,10 @@ def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str
 def are_taken(status: ClusterStatus) -> bool:
     """Whether vLLM has accepted the arguments, so that `up --detach` may return.
 
-    vLLM finds many faults of arguments only once it is imported and has built its configuration
-    (docs/decisions/0018). All members have the same arguments, so one instance and one frontend
-    that have built theirs are enough. `llumctl status` tells of later failures, such as of loading
-    weights."""
+    vLLM finds many faults of arguments only when it is imported and builds its configuration
+    (docs/decisions/0018). All members have the same arguments, so it is enough that one instance
+    and one frontend have built their configuration. `llumctl status` tells of later failures, for
+    example to load the weights."""
     return any(map(_has_taken, status.instances)) and any(map(_has_taken, status.frontends))
 
 
@@ -445,7 +449,7 @@ def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
 
 
 def refuse_given_up(log_dir: Path, run: str) -> None:
-    """Raises LlumctlError if the controller died at its start so often that it is given up."""
+    """Raises LlumctlError if the controller was given up, as it died at its start too often."""
     reason, given_up = failure_of(log_dir, "controller", run)
     if given_up:
         raise LlumctlError(
@@ -467,5 +471,5 @@ def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:
 
 
 def retry_command(waited_s: float = 0.0) -> str:
-    """Ray waits for its parts no shorter than `up` does."""
+    """The command to try again with more time. Ray waits for its parts as long as `up` waits."""
     return f"llumctl up --timeout {max(LONG_START_S, 2 * math.ceil(waited_s))}"

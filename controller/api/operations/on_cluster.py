@@ -1,8 +1,8 @@
-"""Orders about the whole cluster: scale, rolling restarts, settings, auto-scaling; each with its
+"""Orders about the whole cluster (scale, rolling restarts, settings, auto-scaling), each with its
 body and its report.
 
-The compatibility rules are those of `controller.api.wire`. Times in reports are seconds since
-the epoch unless the name says for how long; `revision` counts the changes of the cluster's spec.
+The compatibility rules are those of `controller.api.wire`. Times in reports are seconds since the
+epoch unless the name says for how long. `revision` counts the changes of the cluster's spec.
 """
 
 import re
@@ -48,23 +48,24 @@ from controller.api.wire import (
 from controller.api.wire.status import RollingReport
 
 ALL = "all"
-"""What an operator types to restart the last instance that serves, too."""
+"""What an operator must type if the rolling restart includes the last instance that serves."""
 AUTOSCALE_MODE = "autoscale.mode"
 MAX_NAMED_ROLES = 12
 
 
 class ScaleRequest(SpecOrderBody):
-    """A number of instances. A change of it can be planned (`dry_run`): the plan says which number
-    to ask for, at which revision. `deadline_s` (seconds from now) and `on_deadline` are those of
-    the drains of a scale-in."""
+    """Sets the number of instances. A `change` of the number can only be planned (`dry_run`): the
+    plan says which number to ask for, at which revision. `deadline_s` (seconds from now) and
+    `on_deadline` apply to the drains of a scale-in."""
 
     target: int | None = Field(default=None, ge=0, le=MAX_INSTANCES)
     change: int | None = Field(default=None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
     force: bool = False
-    """Starts instances even if there seems to be no room for them, and drains those to be removed
-    even if no other instance serves."""
+    """Starts instances even if there seems to be no room for them, and drains the instances to be
+    removed even if no other instance serves."""
     draining: InstanceIds | None = None
-    """Removes just these instances, or none. None: those with the fewest running requests."""
+    """Removes exactly these instances, or fails. None: removes the instances with the fewest
+    running requests."""
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     on_deadline: OnDeadline = "keep"
 
@@ -78,8 +79,8 @@ class ScaleRequest(SpecOrderBody):
 
 
 class ScaleReport(AnswerModel):
-    """`previous` and `target` count planned instances: with those that start, without those to be
-    removed. `undrained`: instances that were to be removed, and stay."""
+    """`previous` and `target` count planned instances: those that start are included, those to be
+    removed are not. `undrained`: instances that were to be removed, and stay."""
 
     previous: int
     target: int
@@ -89,11 +90,12 @@ class ScaleReport(AnswerModel):
     undrained: tuple[str, ...] = ()
     draining: tuple[DrainReport, ...] = ()
     holds_autoscale: bool = False
-    """Auto-scaling is on, or in a dry run, and leaves the number as it is until it is released."""
+    """Auto-scaling is on, or in its dry-run mode, and leaves the number as it is until an operator
+    releases it."""
 
 
 class Scale(OnCluster[ScaleRequest, ScaleReport]):
-    """`wanted`: a target, or a change that its plan turns into one."""
+    """`wanted` has a target, or a change that the plan turns into a target."""
 
     kind, word = "scale", "Scale"
     does = "Change the number of instances"
@@ -133,7 +135,7 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
         return f"Scale {'to ' if self.wanted.change is None else ''}{self._number}?"
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """The order names the instances that would go, so that no others do."""
+        """The order names the instances that would be removed, so that no others are."""
         report = client.send(self.dry())
         if not (report.added or report.undrained or report.draining):
             return Plan((f"there are {report.target} instances already",), None)
@@ -150,7 +152,7 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
         return Plan(tuple(lines), self.planned(report))
 
     def planned(self, report: ScaleReport) -> "Scale":
-        """The order for what a dry run of it says, and nothing else."""
+        """The order that does exactly what this report of a dry run says."""
         going = tuple(drain.instance_id for drain in report.draining)
         order = self.but(target=report.target, change=None, dry_run=False, draining=going)
         return order if self.revision is not None else order.at(report.revision)
@@ -170,29 +172,29 @@ MAX_ENGINE_ARGS = 64
 
 
 class RollingRequest(SpecOrderBody):
-    """Restarts all instances, one after the other. At the deadline of one, its restart is given up,
-    and with it the rest; what is left on it stays where it runs."""
+    """Restarts all instances, one after the other. If an instance is not empty at its deadline, its
+    restart is given up, and with it the rest; the requests that are left stay where they run."""
 
     at_once: int = Field(default=1, ge=0, le=MAX_INSTANCES)
-    """How many may be away at a time; 0: as many as the others can hold."""
+    """How many instances may be away at a time; 0: as many as the others have room for."""
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
-    """How long emptying one instance may take. None: any time."""
+    """Seconds that emptying one instance may take. None: any time."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
-    """How long a new process may take until it serves."""
+    """Seconds that a new process may take until it serves."""
     force: bool = False
-    """Even if no other instance serves meanwhile: new requests are held then."""
+    """Even if no other instance serves meanwhile; new requests are held then."""
     engine_args: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_ENGINE_ARGS)
-    """Engine arguments that every instance gets, by their Python names; null: as the cluster was
-    started. The others stay as they are."""
+    """Engine arguments that every instance gets, by their Python names; null takes an argument back
+    to its value at the cluster's start. Other arguments stay as they are."""
 
 
 class RollingStopRequest(SpecOrderBody):
-    """No other instance is restarted. One that is being emptied keeps its process; one whose
-    process has ended gets its next one all the same."""
+    """Stops the rolling restart: no further instance is restarted. An instance that is being
+    emptied keeps its process. An instance whose process has ended still gets the next one."""
 
 
 class RollingDismissRequest(SpecOrderBody):
-    """A rolling restart that is over is not shown in the status any more."""
+    """Removes a rolling restart that is over from the status."""
 
 
 class Rolling(OnCluster[RollingRequest, RollingReport]):
@@ -228,7 +230,7 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
         return Plan(rolling_plan(report), order, name)
 
     def outcome(self, report: RollingReport) -> Outcome:
-        """The instances' own states show each step; this order is over with the last one."""
+        """The instances' own states show each step; this order is over with the last step."""
         awaits = (Awaited("", End.ROLLED, report.rolling_id),) if report.rolling_id else ()
         return Outcome(_rolling(report), can_undo=True, awaits=awaits)
 
@@ -257,7 +259,7 @@ class StopRolling(OnCluster[RollingStopRequest, RollingReport]):
 
 
 class DismissRolling(OnCluster[RollingDismissRequest, RollingReport]):
-    """The command line alone gives it."""
+    """Only the command line gives this order."""
 
     kind, word = "dismiss_rolling", "Dismiss"
     does = "Show the last rolling restart no more"
@@ -274,9 +276,9 @@ Role = Literal["source", "destination", "neither"]
 
 
 class Setting(WireModel):
-    """A setting that may be changed while the cluster runs. `origin`: where its value is from: the
-    default, what the cluster was started with, or a change since. `allowed`: which values it may
-    have, in words. Older controllers tell neither."""
+    """A setting that may be changed while the cluster runs. `origin`: where its value comes from
+    (the default, the cluster's start, or a change since). `allowed`: which values it may have, in
+    words. Older controllers tell neither."""
 
     key: str
     value: SettingValue = None
@@ -294,11 +296,10 @@ class SettingList(AnswerModel):
 
 
 class SettingsPatch(SpecOrderBody):
-    """Makes all of `changes` or, if one is wrong, none. With `if_revision`, it fails if the spec
-    has another revision by now. `autoscale.mode` among them, even with the value that it has,
-    releases auto-scaling from an operator's scale."""
+    """Makes all `changes` or, if one is wrong, none. A change of `autoscale.mode`, even to the
+    value that it has, releases auto-scaling from an operator's scale."""
 
-    # Each setting has its own bounds, whose refusal names it.
+    # Each setting has its own bounds, and a refusal by them names the setting.
     model_config = ConfigDict(allow_inf_nan=True)
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
@@ -311,9 +312,9 @@ class SettingChange(WireModel):
 
 
 class InstanceRole(WireModel):
-    """What an instance is for the rounds of rescheduling now, and what it would be: one that is
-    relieved of requests, or one that may take some. `freeness_steps`: as it would be; null for a
-    draining instance."""
+    """The role of an instance in the rounds of rescheduling now, and the role that it would have: a
+    source is relieved of requests, a destination may take some. `freeness_steps`: the freeness that
+    it would have; null for a draining instance."""
 
     instance_id: str
     freeness_steps: float | None = None
@@ -322,15 +323,16 @@ class InstanceRole(WireModel):
 
 
 class SettingChanges(AnswerModel):
-    """`revision`: the one that these changes made, or the present one if nothing changed. `roles`:
-    of all instances that report, in a dry run of changes that may give an instance another one."""
+    """`revision`: the revision that these changes made, or the present one if nothing changed.
+    `roles`: the roles of all instances that report, in a dry run of changes that may change
+    roles."""
 
     dry_run: bool = False
     changes: tuple[SettingChange, ...]
-    """The settings whose value has changed."""
+    """The settings whose value changed."""
     roles: tuple[InstanceRole, ...] = ()
     releases_autoscale: bool = False
-    """An operator's own scale wins over auto-scaling no more."""
+    """An operator's own scale no longer wins over auto-scaling."""
     revision: int = 0
 
 
@@ -349,8 +351,8 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
 
     @staticmethod
     def to(assignments: Iterable[str]) -> "SetSettings":
-        """`migration.max_moves=2` each, as `llumctl set` takes them; the controller says whether
-        there are such settings and values."""
+        """The order for assignments such as `migration.max_moves=2`, as `llumctl set` takes them.
+        The controller says whether there are such settings and values."""
         from controller.api.settings.setting_values import value_of  # the tables of settings
 
         pairs = (each.partition("=") for each in assignments)
@@ -392,8 +394,8 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
 
 
 class Autoscale(SetSettings):
-    """The order `set` of one setting, which the console and the command line have in words of its
-    own; the table does not list it."""
+    """The order `set` of one setting, for which the console and the command line have words of
+    their own. The table of orders does not list it."""
 
     kind = "autoscale"
     key = "A"
@@ -447,13 +449,14 @@ def awaited_of_scale(report: ScaleReport) -> tuple[Awaited, ...]:
 
 
 def assignments(values: Iterable[tuple[str, SettingValue]]) -> str:
-    """`migration.max_moves=2`, several with a blank between: as `llumctl set` takes them."""
+    """`migration.max_moves=2`: the assignments with blanks between them, as `llumctl set` takes
+    them."""
     return " ".join(f"{key}={setting_value(value)}" for key, value in values)
 
 
 def preview(changes: SettingChanges) -> list[str]:
     """`sources: i-1 (-81), i-0 (86, new); no more: i-4`: which instances rescheduling would relieve
-    of requests, and which may take some, with their freeness. Nothing if no role may change."""
+    of requests, and which may take some, with their freeness. Empty if no role may change."""
     if not changes.roles:
         return []
     if all(each.now == each.then for each in changes.roles):

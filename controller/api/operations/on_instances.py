@@ -1,4 +1,4 @@
-"""Orders about an instance: drain, undrain, cordon, uncordon, restart, evacuate; each with its
+"""Orders about an instance (drain, undrain, cordon, uncordon, restart, evacuate), each with its
 body, its report and its words.
 
 The compatibility rules are those of `controller.api.wire`. `deadline_s` in reports is in
@@ -39,7 +39,7 @@ InstanceIds = Annotated[
 
 
 class CannotMove(WireModel):
-    """A request that stays for now; docs/metrics.md has the codes."""
+    """A request that cannot move now; docs/metrics.md has the codes."""
 
     request_id: str
     client_id: str = ""
@@ -48,11 +48,11 @@ class CannotMove(WireModel):
 
 
 REPLAYS = "replays"
-"""The code of a planned departure that is no move: the request would be replayed elsewhere."""
+"""The code of a planned departure without a move: the request would be replayed elsewhere."""
 
 
 class PlannedDeparture(WireModel):
-    """Where a request would go, or why it cannot. A queued request has no blocks."""
+    """Where a request would go, or why it cannot go. A queued request has no blocks."""
 
     request_id: str
     client_id: str = ""
@@ -66,20 +66,20 @@ class PlannedDeparture(WireModel):
 class DrainReport(AnswerModel):
     """The drain of one instance. `state`: draining; drained (it has no requests left); restarting
     (its process ended, the next one starts); active (it is not being drained); removed (it is gone
-    for good). The end of a restart is called restarted or failed by those who follow it. With
-    `dry_run`, `plan` says what would happen."""
+    for good). Clients that follow a restart call its end restarted or failed. With `dry_run`,
+    `plan` says what would happen."""
 
     instance_id: str
     drain_id: str = ""
     state: DrainState
     safe_to_delete: bool = False
-    """The instance has no requests and gets none: its process may be ended."""
+    """The instance has no requests and gets none, so its process may be ended."""
     num_requests_left: int = 0
     num_moving: int = 0
     num_moved: int = 0
     cannot_move: tuple[CannotMove, ...] = ()
     silent: tuple[str, ...] = ()
-    """Frontends that did not answer: their requests are not in this report."""
+    """Frontends that did not answer; their requests are missing in this report."""
     estimate_s: float | None = None
     """Expected time until it is drained; null if nothing is known from which to estimate it."""
     deadline_s: float | None = None
@@ -92,12 +92,12 @@ class DrainReport(AnswerModel):
     removes_instance: bool = False
     """The instance is removed once it is drained (scale-in)."""
     evacuates_instance: bool = False
-    """It goes at its deadline, whatever is left there."""
+    """The instance is removed at the deadline, whatever is left there."""
     restarts_instance: bool = False
-    """Its process is replaced once it is drained, and the drain is over then."""
+    """The instance's process is replaced once it is drained, which ends the drain."""
     incarnation: int | None = None
     pid: int | None = None
-    """Both of the present process; a process that is restarted has others afterwards."""
+    """`incarnation` and `pid` are those of the present process; a restart changes both."""
     changes: bool = False
     """The call changed something, or would in a dry run."""
 
@@ -107,7 +107,7 @@ class DrainList(AnswerModel):
 
 
 class _Emptying(OnInstance[Wanted, DrainReport]):
-    """Moves the instance's requests to others."""
+    """Moves the instance's requests to other instances."""
 
     report = DrainReport
     keyed = True
@@ -121,19 +121,19 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
         return Plan(self.lines(report, client.status()), order, name)
 
     def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
-        """What it would take, and what would be left."""
+        """What emptying the instance would take, and what would be left."""
         return emptying(report, status)
 
     def outcome(self, report: DrainReport) -> Outcome:
-        """It is taken back by undrain while the instance's process is there."""
+        """Undrain takes the order back while the instance's process is there."""
         text = drain_progress(report).removeprefix(f"{self.instance_id}: ")
         return Outcome(text, can_undo=report.changes, awaits=awaited(report))
 
 
 class DrainRequest(SpecOrderBody):
-    """Empties an instance. `on_deadline` is about the drain and never ends a request: `keep` goes
-    on and reports what is left, `abort` ends the drain, and requests that are left stay where they
-    run."""
+    """Empties an instance. `on_deadline` never ends a request: with `keep` the drain goes on and
+    reports what is left; with `abort` the drain ends, and the requests that are left stay where
+    they run."""
 
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
@@ -141,8 +141,8 @@ class DrainRequest(SpecOrderBody):
     force: bool = False
     """Drains even if no other instance serves."""
     with_ids: InstanceIds = ()
-    """Instances that the same command drains: none of them is a destination, and the command drains
-    all or none."""
+    """Other instances that the same command drains. None of them is a destination, and the command
+    drains all or none."""
 
 
 class Drain(_Emptying[DrainRequest]):
@@ -156,7 +156,7 @@ class Drain(_Emptying[DrainRequest]):
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: DrainRequest | None = None) -> list[Self]:
-        """None of them is where the requests of another would go."""
+        """No instance of the command is a destination for the requests of another one."""
         return _together(super().of_each(targets, wanted))
 
     @property
@@ -192,29 +192,28 @@ class Undrain(OnInstance[UndrainRequest, DrainReport]):
 
 
 class MarkRequest(SpecOrderBody):
-    """Marks an instance. A controller that starts again, and a restart of the instance, leave the
-    mark as it is."""
+    """Marks an instance. The mark outlives a restart of the controller and of the instance."""
 
     force: bool = False
     """Even if no other instance serves: new requests are held meanwhile."""
     with_ids: InstanceIds = ()
-    """Instances that the same command marks: all or none."""
+    """Other instances that the same command marks; it marks all or none."""
 
 
 class MarkReport(AnswerModel):
-    """Of a mark; a field of its name says whether the instance has it. `closed_by`: why the
-    instance gets no new requests now, or would get none after a dry run's order; empty if it gets
-    them."""
+    """The report of a mark; a field with the mark's name says whether the instance has it.
+    `closed_by`: why the instance gets no new requests now, or would get none after a dry run's
+    order; empty if it gets them."""
 
     instance_id: str
     closed_by: tuple[str, ...] = ()
     num_requests: int = 0
-    """That it has, by its last status, with those that were dispatched since."""
+    """The instance's requests by its last status, and those that were dispatched since."""
     dry_run: bool = False
     revision: int = 0
     reason: str = ""
     actor: str = ""
-    """Of the mark."""
+    """Who made the mark."""
     changes: bool = False
     """The call changed something, or would in a dry run."""
 
@@ -223,28 +222,29 @@ Marked = TypeVar("Marked", bound=MarkReport)
 
 
 class Marking(OnInstance[Wanted, Marked]):
-    """Makes a mark, or takes it back: what an operator has against an instance until then. The
-    controller carries out all of them alike."""
+    """Makes a mark, an operator's reason against an instance until it is taken back, or takes a
+    mark back. The controller carries out all such orders in the same way."""
 
     mark: str
-    """The reason of `controller/core/load/closed.py`, which says what it stops: a word that can
-    stand behind `it is`. Reports have a field of that name."""
+    """The reason in `controller/core/load/closed.py`, where a row says what it stops. It is a word
+    that can follow `it is`, and the name of a field of the reports."""
     marks: bool
     """Whether the order makes the mark."""
 
     @classmethod
     def words(cls, report: Marked) -> str:
-        """A line, which begins with the instance's id."""
+        """A line that begins with the instance's id."""
         raise NotImplementedError
 
     @classmethod
     def listed(cls, reports: Sequence[Marked]) -> AnswerModel:
-        """What `-o json` prints of the reports of one command."""
+        """What `-o json` prints for the reports of one command."""
         raise NotImplementedError
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: Wanted | None = None) -> list[Self]:
-        """None that is marked is one that would serve beside another."""
+        """The orders of one command name each other, so that no instance counts as one that would
+        still serve if the command marks it."""
         orders = super().of_each(targets, wanted)
         return _together(orders) if cls.marks else orders
 
@@ -274,7 +274,7 @@ class CordonList(AnswerModel):
 
 
 class UncordonList(DrainList, CordonList):
-    """What `uncordon -o json` prints: drains and cordons that it took back, or would."""
+    """What `uncordon -o json` prints: drains and cordons that it took back, or would take back."""
 
 
 class _Cordoning(Marking[Wanted, CordonReport]):
@@ -291,9 +291,9 @@ class _Cordoning(Marking[Wanted, CordonReport]):
 
 
 class CordonRequest(MarkRequest):
-    """No new requests for an instance, and no moves to it; what it has goes on there, and may leave
-    by moves as any other does. A controller that starts again, and a restart of the instance, leave
-    that as it is."""
+    """Lets an instance get no new requests and no moves. Its requests go on there, and may move
+    away as from any other instance. The cordon outlives a restart of the controller and of the
+    instance."""
 
 
 class Cordon(_Cordoning[CordonRequest]):
@@ -329,9 +329,9 @@ class Uncordon(_Cordoning[UncordonRequest]):
 
 
 class RestartRequest(SpecOrderBody):
-    """Empties an instance and replaces its process. At the deadline it is given up: what is left
-    stays where it runs, and the process too. With `now`, the process is replaced at once: requests
-    that run or wait there are replayed by other instances."""
+    """Empties an instance and replaces its process. At the deadline the restart is given up:
+    requests that are left stay where they run, and the process stays too. With `now`, the process
+    is replaced at once, and other instances replay the requests that run or wait there."""
 
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
@@ -376,8 +376,8 @@ class Restart(_Emptying[RestartRequest]):
 
 
 class EvacuateRequest(SpecOrderBody):
-    """Empties an instance that will be ended. It goes for good once it is empty, and after
-    `within_s` in any case: what could not be moved by then ends there."""
+    """Empties an instance that will be ended. The instance is removed for good once it is empty,
+    and after `within_s` in any case. Requests that could not move by then end there."""
 
     within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now."""
@@ -419,7 +419,8 @@ ORDERS: tuple[type[Order[Any, Any]], ...] = (Drain, Undrain, *MARKS, Restart, Ev
 
 
 def _together(orders: list[Given]) -> list[Given]:
-    """Each names the others of the same command, so that all of them are done or none."""
+    """The orders of one command, each with the ids of the others, so that all are carried out or
+    none."""
     targets = [each.target for each in orders]
     return [
         each.but(with_ids=tuple(other for other in targets if other != each.target))
@@ -430,7 +431,8 @@ def _together(orders: list[Given]) -> list[Given]:
 def emptying(
     report: DrainReport, status: ClusterStatus, others: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What emptying an instance would take, and what would be left; `others` are emptied too."""
+    """What emptying an instance would take, and what would be left. `others`: instances that are
+    emptied too."""
     return (
         would_move(report),
         capacity(status, (report.instance_id, *others)),
@@ -439,7 +441,8 @@ def emptying(
 
 
 def cordoned(report: CordonReport) -> str:
-    """`i-7: cordoned, keeps its 12 requests`, or what is against new requests after all."""
+    """`i-7: cordoned, keeps its 12 requests`; after an uncordon, whether the instance gets new
+    requests again or what else is against them."""
     name = report.instance_id
     if report.cordoned:
         keeps = "would keep" if report.dry_run else "keeps"
@@ -460,12 +463,12 @@ def departure(item: PlannedDeparture) -> str:
 
 
 def until(deadline_s: float | None, then: OnDeadline) -> str:
-    """` within 60s, then keep`: how long a drain may take; empty if it has no deadline."""
+    """` within 60s, then keep`: how long a drain may take; empty without a deadline."""
     return "" if deadline_s is None else f" within {duration(deadline_s)}, then {then}"
 
 
 def awaited(report: DrainReport) -> tuple[Awaited, ...]:
-    """What remains of a drain, or of a restart, when it has begun."""
+    """What a drain or a restart that has begun still waits for."""
     end = End.RESTARTED if report.restarts_instance else End.DRAINED
     if report.removes_instance:
         end = End.REMOVED
@@ -498,7 +501,7 @@ def capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
 
 
 def drain_progress(report: DrainReport) -> str:
-    """One line: how far the drain is, and when it may be over."""
+    """One line that says how far the drain is, and when it may be over."""
     name = report.instance_id
     if report.state in ("removed", "restarting"):
         return f"{name}: {report.state}"
@@ -521,7 +524,8 @@ def drain_progress(report: DrainReport) -> str:
 
 
 def cannot_move(report: DrainReport) -> str:
-    """`2 requests cannot move (no instance has 118 free blocks)`; without any, what is left."""
+    """`2 requests cannot move (no instance has 118 free blocks)`; if all can move, how many are
+    left."""
     if not report.cannot_move:
         return f"{_requests(report.num_requests_left)} left"
     whys = dict.fromkeys(item.why or item.code for item in report.cannot_move)

@@ -1,4 +1,4 @@
-"""Orders about a request: migrate, priority, abort; each with its body and its report.
+"""Orders about a request (migrate, priority, abort), each with its body and its report.
 
 The compatibility rules are those of `controller.api.wire`.
 """
@@ -24,15 +24,16 @@ from controller.api.wire.requests import MoveStage, RequestState
 
 class MigrateRequest(OrderBody):
     """Moves a live request. Without `to` the controller chooses the destination, and tries another
-    if the first fails. With `dry_run` nothing moves."""
+    destination if the first one fails. With `dry_run` nothing moves."""
 
     to: str | None = Field(default=None, min_length=1, max_length=64)
     verify_kv: bool = False
     """Compares a digest of the KV blocks on both sides before the destination takes over."""
     max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
-    """1: a stop-and-copy. None: as many as needed, 12 at most."""
+    """How many stages the move may have: 1 is a stop-and-copy; None is as many as needed, at most
+    12."""
     timeout_s: float = Field(default=60.0, gt=0, le=600)
-    """How long the call waits for the move's end. A move that is not over by then goes on."""
+    """Seconds that the call waits for the move's end. A move that is not over by then goes on."""
 
 
 class MoveAttempt(WireModel):
@@ -48,13 +49,13 @@ class MoveAttempt(WireModel):
     duration_s: float | None = None
     num_tokens: int | None = None
     num_cached_blocks: int | None = None
-    """Blocks that the destination's prefix cache had, so that they were not copied."""
+    """Blocks that were not copied because the destination's prefix cache had them."""
     stages: tuple[MoveStage, ...] = ()
 
 
 class MovePlanned(WireModel):
-    """What a move would take. Times are null before the first move; a request that waits has no
-    blocks and no downtime."""
+    """What a move would cost. Times are null before the cluster's first move. A request that waits
+    has no blocks and no downtime."""
 
     num_tokens: int
     num_blocks: int
@@ -64,7 +65,7 @@ class MovePlanned(WireModel):
 
 
 class MigrationReport(AnswerModel):
-    """How a move ended, or would end. `outcome`: that of the last attempt; in a dry run
+    """How a move ended, or would end. `outcome`: the outcome of the last attempt; in a dry run
     `would_move` or `refused`. `code` and `why` say why the request does not move."""
 
     request_id: str
@@ -77,16 +78,16 @@ class MigrationReport(AnswerModel):
     why: str = ""
     note: str = ""
     hint: str = ""
-    """The command that would help, if one is known."""
+    """A command that would help, if one is known."""
     num_blocks: int = 0
     num_bytes: int = 0
-    """Copied by the last attempt."""
+    """What the last attempt copied."""
     copy_time_s: float = 0.0
     downtime_s: float | None = None
-    """From the last token of one instance to the first of the other, as the client got them. Null
-    for a request that waited for memory: its client's pause began before the move."""
+    """From the last token of one instance to the first token of the other, as the client got them.
+    Null for a request that waited for memory: its client's pause began before the move."""
     excess_s: float | None = None
-    """`downtime_s` less the destination's step."""
+    """`downtime_s` without the destination's step."""
     plan: MovePlanned | None = None
     attempts: tuple[MoveAttempt, ...] = ()
     """All attempts, the last one last."""
@@ -119,7 +120,7 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
 
     @property
     def takes_s(self) -> float:
-        """The controller answers when the move is over, or that it goes on."""
+        """The controller answers when the move is over, or after this time that it goes on."""
         return self.wanted.timeout_s
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
@@ -146,15 +147,15 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
 
 
 class PriorityRequest(OrderBody):
-    """Another priority level for a live request."""
+    """Gives a live request another priority level."""
 
     level: str = Field(min_length=1, max_length=64)
 
 
 class PriorityEffect(WireModel):
-    """What another priority of a running request does to its instance: `headroom_blocks` are kept
-    free there beside all running requests. Less freeness keeps new requests away, and lets others
-    move away. `freeness_steps`: null of a draining instance."""
+    """What another priority of a running request changes at its instance. `headroom_blocks` are
+    kept free there beside all running requests. Less freeness keeps new requests away, and makes
+    others move away. `freeness_steps`: null if the instance is draining."""
 
     headroom_blocks_before: int
     headroom_blocks_after: int
@@ -163,9 +164,9 @@ class PriorityEffect(WireModel):
 
 
 class PriorityReport(AnswerModel):
-    """`previous` and `level` are the same if nothing changed. `instance_id`: where the request is;
-    null while no instance has it. `effect`: by the instance's last status, in a dry run for a
-    request that runs; a request that waits only has another place in the queue."""
+    """`previous` and `level` are the same if nothing changed. `instance_id`: the request's
+    instance, null if it has none. `effect`: by the instance's last status; only in a dry run for a
+    request that runs, as a request that waits only gets another place in the queue."""
 
     request_id: str
     client_id: str = ""
@@ -198,7 +199,8 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
         return f"priority {self.request_id} {self.wanted.level}"
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """Needed for what takes a change back: else the level is chosen and set at once."""
+        """Only undo asks for this plan: otherwise the operator chooses a level, which is set at
+        once."""
         report = client.send(self.dry())
         lines = [f"{self.request_id}: {report.previous} -> {report.level}"]
         if report.effect is not None:
@@ -212,17 +214,17 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
 
 
 class AbortRequest(OrderBody):
-    """Ends a live request: its client gets one error. The reason is not told to the client."""
+    """Ends a live request. Its client gets one error, which does not tell the reason."""
 
 
 class AbortReport(AnswerModel):
-    """`state`, `instance_id` and `num_output_tokens` are how the request was when the order came;
-    the tokens may have reached the client."""
+    """`state`, `instance_id` and `num_output_tokens` are those at the moment of the order; the
+    tokens may have reached the client."""
 
     request_id: str
     client_id: str = ""
     request_ids: tuple[str, ...] = ()
-    """All sequences that ended: the choices of one client's request (`n` > 1) end together."""
+    """All sequences that ended. The choices of one client's request (`n` > 1) end together."""
     level: str = ""
     state: RequestState
     instance_id: str | None = None
@@ -265,7 +267,7 @@ ORDERS: tuple[type[Order[Any, Any]], ...] = (Migrate, SetPriority, Abort)
 
 
 def priority_effect(effect: PriorityEffect) -> list[tuple[str, str]]:
-    """What another priority changes at the request's instance: names and changes."""
+    """What another priority changes at the request's instance, as pairs of a name and a change."""
     before, after = effect.freeness_steps_before, effect.freeness_steps_after
     return [
         ("headroom", f"{effect.headroom_blocks_before} -> {effect.headroom_blocks_after} blocks"),

@@ -1,10 +1,11 @@
-"""An order is a row: whatever the command line, the console, the audit log, undo, the control API
-and its description have to know of one kind of order stands in its class, once, with the body that
-it is sent as and the report that it gets. `table.ORDERS` has all of them.
+"""An order is a row. The class of one kind of order says, once, all that the command line, the
+console, the audit log, undo, the control API and its description have to know of it, with the body
+in which it is sent and the report that answers it. `table.ORDERS` has all kinds.
 
-An object of such a class is one order: what is asked for, and of what. What the controller does
-with it, by the same kind, stands in `controller/adapters/http/*_orders.py`. How far an order is
-that goes on after its answer is read from the statuses that come anyway (`progress`).
+An object of such a class is one order: what is asked for, and of which instance or request. What
+the controller does with it stands, under the same kind, in `controller/adapters/http/*_orders.py`.
+Some orders go on after their answer: `progress` reads from the statuses, which come anyway, how far
+such an order is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ Wanted = TypeVar("Wanted", bound=OrderBody)
 Report = TypeVar("Report", bound=AnswerModel)
 Given = TypeVar("Given", covariant=True)
 CLUSTER = "the cluster"
-"""What the audit log names where an order is about no instance and no request."""
+"""What the audit log names as the target of an order about the whole cluster."""
 
 
 class Kind(StrEnum):
@@ -51,8 +52,8 @@ class Kind(StrEnum):
 
 
 class Danger(StrEnum):
-    """How the console gives an order. `choose`: by choosing what it says; `confirm`: after its plan
-    was shown, which may ask for a typed name."""
+    """How the console gives an order. `choose`: the operator chooses what the order says.
+    `confirm`: the operator confirms its plan, which may ask for a typed name."""
 
     NONE = "none"
     CHOOSE = "choose"
@@ -67,13 +68,13 @@ class End(StrEnum):
     RESTARTED = "restarted"
     STARTED = "started"
     ROLLED = "rolled"
-    """All instances are restarted; the one of the order is none."""
+    """All instances were restarted; `Awaited` names none then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """`drain_id`: the drain, or the rolling restart, that must be over; `incarnation`: that of the
-    process that is to go."""
+    """What an order waits for after its answer. `drain_id`: the drain or the rolling restart that
+    must be over. `incarnation`: of the process that must go."""
 
     instance_id: str
     end: End
@@ -83,25 +84,26 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a report says. `can_undo`: undo takes it back, unless somebody changes it first."""
+    """What a report says. `can_undo`: undo can take the order back, unless somebody changes the
+    cluster first."""
 
     text: str
     can_undo: bool = False
     failed: bool = False
-    """The controller answered, and what was wanted did not happen."""
+    """The controller answered, but what the order asks for did not happen."""
     awaits: tuple[Awaited, ...] = ()
-    """What is not over yet, and is followed in the statuses."""
+    """What is not over yet and can be followed in the statuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Given]):
-    """What an order would do, by the control API's dry run. The first line says it in short.
-    `order`: the one to give, at the revision of the plan; None if there is nothing to do."""
+    """What an order would do, by the control API's dry run. The first line is a summary. `order`:
+    the order to give, at the revision of the plan; None if there is nothing to do."""
 
     lines: tuple[str, ...]
     order: Given | None
     name_to_type: str = ""
-    """What an operator must type to have it; empty: `y` is enough."""
+    """What an operator must type to give the order; empty: `y` is enough."""
 
 
 class Controller(Protocol):
@@ -113,43 +115,45 @@ class Controller(Protocol):
 
 
 class Order(Generic[Wanted, Report]):
-    """The columns of the row stand first; `wanted` is of one order."""
+    """The attributes before `wanted` are the columns of the row; `wanted` is the body of one
+    order."""
 
     kind: str
-    """Its name; the audit log keeps it of an order that takes another one back."""
+    """The order's name. The audit log keeps it for orders that take others back."""
     about: Kind
     does: str
     """One line for the control API's description of itself."""
     path: str
-    """Of the control API, with the name of the target in braces."""
+    """The path of the control API, with the name of the target in braces."""
     method: str = "POST"
     body: type[Wanted]
     report: type[Report]
     wants_body: bool = False
-    """Whether the description says that a body is needed."""
+    """Whether the API's description says that a body is needed."""
     changes_spec: bool = True
-    """Whether it changes the cluster's spec: such orders are carried out one after the other, and
-    may name the revision that they are about."""
+    """Whether the order changes the cluster's spec. Such orders are carried out one after the
+    other, and may name the revision that they are about."""
     keyed: bool = False
-    """Whether it has another effect the second time, so that a client sends it with a key of its
-    own, by which the controller knows it again when the answer was lost."""
+    """Whether the order has another effect the second time. Then a client sends it with a key, by
+    which the controller recognises it if the answer was lost."""
     repeatable: bool = False
-    """Whether it names the state that it makes, so that it may be sent twice without a key."""
+    """Whether the order names the state that it makes, so that it may be sent twice without a
+    key."""
     undone_by: str = ""
-    """The kind of the order that takes it back; empty if nothing does."""
+    """The kind of the order that takes this one back; empty if there is none."""
     word: str
-    """What the button says that gives it."""
+    """The label of the button that gives the order."""
     meaning: str = ""
-    """What the console's help says of it; empty: the console does not give it."""
+    """What the console's help says of the order; empty: the console does not give it."""
     key: str = ""
-    """The console's, by Textual's name; empty: it is typed only."""
+    """The console's key, by Textual's name; empty: the order can only be typed."""
     typed: str = ""
-    """What is typed in the console, with the names of its arguments."""
+    """What operators type in the console, with the names of the arguments."""
     usage: str = ""
-    """The command of the command line, likewise."""
+    """What operators type on the command line, with the names of the arguments."""
     danger: Danger = Danger.CONFIRM
     several: bool = True
-    """Whether the console gives it for all marked rows at once."""
+    """Whether the console gives the order for all marked rows at once."""
 
     wanted: Wanted
 
@@ -159,8 +163,8 @@ class Order(Generic[Wanted, Report]):
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: Wanted | None = None) -> list[Self]:
-        """One for each target that an operator names or marks; `wanted` None: nothing is asked for
-        beside."""
+        """One order for each target that an operator names or marks. `wanted`: None takes the
+        body's defaults."""
         return [cls.of(each, wanted or cls.body()) for each in targets]
 
     @classmethod
@@ -170,12 +174,12 @@ class Order(Generic[Wanted, Report]):
 
     @classmethod
     def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
-        """The fields of a body that brings these values back."""
+        """The fields of the body that brings these values back."""
         return {}
 
     @classmethod
     def verb(cls) -> str:
-        """Its word on the command line."""
+        """The command's name on the command line."""
         return cls.usage.split()[1]
 
     @property
@@ -190,12 +194,12 @@ class Order(Generic[Wanted, Report]):
 
     @property
     def deed(self) -> str:
-        """What the audit log says of it."""
+        """What the audit log says of the order."""
         return self.title
 
     @property
     def command(self) -> str:
-        """What does the same on the command line."""
+        """The command line that gives the same order."""
         return f"llumctl {self.title}"
 
     @property
@@ -205,15 +209,15 @@ class Order(Generic[Wanted, Report]):
 
     @property
     def url(self) -> str:
-        """Its path, with the target's id."""
+        """The order's path, with the target's id."""
         return self.path.format(
             **{f"{self.about}_id": quote(self.target, safe="")} if self.target else {}
         )
 
     @property
     def lane(self) -> str:
-        """Orders of one lane are sent one after the other: each that changes the spec carries the
-        revision that the one before it left."""
+        """Orders of one lane are sent one after the other: each order that changes the spec carries
+        the revision that the order before it left."""
         return "spec" if self.changes_spec else self.target
 
     @property
@@ -223,11 +227,11 @@ class Order(Generic[Wanted, Report]):
 
     @property
     def takes_s(self) -> float:
-        """How long the controller may take to answer, beyond what any call takes."""
+        """How much longer than for any other call the controller may take to answer."""
         return 0.0
 
     def but(self, **changes: object) -> Self:
-        """The same order with other fields of its body."""
+        """The same order with other values in these fields of its body."""
         wanted = self.wanted.model_copy(update=changes)
         return cast("Self", replace(cast("Any", self), wanted=wanted))
 
@@ -283,7 +287,7 @@ class OnInstance(Order[Wanted, Report]):
 
 @dataclass(frozen=True)
 class OnRequest(Order[Wanted, Report]):
-    """`request_id`: the whole one."""
+    """`request_id`: the whole id."""
 
     request_id: str
     wanted: Wanted
@@ -324,7 +328,7 @@ class Progress:
 
 
 def progress(wanted: Sequence[Awaited], status: ClusterStatus) -> Progress:
-    """Of all of them together: over when each is."""
+    """The progress of all awaited things together; it is over when each of them is over."""
     instances = {item.id: item for item in status.instances}
     found = [
         (
@@ -381,7 +385,8 @@ def _start(found: InstanceStatus | None) -> Progress:
 
 
 def _without_drain(wanted: Awaited, found: InstanceStatus) -> Progress:
-    """The drain is over and the instance is there: of a restart, another process may be."""
+    """The progress when the drain is over and the instance is there. After a restart its process
+    may be another one."""
     before = wanted.incarnation
     if wanted.end is End.RESTARTED and before is not None and found.incarnation > before:
         if found.state not in _STARTING:

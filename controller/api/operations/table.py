@@ -1,4 +1,4 @@
-"""Every order of operators, once; what they did lately; and the order that takes one of those
+"""The table of all orders; the operations of the last time; and the order that takes one of them
 back.
 """
 
@@ -15,8 +15,7 @@ from controller.api.wire import AnswerModel, SettingValue, WireModel
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
     each.kind: each for each in (*on_instances.ORDERS, *on_requests.ORDERS, *on_cluster.ORDERS)
 }
-"""By kind."""
-
+"""All orders by kind."""
 
 UNDOING = tuple(dict.fromkeys(each.undone_by for each in ORDERS.values() if each.undone_by))
 """The kinds of orders that take others back."""
@@ -29,20 +28,21 @@ def _known(kind: str) -> str:
 
 
 class Undo(WireModel):
-    """The order that takes an operation back, and the state that the operation made: if there is
-    another by now, somebody else changed it since."""
+    """The order that takes an operation back, and the state that the operation made. If the state
+    is another one by now, somebody changed it since."""
 
     kind: Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*UNDOING]})]
     target: str = ""
     """An instance, or a request."""
     previous: dict[str, SettingValue]
-    """Values that come back, by key: those of settings, else of `instances`, `level` or
+    """The values that come back, by key: of settings, else of `instances`, `level` or
     `instance`."""
     made: dict[str, SettingValue]
 
 
 class OperationEntry(WireModel):
-    """One operation of the audit log. `why_not`: why it cannot be undone now; empty if it can."""
+    """One operation of the audit log. `why_not`: why it cannot be undone now; empty if it can be
+    undone."""
 
     id: str
     time_s: float
@@ -59,7 +59,8 @@ class OperationEntry(WireModel):
 
 
 class OperationList(AnswerModel):
-    """The last operations, the newest first. `revision`: the spec's, at which `why_not` holds."""
+    """The last operations, the newest first. `revision`: the revision of the spec at which
+    `why_not` holds."""
 
     operations: tuple[OperationEntry, ...]
     revision: int = 0
@@ -67,13 +68,13 @@ class OperationList(AnswerModel):
 
 LIST = "llumctl undo --list"
 MAX_LISTED = 200
-"""Operations among which one is looked for by its id, or the last one that was done: before it may
-be many that failed."""
+"""How many operations are searched for an id, or for the last operation that was done: many that
+failed may be newer."""
 
 
 def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
-    """The operation to take back: the last one that was done, or the named one. Raises RefusedError
-    for one that cannot be taken back now."""
+    """The operation to take back: the last operation that was done, or the one with this id. Raises
+    RefusedError if it cannot be taken back now."""
     found = [
         each for each in done.operations if each.id == entry_id or (not entry_id and each.was_done)
     ]
@@ -92,17 +93,17 @@ def taking_back(undo: Undo) -> Order[Any, Any]:
 
 
 def words(undo: Undo) -> str:
-    """`set migration.max_moves=4`: what takes it back, as it can be typed after `llumctl`."""
+    """`set migration.max_moves=4`: the undoing order as it can be typed after `llumctl`."""
     return taking_back(undo).command.removeprefix("llumctl ")
 
 
 def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:
-    """The order that takes the operation back. It is refused if the cluster's spec has another
-    revision by then: what was found to be undoable is undone, or nothing."""
+    """The order that takes the operation back. The controller refuses it if the cluster's spec has
+    another revision by then, so nothing is undone that has changed since it was found undoable."""
     assert entry.undo is not None
     return because(taking_back(entry.undo).at(revision), entry, reason)
 
 
 def because(order: Order[Any, Any], entry: OperationEntry, reason: str = "") -> Order[Any, Any]:
-    """The order with the reason that the audit log is to have."""
+    """The order with the reason that the audit log will show."""
     return order.but(reason=reason or f"undo of {entry.id}")

@@ -1,11 +1,11 @@
-"""The endpoint's file of API keys: one key a line, and after it the levels that it may ask for,
-and limits of its own, in place of those in `[limits]`.
+"""The endpoint's file of API keys. Each line has one key, then the levels that the key may ask for,
+and limits of its own, which replace those in `[limits]`.
 
     sk-of-a-team
     sk-of-a-batch-job    low             tokens_per_minute=200000
     sk-of-a-dashboard    normal,high     live_requests=4
 
-A key alone may ask for every level. A limit of 0 is none.
+A key without levels may ask for every level. A limit of 0 means no limit.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _ID_CHARS = 12
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`levels`: names of priority levels; empty: all. `limits`: by the names of LIMITS."""
+    """`levels`: names of priority levels; empty means all. `limits`: by the names in LIMITS."""
 
     key: str = field(repr=False)
     levels: tuple[str, ...] = ()
@@ -26,14 +26,15 @@ class ApiKey:
 
 
 def key_id(key: str) -> str:
-    """By which a key is known in messages, logs and metrics: the beginning of its SHA-256, as
-    `printf %s KEY | sha256sum` shows it. Whoever has made a key finds it so, and nobody the key."""
+    """The id by which messages, logs and metrics name a key: the beginning of its SHA-256, as
+    `printf %s KEY | sha256sum` shows it. The owner of a key can find its id, and nobody can find
+    the key from the id."""
     return hashlib.sha256(key.encode()).hexdigest()[:_ID_CHARS]
 
 
 def parse_line(line: str) -> ApiKey:
-    """Parses a line that is not blank. A key may have commas. What is no limit counts as a level,
-    which `check` refuses."""
+    """Parses a line that is not blank. A key may contain commas. A word that is no limit counts as
+    a level, and `check` refuses unknown levels."""
     key, _, rest = line.strip().replace("\t", " ").partition(" ")
     levels: list[str] = []
     limits: dict[str, int] = {}
@@ -47,14 +48,14 @@ def parse_line(line: str) -> ApiKey:
 
 
 def own_limits(lines: Sequence[str]) -> dict[str, Mapping[str, int]]:
-    """By `key_id`, of the keys that have any."""
+    """The limits of the keys that have some of their own, by `key_id`."""
     keys = [parse_line(line) for line in lines]
     return {key_id(each.key): each.limits for each in keys if each.limits}
 
 
 def check(text: str, levels: Collection[str]) -> None:
-    """Raises ValueError, which names the line but quotes nothing of it, as a key with a blank in
-    it would be shown."""
+    """Raises ValueError if a line is wrong. The error names the line but quotes nothing of it, as
+    that could show a key with a blank in it."""
     seen: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

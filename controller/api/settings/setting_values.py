@@ -67,16 +67,18 @@ _BOUNDS = {
 
 
 def converted(table: type, key: str, text: str) -> Any:
-    """Raises ValidationError for a text that is no value of this setting."""
-    # Without the tables' strictness, and in a tuple, as a type cannot be given a `config` alone.
+    """The value that a text means for this setting. Raises ValidationError if it means none."""
+    # Tables are strict, and texts need conversion. The type is put in a tuple because pydantic
+    # takes no `config` for a bare type.
     one: Any = GenericAlias(tuple, kinds(table)[key])
     adapter = TypeAdapter[Any](one, config=ConfigDict(allow_inf_nan=False))
     return adapter.validate_python((text,))[0]
 
 
 def value_of(key: str, text: str) -> Any:
-    """The inverse of `quantities.setting_value`. For an unknown setting, and for one that cannot
-    have this value, it is what the text looks like: whoever validates the settings refuses it."""
+    """The inverse of `quantities.setting_value`. For an unknown setting, and for a setting that
+    cannot have this value, the result is what the text looks like; the validation of the settings
+    then refuses it."""
     name, _, rest = key.partition(".")
     key = rest.rpartition(".")[2]
     if name in OPEN_TABLES or name not in Settings.model_fields:
@@ -106,8 +108,8 @@ def _as_it_looks(text: str) -> SettingValue:
 
 
 def allowed(table: type, field: str) -> str:
-    """`0.01 to 3600`, `true, false`, `more than 0, none`: what the schema says of the field; rules
-    about several fields are not in it."""
+    """`0.01 to 3600`, `true, false`, `more than 0, none`: the values that the schema allows for the
+    field. Rules about several fields are not in the schema."""
     schema = schemas(table)[field]
     return ", ".join(_words_of_schema(each) for each in schema.get("anyOf", [schema]))
 
@@ -131,7 +133,7 @@ def _words_of_schema(schema: Mapping[str, Any]) -> str:
 
 
 def wanted(details: ErrorDetails) -> str:
-    """What the value must be, by pydantic's error; empty if the error says something else."""
+    """What the value must be, by pydantic's error; empty if the error is about something else."""
     kind, context = details["type"], details.get("ctx", {})
     if kind in _KINDS:
         return _KINDS[kind]
@@ -142,7 +144,7 @@ def wanted(details: ErrorDetails) -> str:
 
 
 def complaint(details: ErrorDetails, value: object) -> str:
-    """The rest of a sentence that begins with the setting's name."""
+    """What is wrong with a value: the rest of a sentence that begins with the setting's name."""
     if must := wanted(details):
         return f"must be {must}, not {shown(value)}"
     kind, context = details["type"], details.get("ctx", {})
@@ -161,7 +163,8 @@ def shown(value: object) -> str:
 
 
 class SettingError(ValueError):
-    """The setting is unknown, cannot be changed while the cluster runs, or not to this value."""
+    """The setting is unknown, cannot be changed while the cluster runs, or cannot have this
+    value."""
 
     def __init__(self, message: str, hint: str = "llumctl set") -> None:
         super().__init__(message)
@@ -178,7 +181,7 @@ class LiveSetting:
 
     @property
     def allowed(self) -> str:
-        """Which values it may have, in words."""
+        """The values that the setting may have, in words."""
         return allowed(self.table, self.key.rpartition(".")[2])
 
 
@@ -187,7 +190,8 @@ def live_settings(settings: Settings) -> dict[str, LiveSetting]:
 
 
 def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings:
-    """The settings after all changes. Raises SettingError for the first that cannot be made."""
+    """The settings after all changes. Raises SettingError for the first change that cannot be
+    made."""
     known = live_settings(settings)
     values = settings.model_dump()
     for key, value in changes.items():
@@ -205,7 +209,7 @@ def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings
 
 
 def of_the_console(key: str) -> SettingError:
-    """Says where a setting of `CONSOLE_TABLES` belongs."""
+    """The error that says where a setting of `CONSOLE_TABLES` belongs."""
     return SettingError(
         f"{key[:60]} is no setting of a cluster: top and status read it from the config file",
         "llumctl config path",

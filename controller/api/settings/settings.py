@@ -1,9 +1,8 @@
 """Settings of a cluster: parsed once, frozen, the same object in every process.
 
-The TOML file has one table per class below, or per class of `controller.core.settings`;
+The TOML file has one table for each class below or in `controller.core.settings`.
 `llumctl.config.settings` merges file, environment and flags into a `Settings` and hands it to `up`,
-which hands it to the controller. The console's tables are read by `llumctl top` and `llumctl
-status` alone.
+which hands it to the controller. Only `llumctl top` and `llumctl status` read the console's tables.
 """
 
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -45,7 +44,7 @@ class ClusterTable(Table):
     instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
     """None: one per GPU (divided by the tensor-parallel size), 2 on a CPU machine, 4 emulated."""
     frontends: Annotated[int, Field(ge=1, le=64)] | None = None
-    """None: two with 4 cores and 2.2 GB of memory beside the instances, else one."""
+    """None: two if there are 4 cores and 2.2 GB of memory beside the instances, else one."""
     ray_address: str | None = None
     """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"
@@ -69,8 +68,8 @@ class EndpointServer(Table):
     ask for any level."""
     allowed_hosts: HostNames = ()
     """Host headers under which clients may call an endpoint without API keys, beside `host` and
-    names of loopback. Others are answered 403, as pages in a browser can call here under any name.
-    With API keys any name will do."""
+    names of loopback. Other names are answered 403, because pages in a browser can call here under
+    any name. With API keys every name is allowed."""
     served_model_name: ModelNames = ()
     """The model's names for clients; answers have the first one. Empty: `cluster.model`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 2 * 1024 * 1024

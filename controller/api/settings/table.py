@@ -1,7 +1,7 @@
-"""What the tables of settings have in common, and what can be read of them.
+"""What the tables of settings have in common, and what can be read from them.
 
-A table is a class: of the core, where the core goes by it (`controller.core.settings`), else a
-`Table` of this package.
+A table is a class. If the core goes by the table, it is a class of `controller.core.settings`,
+otherwise a `Table` of this package.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ class Table(BaseModel):
 
 
 class _Read:
-    """Strictly, pydantic reads a dataclass from nothing but an instance, and a table is a dict."""
+    """Lets pydantic read a table of the core from a dict: in strict mode it would take nothing but
+    an instance of the dataclass."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -43,7 +44,7 @@ def is_table(kind: object) -> bool:
 
 @cache
 def kinds(table: Any) -> Mapping[str, Any]:
-    """The type of each key, with its bounds."""
+    """The type of each key of a table, with its bounds."""
     hints = get_type_hints(table, include_extras=True)
     if issubclass(table, BaseModel):
         return {name: hints[name] for name in table.model_fields}
@@ -52,7 +53,7 @@ def kinds(table: Any) -> Mapping[str, Any]:
 
 @cache
 def schemas(table: type) -> Mapping[str, Mapping[str, Any]]:
-    """The JSON schema of each key: what it means, its bounds and its default."""
+    """The JSON schema of each key of a table: its meaning, its bounds and its default."""
     found: dict[str, Any] = TypeAdapter(table).json_schema()["properties"]
     return found
 

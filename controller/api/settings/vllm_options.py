@@ -21,10 +21,10 @@ from controller.api.settings.table import Table
 
 
 def words(value: object) -> object:
-    """Takes an array of words, or words with commas between them, as a variable gives them."""
+    """Parses an array of words, or a text with commas between words, as a variable has them."""
     if isinstance(value, str):
         found = tuple(word.strip() for word in value.split(",") if word.strip())
-        if not found:  # rather an empty variable in a script than a wish for an empty list
+        if not found:  # this is rather an empty variable in a script than a wish for an empty list
             raise ValueError("it names nothing")
         return found
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
@@ -33,7 +33,7 @@ def words(value: object) -> object:
 
 
 def _from_json(value: object) -> object:
-    """Parses a table that a flag or a variable gives as JSON."""
+    """Parses a table that a flag or a variable has as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -57,7 +57,7 @@ ENGINE_CODE = (
 
 
 class SamplingDefaults(Table):
-    """Values for requests that give none; None: the model's own, else vLLM's.
+    """Sampling parameters of requests that give none. None: the model's own value, else vLLM's.
 
     vLLM takes these names (config/model.py `get_diff_sampling_param`), and its sampling_params.py
     has the bounds.
@@ -74,7 +74,7 @@ class SamplingDefaults(Table):
 
     @model_serializer
     def _said(self) -> dict[str, Any]:
-        """Leaves None out, as TOML has no null. The type has Any because floats would turn 7 into
+        """Leaves None out, as TOML has no null. The type is Any because float would turn 7 into
         7.0, which vLLM refuses."""
         return {name: value for name, value in self if value is not None}
 
@@ -85,7 +85,7 @@ class ToolOptions(Table):
     tool_call_parser: str | None = None
     """Which of vLLM's parsers reads tool calls out of the model's text, such as hermes."""
     enable_auto_tool_choice: bool | None = None
-    """Whether the model may call tools by itself; by default where there is a tool-call parser."""
+    """Whether the model may call tools by itself; by default if there is a tool-call parser."""
     exclude_tools_when_tool_choice_none: bool = False
     """Leave tools out of the prompt of a request that chose none."""
     tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
@@ -108,7 +108,7 @@ class TemplateOptions(Table):
     default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """Arguments that templates get beside the messages, as JSON; a request's own win."""
+    """Arguments that templates get beside the messages, as JSON; a request's own arguments win."""
     response_role: Annotated[str, Field(min_length=1)] = "assistant"
     """The role in answers."""
 
@@ -123,15 +123,15 @@ class AnswerOptions(Table):
     )
     """Sampling defaults over those, as JSON: '{"temperature": 0.7}'."""
     enable_force_include_usage: bool = False
-    """Every answer tells its usage, streams too."""
+    """Tell the usage in every answer, in streams too."""
     enable_prompt_tokens_details: bool = False
-    """Usage tells how many of the prompt's tokens were cached."""
+    """Tell in the usage how many of the prompt's tokens were cached."""
     enable_request_id_headers: bool = False
-    """Every answer names its request in X-Request-Id."""
+    """Name the request of every answer in X-Request-Id."""
     return_tokens_as_token_ids: bool = False
-    """Tokens in logprobs are written as token_id:N."""
+    """Write tokens in logprobs as token_id:N."""
     sse_keep_alive_interval: Annotated[int, Field(ge=0)] = 0
-    """An idle stream gets a comment every so many seconds; 0: none."""
+    """Send a comment on an idle stream every so many seconds; 0: never."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """What system_fingerprint tells: full (version and layout), hash, custom or none."""
     fingerprint_value: str | None = None
@@ -146,11 +146,11 @@ class BrowserOptions(Table):
     allowed_origins: Words = ()
     """Web pages that may use the endpoint: origins such as https://chat.example, or * for any."""
     allowed_methods: Words = ("*",)
-    """HTTP methods that they may use."""
+    """HTTP methods that these pages may use."""
     allowed_headers: Words = ("*",)
-    """Headers that they may send."""
+    """Headers that these pages may send."""
     allow_credentials: bool = False
-    """Whether browsers send cookies along."""
+    """Whether browsers may send cookies along."""
     disable_fastapi_docs: bool = False
     """Serve no /docs, /redoc and /openapi.json."""
 
@@ -161,11 +161,11 @@ class TlsOptions(Table):
     ssl_certfile: str | None = None
     """The certificate, with its chain (PEM): the endpoint speaks https."""
     ssl_keyfile: str | None = None
-    """Its private key, in a file of mode 0600 without a passphrase; None: it is in ssl_certfile."""
+    """Its private key, in a file of mode 0600 without a passphrase; by default in ssl_certfile."""
     ssl_ca_certs: str | None = None
     """Authorities whose certificates clients may show (PEM)."""
     ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0
-    """Whether clients show a certificate: 0 no, 1 if they have one, 2 they must."""
+    """Whether clients are asked for a certificate: 0 no, 1 they may show one, 2 they must."""
     ssl_ciphers: str | None = None
     """Ciphers of TLS 1.2, as OpenSSL writes them."""
     enable_ssl_refresh: bool = False
@@ -183,7 +183,8 @@ ENGINE_TOO = (
     "generation_config",
     "override_generation_config",
 )
-"""Options that vLLM takes as engine arguments: engines apply no grammar while a model reasons."""
+"""Options that vLLM takes as engine arguments, too. Engines need the reasoning parser because they
+apply no grammar while a model reasons."""
 
 
 def engine_options(options: EndpointOptions) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def frontend_options(options: EndpointOptions) -> dict[str, Any]:
 
 
 def _given(options: EndpointOptions) -> dict[str, Any]:
-    """The options that differ from vLLM's defaults, as the plan's JSON has them."""
+    """The options that differ from vLLM's defaults, in the form of the plan's JSON."""
     return options.model_dump(
         mode="json",
         include=set(EndpointOptions.model_fields),
@@ -210,7 +211,7 @@ def _given(options: EndpointOptions) -> dict[str, Any]:
 
 
 def code_in(engine_args: Mapping[str, Any]) -> list[str]:
-    """Names of the engine arguments that name code to run."""
+    """The engine arguments among these that name code to run."""
     found = []
     for dotted in ENGINE_CODE:
         name, _, inner = dotted.partition(".")
@@ -300,7 +301,7 @@ REFUSED_PREFIX = "data_parallel"
 
 
 def why_refused(name: str) -> str:
-    """Why llumctl refuses the argument; empty if it does not."""
+    """Why llumctl refuses the argument; empty if llumctl takes it."""
     if name.startswith(REFUSED_PREFIX):
         return "llumctl runs one engine per instance and balances them"
     return REFUSED.get(name, "")
@@ -312,9 +313,9 @@ _FRONTENDS = "the frontends accept requests by it, and are not started anew"
 _OTHERS = "the frontends may go by it, and are not started anew"
 
 # While a rolling restart goes on, requests move from engines with the old arguments to engines with
-# the new ones, and the frontends keep those that they were started with. So an argument may change
-# only if the KV blocks of both engines are alike (controller/adapters/vllm/worker_side.py)
-# and no frontend goes by it.
+# the new ones, and the frontends keep the arguments that they were started with. So an argument may
+# change only if the KV blocks of both engines are alike (controller/adapters/vllm/worker_side.py)
+# and no frontend depends on the argument.
 CHANGEABLE = frozenset(
     {
         # How many requests a step runs, and how long it may be.
@@ -350,10 +351,10 @@ CHANGEABLE = frozenset(
         "kv_cache_metrics",
     }
 )
-"""vLLM's."""
+"""Arguments of vLLM that a rolling restart may change."""
 
 CHANGEABLE_EMULATED = frozenset({"mode", "prefix_caching", "speed", "num_blocks"})
-"""Keys of `[emulated]`."""
+"""Keys of `[emulated]` that a rolling restart may change."""
 
 WHY_NOT_CHANGED = {
     "profile": _BLOCKS,
@@ -382,5 +383,5 @@ WHY_NOT_CHANGED = {
 
 
 def why_not_changed(name: str) -> str:
-    """Why a rolling restart does not change an argument that is not to be changed."""
+    """Why a rolling restart may not change this argument, which is not among those it may."""
     return WHY_NOT_CHANGED.get(name, _OTHERS)

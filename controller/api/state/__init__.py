@@ -1,2 +1,2 @@
-"""A cluster's files in the state folder: the run state, the audit log, and how such files are read
-and replaced."""
+"""A cluster's files in the state folder: the run state and the audit log; and how files of the user
+are opened, read and replaced."""

@@ -1,7 +1,8 @@
 """The audit log: who asked for what, and how it ended; and when a cluster was stopped last.
 
-The log has one JSON object per line, in the cluster's state folder, mode 0600. It is appended to,
-never rewritten, outlives the cluster, and never has what users wrote to the model.
+The log is a file of mode 0600 in the cluster's state folder, with one JSON object per line. Entries
+are appended and never rewritten. The log outlives the cluster, and never has what users wrote to
+the model.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from controller.api.state import run_state, user_files
 from controller.api.text.quantities import moment
 
 FILE = "audit.log"
-# A reason is recorded whole.
+# So a reason is recorded whole.
 MAX_FIELD_CHARS = MAX_REASON_CHARS
 MAX_TAIL_BYTES = 1 << 18
 DOWN = "down"
@@ -41,8 +42,8 @@ class AuditLog:
         cause_id: str,
         reason: str = "",
     ) -> None:
-        """`outcome`: begun, done, or why not. Raises LlumctlError if the entry cannot be written:
-        the operation should not be done then either."""
+        """`outcome`: begun, done, or why not. Raises LlumctlError if the entry cannot be written;
+        then the operation should not be done either."""
         self.write_all(
             [(action, target)], actor=actor, outcome=outcome, cause_id=cause_id, reason=reason
         )
@@ -57,8 +58,8 @@ class AuditLog:
         reason: str = "",
         undo: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes an entry for each (action, target), all or none. `undo`: what takes all of it
-        back, as JSON. Raises what `write` does."""
+        """Writes an entry for each (action, target), all or none. `undo`: the JSON of the order
+        that takes all of them back. Raises what `write` raises."""
         lines = []
         for action, target in deeds:
             entry: dict[str, Any] = {
@@ -81,7 +82,7 @@ class AuditLog:
             ) from error
 
     def tail(self) -> list[dict[str, Any]]:
-        """The last entries, the oldest first; lines that are none are left out."""
+        """The last entries, the oldest first; lines that are no entries are left out."""
         try:
             with user_files.opened(self.path) as file:
                 begin = max(0, file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES)
@@ -92,7 +93,7 @@ class AuditLog:
         return [entry for line in lines if (entry := _parsed(line)) is not None]
 
     def _append(self, lines: bytes) -> None:
-        """Appends in one write, so that lines of several processes do not mix."""
+        """Appends the lines in one write, so that lines of several processes do not mix."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if not _ends_a_line(descriptor):
@@ -113,13 +114,13 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _ends_a_line(descriptor: int) -> bool:
-    """False if a full disk has cut the last entry."""
+    """Whether the file ends with a whole line; false if a full disk has cut the last entry."""
     size = os.fstat(descriptor).st_size
     return not size or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def one_short_line(text: str) -> str:
-    """Makes text from elsewhere unable to forge an entry or to drive a terminal."""
+    """The text as one short line that can neither forge an entry nor drive a terminal."""
     kept = "".join(char if char.isprintable() else "?" for char in text)
     return kept[:MAX_FIELD_CHARS]
 
@@ -138,9 +139,9 @@ class LastStop:
 
 
 def last_stop(cluster: str) -> LastStop | None:
-    """When a cluster was stopped last, and by whom; None if the log does not tell. The log outlives
-    the cluster, and so tells commands a cluster that its operator stopped from one whose controller
-    died, which still has its run state."""
+    """When a cluster was stopped last, and by whom; None if the log does not tell. As the log
+    outlives the cluster, commands can distinguish a cluster that its operator stopped from one
+    whose controller died, which still has its run state."""
     for entry in reversed(AuditLog(run_state.state_path(cluster)).tail()):
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             if entry["action"].startswith(f"{DOWN}:"):

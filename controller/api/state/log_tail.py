@@ -1,4 +1,4 @@
-"""The last lines of a log file, and those that are added to it."""
+"""The last lines of a log file, and the lines that are added to it."""
 
 import contextlib
 import os
@@ -11,16 +11,16 @@ from controller.api.state import user_files
 from controller.api.text.quantities import printable
 
 BLOCK_BYTES = 1 << 16
-# A line without an end that is longer is shown in pieces.
+# An unfinished line that is longer is shown in pieces.
 MAX_LINE_BYTES = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LogTail:
-    """Lines of one file: its last ones first, then what is added.
+    """The lines of one file: first its last lines, then what is added.
 
-    A file that shrank or was replaced (a new `up` puts the old logs aside) is read to its end and
-    then from its start; one that is gone may come back.
+    A file that shrank or was replaced (a new `up` puts the old logs aside) is read to its end, and
+    then from its start. A file that is gone may come back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class LogTail:
         self._unfinished = b""
 
     def last(self, num_lines: int) -> list[str]:
-        """The last lines; must be called first, if at all."""
+        """The last lines. It must be called before `added`, if at all."""
         if self._file is None:
             return []
         self._file.seek(_before_last(self._file, num_lines))
@@ -40,12 +40,12 @@ class LogTail:
         return lines[-num_lines:] if num_lines else []
 
     def unfinished(self) -> list[str]:
-        """What was written of a line without an end; it is not told again."""
+        """The beginning of a line whose end is not written yet. It is returned once."""
         line, self._unfinished = self._unfinished, b""
         return [_text(line)] if line else []
 
     def added(self) -> list[str]:
-        """Lines finished since the last call."""
+        """The lines that were finished since the last call."""
         lines = self._rest_of_what_was_emptied() + self._read(self._file)
         if self._is_another():
             lines += self.unfinished()
@@ -70,7 +70,7 @@ class LogTail:
             ) from error
 
     def _is_another(self) -> bool:
-        """Whether the path names another file than the open one."""
+        """Whether the path names a file other than the open one."""
         try:
             found = self._path.stat()
         except OSError:
@@ -81,8 +81,8 @@ class LogTail:
         return (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino)
 
     def _rest_of_what_was_emptied(self) -> list[str]:
-        """A log that is full is copied aside and emptied in its place: what was read of it so far
-        is as long in the copy."""
+        """The unread rest of a log that was full, and so was copied aside and emptied in its place.
+        The part that was read so far has the same length in the copy."""
         if self._file is None or os.fstat(self._file.fileno()).st_size >= self._file.tell():
             return []
         read_bytes, lines = self._file.tell(), []
@@ -107,16 +107,14 @@ class LogTail:
 
 
 def harmless(line: str) -> str:
-    """The line for a terminal: no colours, nothing that moves the cursor; tabs stay.
-
-    Of what a progress bar wrote over itself, the last is left.
-    """
+    """The line for a terminal, without colours and without anything that moves the cursor. Tabs
+    stay. If a progress bar wrote over itself, its last text is left."""
     line = _COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2]
     return printable(line, keep="\t")
 
 
 def _before_last(file: BinaryIO, num_lines: int) -> int:
-    """An offset with at least so many lines behind it, or the start."""
+    """An offset with at least `num_lines` lines behind it, or the start of the file."""
     at = file.seek(0, os.SEEK_END)
     seen = 0
     while at > 0 and seen <= num_lines:

@@ -1,8 +1,8 @@
-"""What `up` leaves on disk so that the other commands find the cluster.
+"""The run state: what `up` leaves on disk so that the other commands find the cluster.
 
-Each cluster has a folder of mode 0700 under the XDG state folder, with `run.json` (0600: it holds
-the control token) and `lock`. This module imports the standard library only, so that commands start
-fast. Within one `schema_version` fields are only added; unknown ones are ignored on reading.
+Each cluster has a folder of mode 0700 below the XDG state folder, with `run.json` (0600, as it
+holds the control token) and `lock`. This module imports the standard library only, so that commands
+start fast. Within one `schema_version` fields are only added, and readers ignore unknown fields.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from controller.api.text.hints import upgrade_command
 
 SCHEMA_VERSION = 1
 CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
-"""The same names as `controller.api.settings.settings.ClusterName`."""
+"""Allows the same names as `controller.api.settings.settings.ClusterName`."""
 
 VIEW_TOKEN_FILE = "view-token"
-"""The file beside run.json with a token that may look at the control API but not act, for
-Prometheus."""
+"""The file beside run.json with a token that allows to look at the control API but not to act. It
+is for Prometheus."""
 
 MAX_BYTES = 1 << 20
 _FILE = "run.json"
@@ -36,7 +36,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A running cluster. Every process of it has `nonce` in its environment."""
+    """A running cluster. Each of its processes has `nonce` in its environment."""
 
     schema_version: int = SCHEMA_VERSION
     cluster: str
@@ -49,20 +49,22 @@ class RunState:
     """`down` stops Ray only if `up` started it."""
     ray_head_pid: int | None
     ray_head_started_s: float | None
-    """Process creation time (seconds since the epoch): tells a reused pid from the head."""
+    """When the head process was created, in seconds since the epoch: by this a later process with
+    the same pid is not taken for the head."""
     namespace: str
     started_at_s: float
     """Seconds since the epoch."""
     log_dir: str
     temp_dir: str
     grace_s: float = 30.0
-    """How long `down` lets live requests take by default."""
+    """How long `down` lets live requests go on by default."""
     ray_environment: dict[str, str] = field(default_factory=dict)
-    """Environment that a process needs to reach this Ray: authentication and the token's place."""
+    """The environment that a process needs to reach this Ray: the kind of authentication and the
+    token's place."""
     endpoint_certificate: str = ""
-    """The file with the endpoint's certificate; empty: the endpoint speaks plain http."""
+    """The file with the endpoint's certificate; empty if the endpoint speaks plain http."""
     config_file: str = ""
-    """The configuration file that `up` read; empty: none."""
+    """The configuration file that `up` read; empty if it read none."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -97,7 +99,7 @@ _WAY_OUT = "llumctl down      (stops what it finds of it, keeps the file)"
 
 
 def state_root() -> Path:
-    """The folder of all clusters' folders. A relative $XDG_STATE_HOME does not count."""
+    """The folder of all clusters' folders. A relative $XDG_STATE_HOME is ignored."""
     return user_folder("XDG_STATE_HOME", ".local/state") / "llumctl"
 
 
@@ -111,7 +113,7 @@ def state_path(cluster: str) -> Path:
 
 
 def state_dir(cluster: str) -> Path:
-    """Makes the cluster's folder if it is absent, and closes it to other users."""
+    """The cluster's folder, which is made if it is absent, and closed to other users."""
     path = state_path(cluster)
     for folder in (path.parent, path):
         _private_dir(folder)
@@ -130,7 +132,7 @@ def run_file(cluster: str) -> Path:
 
 
 def save(state: RunState) -> Path:
-    """Replaces the cluster's run state in one step; a reader sees the old or the new one."""
+    """Replaces the cluster's run state in one step: a reader sees the old state or the new one."""
     target = state_dir(state.cluster) / _FILE
     try:
         user_files.replace(target, json.dumps(asdict(state), indent=2) + "\n")
@@ -165,7 +167,7 @@ def load(cluster: str) -> RunState | None:
 
 
 def remove(cluster: str) -> None:
-    """Forgets the cluster; its folder stays (logs, lock)."""
+    """Removes the run state. The cluster's folder stays, with its logs and the lock."""
     run_file(cluster).unlink(missing_ok=True)
 
 
@@ -177,10 +179,11 @@ def set_aside(cluster: str) -> Path:
 
 @contextlib.contextmanager
 def lock(cluster: str) -> Iterator[None]:
-    """Lets one `up` or `down` of a cluster work at a time; the process's end releases the lock.
+    """Lets only one `up` or `down` of a cluster work at a time. The process's end releases the
+    lock.
 
     Raises:
-        RefusedError: at once, if another process holds it.
+        RefusedError: another process holds the lock; it is not waited for.
     """
     path = state_dir(cluster) / _LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -201,8 +204,8 @@ def lock(cluster: str) -> Iterator[None]:
 
 
 def is_being_changed(cluster: str) -> bool:
-    """Whether an `up` or `down` of the cluster is at work. Looks at the kernel's list of locks: to
-    try the lock would refuse an `up` that comes at that moment."""
+    """Whether an `up` or `down` of the cluster is at work, by the kernel's list of locks. To try
+    the lock instead would refuse an `up` that comes at that moment."""
     with contextlib.suppress(OSError):
         found = (state_path(cluster) / _LOCK).stat()
         ours = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
@@ -233,8 +236,8 @@ def _private_dir(path: Path) -> None:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Whether a JSON value has the annotated type; an integer counts as a float, a bool as no
-    number."""
+    """Whether a JSON value has the annotated type. An integer counts as a float, but a bool does
+    not count as a number."""
     if isinstance(value, bool):
         return kind is bool
     if isinstance(value, int):

@@ -1,9 +1,9 @@
-"""Files of the user: those that he names, opened without waiting and read without surprise, and his
-own, in the folders of the XDG base directory specification, which are replaced whole.
+"""Files of the user. Files that the user names are opened without waiting and read up to a limit.
+llumctl's own files, in the folders of the XDG base directory specification, are replaced whole.
 
-Opening a pipe that nobody writes to waits for ever, and a device may have no end: both are refused
-by an OSError, as is a file that is larger than its reader wants. The module needs the standard
-library only: every command imports it.
+Opening a pipe that nobody writes to waits for ever, and a device may have no end. So both are
+refused with an OSError, as is a file that is larger than its reader wants. Every command imports
+this module, so it imports the standard library only.
 """
 
 import errno
@@ -25,8 +25,8 @@ _KINDS = {
 
 
 def opened(path: Path, *, takes_pipe: bool = False) -> BinaryIO:
-    """Opens a regular file. `takes_pipe`: or a pipe without a name, as a shell makes it of
-    `<(COMMAND)`, which has a writer and can be read once. Raises OSError."""
+    """Opens a regular file. `takes_pipe`: a pipe without a name will do, too. A shell makes such a
+    pipe of `<(COMMAND)`; it has a writer and can be read once. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
@@ -61,8 +61,8 @@ def read_with_status(
 
 
 def is_changed_by_others(found: os.stat_result) -> bool:
-    """Whether users other than root and this process's may change the file, and so what it says to
-    run."""
+    """Whether users other than root and the user of this process may change the file, and so the
+    code that it names."""
     return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & 0o022)
 
 
@@ -71,7 +71,8 @@ def _has_no_name(pipe: int) -> bool:
 
 
 def user_folder(variable: str, below_home: str, environ: Mapping[str, str] | None = None) -> Path:
-    """What an XDG variable names, or a folder in the user's home. A relative value does not count.
+    """The folder that an XDG variable names, or a folder in the user's home. A relative value is
+    ignored.
 
     Raises LlumctlError for a user without a home, as containers may have.
     """
@@ -91,8 +92,8 @@ def home() -> Path:
 
 
 def replace(target: Path, text: str, mode: int = 0o600) -> None:
-    """A reader sees the whole old text or the whole new one. Raises OSError; then the old file
-    stays, and no other file is left."""
+    """Replaces a file in one step: a reader sees the whole old text or the whole new one. Raises
+    OSError; then the old file stays, and no other file is left."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

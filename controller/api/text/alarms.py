@@ -1,9 +1,9 @@
-"""Trouble that an operator must see, each with its cause in a line, so that nobody has to look for
-it in the panes: `i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT 2m46s; memory is
-full everywhere`.
+"""Alarms: trouble that an operator must see, each with its causes in one line, so that nobody has
+to look for them in the panes: `i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT 2m46s;
+memory is full everywhere`.
 
-The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits. First come
-the rules, then what they say of causes.
+The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits. The rules
+come first in this file, the words about causes after them.
 """
 
 from collections import Counter
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 CLUSTER = "cluster"
 CLEARED_SHARE = 0.8
-"""A figure that has passed its limit is an alarm until it is below so much of the limit: one that
-wavers about the limit would come and go with every status."""
+"""A figure that has passed its limit stays an alarm until it is below this share of the limit.
+Otherwise an alarm would come and go with every status when its figure wavers about the limit."""
 _STATES = ("failed", "stalled", "restarting")
-"""States of a member that are trouble by themselves, the worst first."""
+"""The states of a member that are alarms by themselves, the worst first."""
 _LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
 
 GIANT_RATIO = 0.25
-"""A queue head that needs so much of an instance is told as a share of it."""
+"""The words about a queue head that needs at least this share of an instance name the share."""
 FEW_REQS = 10
-"""So few requests that hold most of an instance are giants; what fits is some 30 of usual ones."""
+"""If so few requests hold most of an instance, they are giants: some 30 usual requests fit."""
 MOST_RATIO = 0.75
 
 _QUEUE_WHYS: Mapping[str, str] = {
@@ -53,13 +53,13 @@ _QUEUE_WHYS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """`subject`: a member's id, or CLUSTER. The lower `gravity` is, the worse it is."""
+    """`subject`: a member's id, or CLUSTER. The lower `gravity` is, the worse the alarm is."""
 
     subject: str
     causes: tuple[str, ...]
     gravity: tuple[int, float]
     passed: tuple[str, ...] = ()
-    """The limits that are passed, by their names in `[console]`."""
+    """The names in `[console]` of the limits that are passed."""
 
     @property
     def text(self) -> str:
@@ -72,15 +72,15 @@ class _Limits:
     raised: Collection[tuple[str, str]]
 
     def over(self, subject: str, name: str, value: float) -> float:
-        """How many times the limit of this name the value is, if that is an alarm; else 0. A limit
-        of 0 is none."""
+        """How many times as large as the limit of this name the value is, if that is an alarm;
+        else 0. A limit of 0 means no alarm."""
         limit: float = getattr(self.table, name)
         if not limit or value < limit * CLEARED_SHARE:
             return 0.0
         return value / limit if value >= limit or (subject, name) in self.raised else 0.0
 
     def all_over(self, subject: str, **values: float) -> dict[str, float]:
-        """The limits that are passed, and how many times: `over` of values by name."""
+        """The names of those limits that are passed, each with the value's `over`."""
         overs = {name: self.over(subject, name, value) for name, value in values.items()}
         return {name: over for name, over in overs.items() if over}
 
@@ -88,8 +88,8 @@ class _Limits:
 def alarms(
     status: "ClusterStatus", limits: "ConsoleTable", before: Collection[Alarm] = ()
 ) -> list[Alarm]:
-    """The worst first; ties in the order of the status. `before`: the alarms until now, which last
-    until a figure is well below its limit."""
+    """The alarms, the worst first, ties in the order of the status. `before`: the present alarms,
+    each of which lasts until its figure is well below the limit."""
     if status.state == "stopping":
         return []
     bounds = _Limits(limits, {(alarm.subject, name) for alarm in before for name in alarm.passed})
@@ -154,7 +154,8 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
 
 
 def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm | None:
-    """`slow`: whether its TTFT is news; its requests are those of the instances."""
+    """`slow`: whether a slow TTFT of the frontend is an alarm. It is none if an instance has that
+    alarm, as a frontend's requests are those of the instances."""
     causes = list(_of_state(item))
     if causes:
         return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))
@@ -172,7 +173,8 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
 
 
 def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
-    """The queue at the controller, by the request that has waited longest there."""
+    """The alarm of the queue at the controller. It names the request that has waited longest
+    there."""
     held = status.held
     if held is None:
         return None
@@ -188,7 +190,8 @@ def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
 
 
 def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm | None:
-    """Names the instance that most of the slow moves come from or go to."""
+    """The alarm of moves that take long. It names the instance that most of them come from or go
+    to."""
     slow = [each for each in status.moves if limit_s and each.age_s >= limit_s]
     if not slow:
         return None
@@ -209,7 +212,8 @@ def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm | None:
 
 
 def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
-    """Names the way and the reason that are most frequent among the last that came to nothing."""
+    """The alarm of failed moves. It names the way and the reason that are most frequent among the
+    last moves that failed."""
     num_failed, num_migrated = status.num_failed_moves_last_minute, status.num_migrated_last_minute
     name = "alarm_failed_moves"
     over = limits.over(CLUSTER, name, num_failed)
@@ -227,14 +231,14 @@ def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
 
 
 def _share(demand_blocks: int, num_total_blocks: int | None) -> str:
-    """`, 81% of an instance`, for what is a giant."""
+    """`, 81% of an instance` for a giant; else empty."""
     if not num_total_blocks or demand_blocks < GIANT_RATIO * num_total_blocks:
         return ""
     return f", {demand_blocks / num_total_blocks:.0%} of an instance"
 
 
 def _why_queued(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
-    """Why what waits at the instance does wait."""
+    """Why requests wait at the instance."""
     head = item.queue_head
     if head is not None:
         if head.why == "fragmented":
@@ -245,15 +249,15 @@ def _why_queued(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str
 
 
 def _giants(item: "InstanceStatus", name: str) -> Iterator[str]:
-    """Few requests that hold most of the instance."""
+    """Says so if a few requests hold most of the instance."""
     running, usage = item.num_running_reqs or 0, item.kv_cache_usage or 0.0
     if 0 < running <= FEW_REQS and usage >= MOST_RATIO:
         yield f"{running} request{'s hold' if running > 1 else ' holds'} {usage:.0%} of {name}"
 
 
 def _held_head(head: "HeldHeadStatus", status: "ClusterStatus") -> str:
-    """`head for 45s needs 688 blocks, lacks 198 on i-3, kept for it, 81% of an instance`; of
-    another one that has waited longest: `longest 45s (normal) needs ...`."""
+    """`head for 45s needs 688 blocks, lacks 198 on i-3, kept for it, 81% of an instance`. If
+    another request than the head has waited longest: `longest 45s (normal) needs ...`."""
     waited = duration(head.waited_s)
     words = f"head for {waited}" if head.place == 1 else f"longest {waited} ({head.level})"
     if head.demand_blocks is None:
@@ -277,7 +281,8 @@ def _why_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
 
 
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
-    """Free blocks of an instance that is reserved, or gets no requests, are no room for it."""
+    """Where there would be room for the head of a queue. Free blocks of an instance that is
+    reserved, or gets no requests, are no room for it."""
     active = [each for each in status.instances if each.state == "active" and each.id != item.id]
     others = [each for each in active if not no_requests(each)]
     rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
@@ -292,7 +297,7 @@ def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStat
 
 
 def _by_levels(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
-    """Whether most of what runs there is of a priority that keeps a headroom."""
+    """Says so if most requests that run there have a priority that keeps a headroom."""
     running = item.num_running_reqs or 0
     for level in status.levels:
         number = item.num_running_by_level.get(level.name, 0)
@@ -301,14 +306,14 @@ def _by_levels(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]
 
 
 def _hurt_by_silence(item: "InstanceStatus") -> Iterator[str]:
-    """Whom it hurts that an instance does not answer."""
+    """How many requests an instance has that does not answer."""
     number = (item.num_running_reqs or 0) + (item.num_waiting_reqs or 0)
     if number:
         yield f"{number} request{'s stand' if number > 1 else ' stands'} still there"
 
 
 def _why_not_drained(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
-    """Why the last moves away from an instance came to nothing."""
+    """Why the last moves away from an instance failed."""
     moves = [each for each in status.ended_moves if each.from_instance_id == item.id]
     failed = Counter(each.why for each in moves if each.outcome != "migrated" and each.why)
     if failed and len(moves) <= 2 * failed.total():

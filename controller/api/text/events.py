@@ -1,7 +1,7 @@
 """An event in words: how grave it is, its subject, its place, its reason and its figures.
 
-The command line and the dashboard use the same words, and place them by their room. This module
-imports no models, so that `llumctl events --help` stays fast.
+The command line and the dashboard use the same words, and arrange them as their room allows. This
+module imports no models, so that `llumctl events --help` stays fast.
 """
 
 from collections.abc import Mapping
@@ -63,11 +63,11 @@ KINDS = (
     "operator",
     "events_lost",
 )
-"""Kinds that controllers of this version write; other kinds are shown too."""
+"""The kinds of events that controllers of this version write. Other kinds are shown, too."""
 
 
 class Severity(StrEnum):
-    """`noted`: neither good nor bad, but rare and done on purpose."""
+    """A `noted` event is neither good nor bad, but rare and caused on purpose."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -112,11 +112,12 @@ _SEVERITIES: Mapping[str, Severity] = {
     "stalled": Severity.BAD,
     "lost": Severity.BAD,
 }
-"""Keys are whole kinds, or last words of kinds that have no key of their own."""
+"""A key is a whole kind, or the last word of kinds that have no key of their own."""
 
 
 class Weight(StrEnum):
-    """`routine`: so frequent in a cluster that works that a rate says more than a line each."""
+    """A `routine` event is so frequent in a cluster that works that a rate says more than a line
+    for each event."""
 
     ROUTINE = "routine"
     NOTABLE = "notable"
@@ -163,7 +164,7 @@ def weight_of(kind: str) -> Weight:
 
 
 def member(event: "Event") -> str:
-    """The process where it happened; empty if there is none."""
+    """The process where the event happened; empty if there is none."""
     if event.kind.startswith("controller_"):
         return "controller"
     if event.kind.startswith("frontend_"):
@@ -178,19 +179,19 @@ def where(event: "Event") -> str:
 
 
 def subject(event: "Event") -> str:
-    """The request that the event is about, else the member, else the operator."""
+    """The request that the event is about, or else the member, or else the operator."""
     return event.request_id or where(event) or event.actor or "controller"
 
 
 def reasons(event: "Event") -> tuple[str, ...]:
-    """The reason, and the operator."""
+    """The event's reason and the operator, as far as the event has them."""
     by = f"by {event.actor}" if event.actor else ""
     return tuple(words for words in (event.reason, by) if words)
 
 
 def figures(event: "Event") -> tuple[str, ...]:
-    """The known figures in words. The freeness of other instances at a decision is left to
-    `explain`."""
+    """The known figures in words. Only `explain` shows the freeness of other instances at a
+    decision."""
     return tuple(
         figure(name, value)
         for name, value in event.numbers.items()
@@ -203,7 +204,7 @@ def why(event: "Event") -> str:
 
 
 def what(event: "Event") -> str:
-    """The place (if it is not the subject), then reasons and figures."""
+    """The place (if it is not the subject), then the reasons and the figures."""
     on = [f"on {event.instance_id}"] if event.request_id and event.instance_id else []
     return ", ".join((*on, *reasons(event), *figures(event)))
 
@@ -231,7 +232,7 @@ def _number(value: float) -> str:
 
 
 def gap(missed: int | None, reason: str) -> str:
-    """What stands where events are missing; `reason`: why one was left out."""
+    """The words in the place of missing events. `reason`: why an event was left out."""
     if reason:
         return f"an event was left out: {reason}"
     return "events were missed" if missed is None else f"{missed} events were missed"

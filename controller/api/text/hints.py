@@ -18,17 +18,17 @@ CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds, which PyPI does not have."""
 
 BY_NAME = frozenset({"doctor", "down", "logs", "up"})
-"""Commands whose `--cluster` takes no URL: they need the cluster's files."""
+"""Commands whose `--cluster` takes no URL, as they need the cluster's files."""
 BY_NAME_OR_URL = frozenset(
     {
         *("bench", "events", "record", "requests", "status", "top", "undo"),
     }
 )
-"""Beside the commands of all orders that are rows."""
+"""Commands whose `--cluster` takes a name or a URL, beside the commands of all orders."""
 WITH_CONFIG = frozenset({"config path", "config show", "doctor", "profile", "up"})
-"""Commands whose `--config` decides what they start or show, the cluster's name included."""
+"""Commands whose `--config` decides what they start or show, and the cluster's name."""
 _ELSEWHERE = re.compile(r"\s(--cluster|--config|--help|--url|--replay)\b")
-"""What says by itself which cluster is meant, or that none is."""
+"""Flags that already say which cluster is meant, or that no cluster is."""
 _COMMAND = re.compile(
     r"\bllumctl (?P<name>config (?:path|show)|[a-z][a-z-]*)(?![\w-])"
     r"(?P<rest>(?:(?!\s\s|\n|\bllumctl ).)*)"
@@ -47,8 +47,8 @@ def _of_orders() -> frozenset[str]:
 
 
 def aimed(text: str, of_cluster: str, config: str = "") -> str:
-    """The text with the flags behind the name of each command of llumctl that takes them.
-    `of_cluster`: ` --cluster prod`, or empty where the bare command means the cluster anyway;
+    """The text with these flags behind the name of each command of llumctl that takes them.
+    `of_cluster`: ` --cluster prod`, or empty if the bare command means the cluster anyway.
     `config`: ` --config FILE`, or empty."""
     if not of_cluster and not config:
         return text

@@ -1,6 +1,5 @@
-"""Puts figures and foreign text into words, for the command line and the dashboard alike.
-
-This module imports the standard library only, as every command imports it.
+"""Puts figures into words and makes foreign text harmless, for the command line and the dashboard
+alike. Every command imports this module, so it imports the standard library only.
 """
 
 import math
@@ -11,12 +10,13 @@ from datetime import datetime, tzinfo
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-# No wait and no log is longer; sleeping for more overflows.
+# Longer than any wait and any log. A longer sleep would overflow.
 _MAX_S = 10 * 366 * 86400.0
 
 
 def num_cells(text: str) -> int:
-    """Columns on a terminal: East Asian wide characters take two, combining ones none."""
+    """The text's width on a terminal: East Asian wide characters take two columns, combining
+    characters none."""
     if text.isascii():
         return len(text)
     return sum(map(_cells_of, text))
@@ -45,7 +45,8 @@ def duration(seconds: float | None) -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """A duration as people type it: `30s`, `1h30m`; a bare number is seconds. Else None."""
+    """The seconds of a duration as people type it: `30s`, `1h30m`, or a bare number of seconds.
+    None if the text is no duration."""
     text = text.strip().lower()
     if _NUMBER.fullmatch(text):
         found = float(text)
@@ -74,7 +75,7 @@ def sized(num_bytes: float) -> str:
 
 
 def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: bool = False) -> str:
-    """HH:MM:SS, or HH:MM:SS.mmm, in `zone`; None: the machine's zone."""
+    """HH:MM:SS, or HH:MM:SS.mmm, in `zone` (None: the machine's zone)."""
     if time_s is not None:
         try:
             found = datetime.fromtimestamp(time_s, zone)
@@ -86,7 +87,7 @@ def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: boo
 
 
 def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
-    """HH:MM:SS, with the date before it on another day than `now_s`."""
+    """HH:MM:SS, with the date before it if the day differs from that of `now_s`."""
     clock = time_of_day(time_s, zone)
     try:
         day = datetime.fromtimestamp(time_s, zone).date()
@@ -97,7 +98,7 @@ def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
 
 
 def setting_value(value: float | str | bool | None) -> str:
-    """The value as it can be typed: large numbers in full, `none` for no value."""
+    """The value as it can be typed: large numbers are written in full, no value is `none`."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -108,8 +109,8 @@ def setting_value(value: float | str | bool | None) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Makes foreign text unable to drive the terminal: of characters without a glyph, white space
-    becomes a space, and others are written as escapes. Characters in `keep` stay."""
+    """The text without anything that could drive the terminal. White space becomes a space; other
+    characters without a glyph are written as escapes. Characters in `keep` stay."""
     if text.isprintable():
         return text
     return "".join(

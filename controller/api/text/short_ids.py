@@ -1,7 +1,7 @@
 """Shortens ids for little room: drops common beginnings, and cuts the middle.
 
-The command line's tables and the dashboard shorten alike, and every command that names a request
-takes a shortened id (`controller.core.record.request_record`).
+The command line's tables and the dashboard shorten ids in the same way, and every command that
+names a request takes a shortened id (`controller.core.record.request_record`).
 """
 
 import itertools
@@ -22,13 +22,13 @@ def shortened(
     ellipsis: str = "…",
     measure: Callable[[str], int] = num_cells,
 ) -> dict[str, str]:
-    """Each id in at most `width` columns of a terminal, of which a character may take two; all
-    whole if all have room. `measure` says how many columns a text takes.
+    """Each id in at most `width` columns of a terminal. If all ids have room, all stay whole.
+    `measure` says how many columns a text takes; a character may take two.
 
-    Ids with the same first word (`cmpl-`) lose it, and the further words that they all begin with.
-    Ids that are still too long are cut in the middle, all at the same place, and at one where
-    different ids stay different. If there is no such place, ids that look alike are cut elsewhere,
-    as far as the width has room for differences.
+    Ids with the same first word (`cmpl-`) lose it, and any further words with which they all begin.
+    Ids that are still too long are cut in the middle, all at the same place: one where different
+    ids stay different. If there is no such place, ids that look alike are cut elsewhere, as far as
+    the width has room for differences.
     """
     whole = list(dict.fromkeys(ids))
     if width < 1:
@@ -47,7 +47,8 @@ def shortened(
 
 
 def _rests(ids: Sequence[str]) -> dict[str, str]:
-    """Each id without the beginning that it shares with its like; at least its last word stays."""
+    """Each id without the beginning that it shares with ids of the same first word. At least its
+    last word stays."""
     groups: dict[str, list[str]] = {}
     for id_ in ids:
         found = _FIRST_WORD.match(id_)
@@ -61,8 +62,8 @@ def _rests(ids: Sequence[str]) -> dict[str, str]:
 
 
 def _common_words(ids: Sequence[str]) -> str:
-    """The whole words with which all ids begin. The first and the last id in order have the least
-    in common."""
+    """The whole words with which all ids begin. Of all ids, the first and the last in alphabetical
+    order have the least in common."""
     pairs = zip(min(ids), max(ids), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     found = _WORDS.match(common)
@@ -70,7 +71,8 @@ def _common_words(ids: Sequence[str]) -> str:
 
 
 def _heads(width: int) -> Iterator[int]:
-    """Numbers of columns before the cut: first half the width, then more or fewer."""
+    """Numbers of columns before the cut: first half the width, then more and more above and below
+    it."""
     middle = width // 2
     for off in range(width):
         for head in {middle + off, middle - off}:
@@ -100,7 +102,7 @@ class _Room:
                 yield f"{self.ellipsis}{piece}{self.ellipsis}"
 
     def _first(self, text: str, width: int) -> str:
-        """As many of the first characters as have room."""
+        """As many of the first characters as fit into `width` columns."""
         if text.isascii():
             return text[:width]
         used = 0
@@ -114,7 +116,7 @@ class _Room:
 def _told_apart(
     shown: Mapping[str, str], forms_of: Callable[[str], Iterator[str]]
 ) -> dict[str, str]:
-    """Gives each id but the first of those that look alike another form, if one is free."""
+    """Gives another form, if one is free, to all ids that look alike except the first of them."""
     counts = Counter(shown.values())
     used = {form for form, count in counts.items() if count == 1}
     found: dict[str, str] = {}

@@ -18,7 +18,7 @@ from controller.api.settings import MAX_REASON_CHARS
 SCHEMA_VERSION = 1
 
 Revision = Annotated[int | None, Field(ge=0)]
-"""The call fails if this is not the spec's revision any more. None: any revision will do."""
+"""The call fails if the spec has another revision by now. None: any revision will do."""
 SettingValue = int | float | str | bool | None
 """None: the setting has no value, such as a time limit that is not set."""
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
@@ -29,14 +29,15 @@ class WireModel(BaseModel):
 
 
 class AnswerModel(WireModel):
-    """A whole answer of the control API; the part that answers of all schemas share."""
+    """A whole answer of the control API: the part that answers of all schemas share."""
 
     schema_version: int = SCHEMA_VERSION
 
 
 class OrderModel(WireModel):
-    """The body of an order. Refuses unknown fields, so that a typing error does not silently become
-    a default, and values of another type: `"3"` is no number, `1` is not true."""
+    """The body of a call that acts. Unknown fields are refused, so that a misspelt field does not
+    silently become a default. Values of another type are refused too: `"3"` is no number, and `1`
+    is not true."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 

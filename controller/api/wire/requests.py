@@ -17,7 +17,7 @@ from controller.api.wire.status import HeldPlaceStatus
 
 
 class Event(WireModel):
-    """Something that happened; docs/metrics.md has the kinds and causes.
+    """Something that happened. docs/metrics.md has the kinds and causes.
 
     `position` is the event's place in the controller's log. It is empty in a request's history,
     which travels with the request and outlives the controller.
@@ -40,8 +40,8 @@ class Event(WireModel):
 
 
 class EventPage(AnswerModel):
-    """`missed`: events between the wanted position and the first one here that the controller has
-    forgotten; null if it cannot tell, as it has restarted since."""
+    """`missed`: how many events between the wanted position and the first event here the controller
+    has forgotten; null if it cannot tell because it has restarted since."""
 
     events: tuple[Event, ...]
     next_position: str
@@ -49,7 +49,7 @@ class EventPage(AnswerModel):
 
 
 class RequestState(StrEnum):
-    """`evicted` ran before and waits to run again; the last three are final."""
+    """An `evicted` request ran before and waits to run again. The last three states are final."""
 
     DISPATCHING = "dispatching"
     WAITING = "waiting"
@@ -66,13 +66,13 @@ LIVE_STATES = (
     RequestState.WAITING,
     RequestState.DISPATCHING,
 )
-"""The order in which requests are listed; ended requests come behind, the last one first."""
+"""The order in which requests are listed. Ended requests follow, the last one first."""
 ENDED_STATES = (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED)
 
 
 class RequestStatus(WireModel):
-    """One sequence. `id` is llumctl's, `client_id` the client's; `parent_id` is set if one client
-    request became several (`n` > 1)."""
+    """One sequence. `id` is llumctl's id, `client_id` the client's. `parent_id` is set if one
+    client's request became several sequences (`n` > 1)."""
 
     id: str
     client_id: str
@@ -83,28 +83,28 @@ class RequestStatus(WireModel):
     instance_id: str | None = None
     arrival_time_s: float
     age_s: float
-    """Since the request arrived; for an ended request, from its arrival to its end."""
+    """The time since the request arrived; for an ended request, from its arrival to its end."""
     ttft_s: float | None = None
     num_prompt_tokens: int
     num_output_tokens: int
     num_evictions: int = 0
     num_moves: int = 0
     num_replays: int = 0
-    """How often it was lost with its instance and went on elsewhere."""
+    """How often the request was lost with its instance and went on elsewhere."""
     not_replayable: str = ""
-    """The code of why it cannot go on elsewhere, or not once it has tokens (docs/reliability.md);
-    empty: it can."""
+    """The code of why the request cannot go on elsewhere, or not once it has tokens
+    (docs/reliability.md); empty if it can."""
     movable: bool | None = None
     """Null if the request is on no instance, or if its instance was not asked or did not answer."""
     why_not_movable: str | None = None
     """A reason code (docs/metrics.md)."""
     finish_reason: str | None = None
     held: HeldPlaceStatus | None = None
-    """Of a request that the controller holds: its place there."""
+    """The place at the controller of a request that the controller holds."""
 
 
 class RequestList(AnswerModel):
-    """`num_matching` counts all matches; requests of `silent_frontends`, which did not answer, are
+    """`num_matching` counts all matches. Requests of `silent_frontends`, which did not answer, are
     missing."""
 
     requests: tuple[RequestStatus, ...]
@@ -113,14 +113,14 @@ class RequestList(AnswerModel):
 
 
 class RequestDetail(RequestStatus, AnswerModel):
-    """`num_forgotten`: events that are missing in the middle of the history."""
+    """`num_forgotten`: how many events are missing in the middle of the history."""
 
     history: tuple[Event, ...] = ()
     num_forgotten: int = 0
 
 
 class RequestName(AnswerModel):
-    """The request that a reference names: orders take its whole id."""
+    """The request that a reference names, by its whole id, which orders need."""
 
     request_id: str
     client_id: str = ""
@@ -133,11 +133,12 @@ class MoveStage(WireModel):
 
 
 Figures = dict[str, float | int | None]
-"""Figures by name; the name has the unit."""
+"""Figures by name; the name ends with the unit."""
 
 
 class Considered(WireModel):
-    """`figure`: null if the instance had none, as a draining instance has no freeness."""
+    """`figure`: null if the instance had none; a draining instance, for example, has no
+    freeness."""
 
     instance_id: str
     figure: float | None = None
@@ -150,7 +151,7 @@ class _Step(WireModel):
 
 class DispatchStep(_Step):
     """`by`: the controller, or the frontend alone while the controller was silent. `candidates`:
-    the best of `num_considered`, the best first; empty if the frontend chose."""
+    the best of `num_considered` instances, the best first; empty if the frontend chose."""
 
     kind: Literal["dispatched"] = "dispatched"
     instance_id: str
@@ -159,12 +160,13 @@ class DispatchStep(_Step):
     candidates: tuple[Considered, ...] = ()
     num_considered: int = 0
     again: bool = False
-    """True for a request that was dispatched before, and is replayed."""
+    """Whether the request was dispatched before, and is replayed."""
 
 
 class _MoveDecision(_Step):
-    """`freeness_steps`: the source's when it decided; null while it drained. `candidates`: the
-    freest instances when the round began, the freest first. `figures`: all other figures."""
+    """`freeness_steps`: the source's freeness when it decided; null if it was draining.
+    `candidates`: the freest instances when the round began, the freest first. `figures`: all other
+    figures."""
 
     from_instance_id: str
     to_instance_id: str
@@ -174,8 +176,8 @@ class _MoveDecision(_Step):
 
 
 class MoveStep(_MoveDecision):
-    """A move that is over. `reason`: why it began. `code` and `why` say why a move failed; then
-    the request stayed at its source, or ended."""
+    """A move that is over. `reason`: why it began. `code` and `why` say why a move failed. The
+    request then stayed at its source, or ended."""
 
     kind: Literal["migrated", "migration_failed"]
     reason: str = ""
@@ -184,11 +186,11 @@ class MoveStep(_MoveDecision):
     stages: tuple[MoveStage, ...] = ()
     num_bytes: int = 0
     downtime_s: float | None = None
-    """Null also if the request had no token before the move."""
+    """Null for a failed move, and if the request had no token before the move."""
 
 
 class NotMovedStep(_MoveDecision):
-    """Relief of the request's instance tried to move the request, and did not."""
+    """Relief of the request's instance considered a move of the request, and did not begin it."""
 
     kind: Literal["not_moved"] = "not_moved"
     code: str
@@ -204,7 +206,7 @@ class PriorityStep(_Step):
 
 
 class OtherStep(_Step):
-    """Any other event. `what` is its kind."""
+    """Any other event. `what` is the event's kind."""
 
     kind: Literal["other"] = "other"
     what: str
@@ -214,7 +216,8 @@ class OtherStep(_Step):
 
 
 class ForgottenStep(_Step):
-    """`num_events` are missing here: a frontend keeps a request's first and last events."""
+    """`num_events` events are missing here: a frontend keeps only a request's first and last
+    events."""
 
     kind: Literal["forgotten"] = "forgotten"
     num_events: int
@@ -236,8 +239,9 @@ class Waiting(WireModel):
 
 
 class Explanation(AnswerModel):
-    """`request` says whether it could move now. If not, `why_not_movable` says why in words; if so,
-    `could_move_to` is the freest instance that could take it, if there is one."""
+    """`request` says whether the request could move now. If it could not, `why_not_movable` says
+    why in words. If it could, `could_move_to` is the freest instance that could take it, if there
+    is one."""
 
     request: RequestStatus
     steps: tuple[Step, ...]
@@ -247,6 +251,7 @@ class Explanation(AnswerModel):
 
 
 class RequestLife(RequestDetail):
-    """What `llumctl requests REQUEST -o json` prints: both answers of the controller about it."""
+    """What `llumctl requests REQUEST -o json` prints: both answers of the controller about the
+    request."""
 
     explanation: Explanation

@@ -22,8 +22,8 @@ class ClusterState(StrEnum):
 
 
 class InstanceState(StrEnum):
-    """`stalled` answers nothing at present; `failed` could not start and is not retried;
-    `stopping` serves no more, as the cluster is being stopped."""
+    """A `stalled` instance does not answer at present. A `failed` instance could not start and is
+    not tried again. A `stopping` instance serves no more, as the cluster is being stopped."""
 
     STARTING = "starting"
     ACTIVE = "active"
@@ -35,22 +35,24 @@ class InstanceState(StrEnum):
 
 
 class QueueHeadStatus(WireModel):
-    """`why` it waits: batch-full, memory, fragmented or next-step (docs/metrics.md)."""
+    """The first request of an instance's queue. `why` it waits: batch-full, memory, fragmented or
+    next-step (docs/metrics.md)."""
 
     request_id: str
     level: str
     demand_blocks: int
     waited_s: float
-    """Since it arrived at its frontend."""
+    """The time since the request arrived at its frontend."""
     evicted: bool
     evicted_for_s: float | None = None
-    """Since it lost its blocks, if it did; null too for one that ended a moment ago."""
+    """The time since the request was evicted; null if it was not, or if the eviction ended a moment
+    ago."""
     why: str = ""
 
 
 class EmulationStatus(WireModel):
-    """How well an emulated engine has kept its profile's time: the time that its steps should have
-    taken, the time that they took, and how many ended more than 5% late."""
+    """How well an emulated engine kept its profile's time: the time that its steps should have
+    taken, the time that they took, and how many steps ended more than 5% late."""
 
     profile_time_s: float
     wall_time_s: float
@@ -58,7 +60,7 @@ class EmulationStatus(WireModel):
 
 
 class DrainStatus(WireModel):
-    """The drain of an instance. `removes`: the instance is removed once it is empty; `restarts`:
+    """The drain of an instance. `removes`: the instance is removed once it is empty. `restarts`:
     its process is replaced then."""
 
     drain_id: str
@@ -75,7 +77,8 @@ class DrainStatus(WireModel):
 
 
 class KeptForStatus(WireModel):
-    """The held request that an instance is kept free for, and the blocks that lack there."""
+    """The held request for which an instance is kept free, and the blocks that the instance
+    lacks."""
 
     request_id: str
     level: str
@@ -98,10 +101,11 @@ class MemberStatus(WireModel):
 
 
 class InstanceStatus(MemberStatus):
-    """One instance. Load figures are null until it has reported for the first time."""
+    """One instance. Figures of its load are null until its first report."""
 
     generation: int | None = None
-    """Of its process's engine arguments: 0 for those of the cluster's start; null until known."""
+    """The generation of the process's engine arguments: 0 for those of the cluster's start; null
+    until it is known."""
     freeness_steps: float | None = None
     virtual_usage_blocks: int | None = None
     headroom_blocks: int | None = None
@@ -115,7 +119,8 @@ class InstanceStatus(MemberStatus):
     num_waiting_reqs: int | None = None
     num_waiting_by_level: dict[str, int] = Field(default_factory=dict)
     headroom_by_level_blocks: dict[str, int] = Field(default_factory=dict)
-    """Levels that run here and keep a headroom; before it is cut to what requests may use."""
+    """The headroom of each level that runs here and keeps one, before the headroom is cut to the
+    memory that requests may use."""
     num_unreported_reqs: int = 0
     kv_cache_usage: float | None = None
     queue_head: QueueHeadStatus | None = None
@@ -123,13 +128,13 @@ class InstanceStatus(MemberStatus):
     num_moves_in: int | None = None
     num_moves_out: int | None = None
     num_replays_in: int = 0
-    """Requests that were lost with other instances, and go on here."""
+    """Requests that were lost with other instances and go on here."""
     num_replays_out: int = 0
-    """Requests that were lost with this instance, and have no token since."""
+    """Requests that were lost with this instance and have had no token since."""
     step_time_s: float | None = None
     num_steps: int | None = None
     busy_s: float | None = None
-    """What these steps took, with what lay between steps that followed each other."""
+    """The time that these steps took, with the gaps between steps that followed each other."""
     cpu_cores: float | None = None
     emulation: EmulationStatus | None = None
     ttft_p99_s: float | None = None
@@ -139,7 +144,8 @@ class InstanceStatus(MemberStatus):
     kept_for: KeptForStatus | None = None
     """The held request for which the instance is kept free."""
     closed_by: tuple[str, ...] = ()
-    """Why it gets no new requests, or no moves (docs/metrics.md); empty while it is open."""
+    """Why the instance gets no new requests, or no moves (docs/metrics.md); empty while it gets
+    both."""
 
 
 class FrontendStatus(MemberStatus):
@@ -151,7 +157,7 @@ class FrontendStatus(MemberStatus):
 
 
 class LevelStatus(WireModel):
-    """A priority level, higher ranks go first; and what there is of it on all instances."""
+    """A priority level, and its figures over all instances. Higher ranks go first."""
 
     name: str
     rank: int
@@ -160,11 +166,11 @@ class LevelStatus(WireModel):
     num_waiting_reqs: int = 0
     headroom_blocks: int = 0
     ttft_p99_s: float | None = None
-    """Of the worst frontend."""
+    """The figure of the worst frontend."""
 
 
 class MoveStatus(WireModel):
-    """A move under way, as its source sees it; `state` and `stage` as in docs/metrics.md."""
+    """A move under way, as its source sees it. docs/metrics.md explains `state` and `stage`."""
 
     migration_id: str
     request_id: str
@@ -180,7 +186,7 @@ class MoveStatus(WireModel):
 
 class EndedMoveStatus(WireModel):
     """A move that is over. `why`: the reason, in words, if the request did not move. The downtime
-    is known once the request has its next token; one that waited for memory has none."""
+    is known once the request has its next token. A request that waited for memory has none."""
 
     migration_id: str
     request_id: str
@@ -196,10 +202,11 @@ class EndedMoveStatus(WireModel):
 
 
 class HeldPlaceStatus(WireModel):
-    """A held request. `place`: 1 goes first. `why` it waits and by whom it may be `overtaken_by`
-    are codes. `instance_id`: the instance that is kept for it, and the blocks that lack there; if
-    none is, where the fewest are missing. `num_overtaken`: how many went ahead while it was the
-    first. Blocks are null while no instance has told the size of one, or none takes requests."""
+    """A held request. `place`: 1 goes first. `why` the request waits and which requests it may be
+    `overtaken_by` are codes. `instance_id`: the instance that is kept for the request, or else the
+    instance that lacks the fewest blocks, with `lacking_blocks`. `num_overtaken`: how many requests
+    went ahead while this one was the first. Blocks are null while no instance has told the size of
+    a block, or no instance takes requests."""
 
     place: int
     why: str
@@ -211,7 +218,8 @@ class HeldPlaceStatus(WireModel):
 
 
 class HeldHeadStatus(HeldPlaceStatus):
-    """The first of all that is held, or the oldest. `waited_s`: since it came to its frontend."""
+    """The first of all held requests, or the oldest. `waited_s`: the time since the request came to
+    its frontend."""
 
     request_id: str
     frontend_id: str
@@ -221,8 +229,8 @@ class HeldHeadStatus(HeldPlaceStatus):
 
 
 class HeldStatus(WireModel):
-    """All that the controller holds. `oldest_wait_s`: of whichever arrived first; that is `oldest`,
-    if it is not the head."""
+    """All requests that the controller holds. `oldest_wait_s`: how long the one that arrived first
+    has waited; that request is `oldest`, if it is not the head."""
 
     num_by_level: dict[str, int] = Field(default_factory=dict)
     demand_blocks: int | None = None
@@ -232,24 +240,24 @@ class HeldStatus(WireModel):
 
 
 class RefusedStatus(WireModel):
-    """Of one reason and priority level."""
+    """The refused requests of one reason and priority level."""
 
     reason: str
     level: str
     num_refused: int
-    """Since this controller started."""
+    """The number since this controller started."""
     num_refused_last_minute: int
 
 
 class KeyStatus(WireModel):
-    """Of one API key, at all frontends."""
+    """The requests of one API key, at all frontends."""
 
     key: str
     """The first 12 digits of its SHA-256."""
     num_live_reqs: int
     num_tokens_last_minute: int
     num_refused: int
-    """Over one of its limits, since this controller started."""
+    """How many requests exceeded one of the key's limits since this controller started."""
 
 
 AutoscaleMode = Literal["off", "dry-run", "on"]
@@ -258,8 +266,9 @@ AutoscaleOutcome = Literal["nothing", "done", "would", "blocked"]
 
 class AutoscaleCheck(WireModel):
     """One look at the load. `reason` is a code (docs/metrics.md), `why` the same in words. `deed`:
-    what was to be done, as `add 2` or `remove i-3`; empty if nothing was. `outcome`: whether it was
-    done, would have been (a dry run, or an operator's scale), or could not be."""
+    the decision, such as `add 2` or `remove i-3`; empty if nothing was to be done. `outcome`:
+    whether the deed was done, would have been done (in a dry run, or without an operator's scale),
+    or could not be done."""
 
     cause_id: str
     time_s: float
@@ -269,16 +278,16 @@ class AutoscaleCheck(WireModel):
     deed: str = ""
     outcome: AutoscaleOutcome
     num_wanted: int
-    """Instances that are to be there."""
+    """How many instances there should be."""
     num_requests: int
     freeness_steps: float
-    """F_scale of those that serve."""
+    """F_scale of the instances that serve."""
     freeness_started_steps: float
-    """F_scale with those that start, as empty ones."""
+    """F_scale with the instances that start, which count as empty."""
     freeness_less_steps: float | None = None
-    """F_scale without the memory of the one that would go next."""
+    """F_scale without the memory of the instance that would be removed next."""
     ttft_s: float | None = None
-    """The P99 that is estimated for the next minute."""
+    """The P99 time to first token that is estimated for the next minute."""
     tpot_s: float | None = None
     added: tuple[str, ...] = ()
     removed: str | None = None
@@ -286,8 +295,8 @@ class AutoscaleCheck(WireModel):
 
 
 class AutoscaleHoldStatus(WireModel):
-    """An operator's own scale, which wins until it is released. `since_s`: seconds since the
-    epoch."""
+    """An operator's own scale, which wins over auto-scaling until it is released. `since_s`:
+    seconds since the epoch."""
 
     actor: str
     num_instances: int
@@ -295,8 +304,8 @@ class AutoscaleHoldStatus(WireModel):
 
 
 class AutoscaleStatus(WireModel):
-    """`num_instances`: planned ones that can start. `last_change`: the last look that decided to
-    have more or fewer."""
+    """`num_instances`: planned instances that can start. `last_change`: the last look that decided
+    to have more or fewer instances."""
 
     mode: AutoscaleMode
     held: AutoscaleHoldStatus | None = None
@@ -306,18 +315,18 @@ class AutoscaleStatus(WireModel):
     target_tpot_s: float | None = None
     num_instances: int
     num_wanted: int | None = None
-    """By the last look; null before the first one."""
+    """How many instances the last look wanted; null before the first look."""
     cold_start_s: float | None = None
-    """From the launch of an instance until it serves: the median of the last ones."""
+    """The time from an instance's launch until it serves: the median of the last launches."""
     next_check_in_s: float | None = None
     last: AutoscaleCheck | None = None
     last_change: AutoscaleCheck | None = None
     num_checks_by_reason: dict[str, int] = Field(default_factory=dict)
-    """Since this controller started."""
+    """The numbers since this controller started."""
 
 
 class AutoscaleReport(AutoscaleStatus, AnswerModel):
-    """The same by itself."""
+    """The status of auto-scaling as an answer of its own."""
 
 
 class ReplayStatus(WireModel):
@@ -330,14 +339,14 @@ class ReplayStatus(WireModel):
     reason: str = ""
     """Why the instance is gone."""
     num_tokens: int
-    """Tokens that are computed again."""
+    """How many tokens are computed again."""
     pause_s: float
     """How long the client has waited so far."""
 
 
 class EndedReplayStatus(WireModel):
-    """A replay that is over. `outcome`: replayed, dispatched_again or failed; `code`: why it could
-    not be replayed."""
+    """A replay that is over. `outcome`: replayed, dispatched_again or failed. `code`: why the
+    request could not be replayed."""
 
     request_id: str
     from_instance_id: str
@@ -360,8 +369,8 @@ class SavedStatus(WireModel):
 
 
 class ReplaysStatus(WireModel):
-    """`under_way` and `ended` have the oldest and the newest ones; the numbers count all.
-    `saved`: since this controller started, without the ways that did not happen."""
+    """`under_way` has the oldest replays and `ended` the newest; the numbers count all. `saved`
+    counts since this controller started, without the ways that did not happen."""
 
     under_way: tuple[ReplayStatus, ...] = ()
     ended: tuple[EndedReplayStatus, ...] = ()
@@ -372,7 +381,7 @@ class ReplaysStatus(WireModel):
 
     @property
     def lately(self) -> bool:
-        """Whether there is any, or was within the last minute."""
+        """Whether there is a replay, or was one within the last minute."""
         return bool(
             self.num_replaying or self.num_replayed_last_minute or self.num_not_replayed_last_minute
         )
@@ -388,13 +397,13 @@ class PlannedRestart(WireModel):
     num_requests: int = 0
     num_blocks: int = 0
     num_cannot_move: int = 0
-    """Requests that no instance can take now; they are waited for."""
+    """Requests that no instance can take now; the restart waits for them."""
     estimate_s: float | None = None
-    """Until it would be empty; null if nothing is known from which to estimate it."""
+    """The time until the instance would be empty; null if nothing is known to estimate it from."""
 
 
 class RestartTurn(WireModel):
-    """One restart under way. `state`: as of a drain."""
+    """One restart under way. `state`: as in the report of a drain."""
 
     instance_id: str
     began_s: float
@@ -404,35 +413,35 @@ class RestartTurn(WireModel):
 
 
 class RestartedInstance(WireModel):
-    """`took_s`: from the beginning of its turn until the new process served."""
+    """`took_s`: the time from the beginning of the instance's turn until the new process served."""
 
     instance_id: str
     took_s: float
 
 
 class EngineChangeStatus(WireModel):
-    """One set of engine arguments. `args`: those that stand in place of the cluster's start's, by
-    name. `instances`: whose next process starts with them."""
+    """One set of engine arguments. `args`: the arguments, by name, that replace those of the
+    cluster's start. `instances`: the instances whose next process starts with them."""
 
     generation: int
-    """0: as the cluster was started."""
+    """0: the arguments of the cluster's start."""
     args: dict[str, JsonValue] = Field(default_factory=dict)
     instances: tuple[str, ...] = ()
     is_clusters: bool = False
-    """New instances get them."""
+    """Whether new instances get these arguments."""
 
 
 class RollingReport(AnswerModel):
     """The last rolling restart. `state`: none (there was none); going; done; stopped (by an
-    operator); failed (`failed_id` could not be restarted; `why` says why). `left`: instances whose
-    restart has not begun, in turn."""
+    operator); failed (`failed_id` could not be restarted; `why` says why). `left`: the instances
+    whose restart has not begun, in turn."""
 
     rolling_id: str = ""
     state: RollingState = "none"
     why: str = ""
     failed_id: str = ""
     waits: str = ""
-    """Why the next one must wait, if that is not for its turn."""
+    """Why the next instance must wait, if it does not wait for its turn."""
     left: tuple[str, ...] = ()
     under_way: tuple[RestartTurn, ...] = ()
     done: tuple[RestartedInstance, ...] = ()
@@ -444,15 +453,16 @@ class RollingReport(AnswerModel):
     actor: str = ""
     reason: str = ""
     plan: tuple[PlannedRestart, ...] = ()
-    """Of a dry run, in turn."""
+    """The restarts that a dry run plans, in turn."""
     cold_start_s: float | None = None
-    """How long the last instances took from their launch until they served; null if not known."""
+    """How long the last instances took from their launch until they served; null if that is not
+    known."""
     engine_args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments with which every instance starts in place of those of the cluster's start."""
+    """The arguments with which every instance starts instead of those of the cluster's start."""
     changes_engine: bool = False
-    """Of a plan: some instance has other arguments."""
+    """In a plan: whether some instance has other engine arguments now."""
     dismissed: bool = False
-    """It is over, and an operator wants to read no more of it."""
+    """Whether an operator has removed it from the status after its end."""
     dry_run: bool = False
     changes: bool = False
     revision: int = 0
@@ -467,7 +477,7 @@ class ClusterStatus(AnswerModel):
     state: ClusterState
     detail: str = ""
     revision: int = 0
-    """Counts the changes of the cluster's spec."""
+    """The number of changes of the cluster's spec."""
     model: str
     policy: str
     engine: str = "vllm"
@@ -475,24 +485,24 @@ class ClusterStatus(AnswerModel):
     time_s: float = 0.0
     """When the controller made this status: seconds since the epoch."""
     uptime_s: float
-    """Since this controller started."""
+    """The time since this controller started."""
     cluster_uptime_s: float
-    """Since `up` began."""
+    """The time since `up` began."""
     num_held_reqs: int
     held: HeldStatus | None = None
     """Null if nothing is held."""
     autoscale: AutoscaleStatus
     refused: tuple[RefusedStatus, ...] = ()
-    """By reason and level; none of those that did not happen."""
+    """Refused requests by reason and level, without pairs that did not happen."""
     keys: tuple[KeyStatus, ...] = ()
-    """Of at most 100 API keys, those that used the most tokens in the last minute."""
+    """The API keys, at most 100, that used the most tokens in the last minute."""
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""
-    """Position of the newest event."""
+    """The position of the newest event."""
     moves: tuple[MoveStatus, ...] = ()
     """Moves under way."""
     queued_moves: tuple[MoveStatus, ...] = ()
-    """Moves by hand that wait until the source and the destination may begin another."""
+    """Moves by hand that wait until the source and the destination may begin another move."""
     ended_moves: tuple[EndedMoveStatus, ...] = ()
     """The last moves that ended, the newest first."""
     replays: ReplaysStatus = ReplaysStatus()
@@ -500,7 +510,7 @@ class ClusterStatus(AnswerModel):
     engine_changes: tuple[EngineChangeStatus, ...] = ()
     """Engine arguments that a rolling restart has changed, and which instances have them."""
     rolling: RollingReport | None = None
-    """The last rolling restart, also when it is over; null if there was none."""
+    """The last rolling restart, even if it is over; null if there was none."""
     num_migrated_last_minute: int = 0
     num_failed_moves_last_minute: int = 0
     instances: tuple[InstanceStatus, ...]
@@ -508,8 +518,8 @@ class ClusterStatus(AnswerModel):
 
 
 class StopRequest(OrderModel):
-    """Stops the cluster. With `drain`, live requests may finish within `grace_s`. Unlike those of
-    other orders, unknown fields are ignored: a later `llumctl down` must stop this cluster, too."""
+    """Stops the cluster. With `drain`, live requests may finish within `grace_s`. Unlike in orders,
+    unknown fields are ignored, because a newer `llumctl down` must be able to stop this cluster."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -529,7 +539,7 @@ class CheckResult(StrEnum):
 
 
 class Check(WireModel):
-    """One finding of `doctor`. `cure` is empty when there is nothing to do."""
+    """One finding of `doctor`. `cure` is empty if there is nothing to do."""
 
     name: str
     result: CheckResult

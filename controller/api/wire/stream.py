@@ -30,15 +30,16 @@ class EventFrame(WireModel):
 
 
 class GapFrame(WireModel):
-    """`missed` events were lost before the next one; null: an unknown number."""
+    """`missed` events were lost before the next event; null if their number is unknown."""
 
     type: Literal["gap"] = "gap"
     time_s: float
     missed: int | None = None
     reason: str = ""
-    """Why the reader of a stream left an event out; empty where the controller forgot some."""
+    """Why the reader of a stream left an event out; empty if the controller forgot events."""
     position: str = ""
-    """Behind the event that was left out, in the controller's log; empty where it is not known."""
+    """The position behind the event that was left out, in the controller's log; empty if it is not
+    known."""
 
 
 class PingFrame(WireModel):
@@ -61,7 +62,8 @@ class RequestBegan(NamedTuple):
 
 
 class RequestStands(NamedTuple):
-    """How a request stands. `number`: its place among all that began in the recording, from 0."""
+    """How a request stands. `number`: its place among all requests that began in the recording,
+    from 0."""
 
     number: int
     state: RequestState
@@ -73,8 +75,8 @@ class RequestStands(NamedTuple):
 
 
 class RequestsFrame(WireModel):
-    """The requests of all instances, as far as they are others than in the frame of this type
-    before; in recordings only. `num_before`: how many began before the first of `began`."""
+    """What changed about the requests of all instances since the last frame of this type; only in
+    recordings. `num_before`: how many requests began before the first of `began`."""
 
     type: Literal["requests"] = "requests"
     time_s: float
@@ -94,17 +96,18 @@ PREFIX_HASH_DIGITS = 16
 
 
 class TrafficRequest(OrderModel):
-    """Asks for the traffic from now on. The same recording goes on with the same key."""
+    """Asks for the traffic from now on. A recording that was interrupted goes on with the same
+    key."""
 
     key: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
-    """Sessions and beginnings of prompts are hashed with it."""
+    """The key with which sessions and beginnings of prompts are hashed."""
     prefix_hash_tokens: int = Field(ge=1, le=65_536)
 
 
 class RequestTraffic(WireModel):
     """A request that has ended. `arrival_time_s` is in seconds since the epoch. `session` is a
-    hash, empty if there was none; `prefix_hashes` has PREFIX_HASH_DIGITS for each full block of the
-    prompt."""
+    hash, or empty if the request had no session. `prefix_hashes` has PREFIX_HASH_DIGITS digits for
+    each full block of the prompt."""
 
     arrival_time_s: float
     num_prompt_tokens: int = Field(ge=0)
@@ -116,9 +119,10 @@ class RequestTraffic(WireModel):
 
 
 class TrafficBatch(AnswerModel):
-    """A line of the stream; one comes at least every second. `time_s`: now, by the controller's
-    clock. `num_lost`: requests that ended since the line before and are in no line, as somebody
-    lagged or died. `num_live`: requests that came since the recording began, and run."""
+    """A line of the stream; a line comes at least every second. `time_s`: the present by the
+    controller's clock. `num_lost`: requests that ended since the line before but are in no line,
+    because a reader lagged or a process died. `num_live`: requests that came since the recording
+    began and still run."""
 
     time_s: float
     requests: tuple[RequestTraffic, ...] = ()
@@ -127,26 +131,28 @@ class TrafficBatch(AnswerModel):
 
 
 class MemberLog(AnswerModel):
-    """The last lines of a member's log, as it wrote them: who shows them makes them harmless."""
+    """The last lines of a member's log, as the member wrote them. A program that shows them must
+    make them harmless first."""
 
     member_id: str
     lines: tuple[str, ...]
 
 
 MAX_FIGURE = 1e15
-"""Above all times, bytes and counts. Infinity and the like end a dashboard that draws them."""
+"""Larger than all times, bytes and counts. A dashboard that draws infinity would end."""
 _frames: TypeAdapter[Frame] = TypeAdapter(Frame)
 _LARGE = re.compile(rb"[:\[,]\s*-?(?:[0-9]{15}|[0-9.]+[eE]\+?[0-9]|NaN|Infinity)")
-"""What a line has that may hold a larger figure; few do, and those are parsed twice."""
+"""Matches lines that may hold a larger figure. Few lines do, and they are parsed twice."""
 
 
 class AbsurdFigureError(ValueError):
-    """No time, size or count is so large, or it is none at all."""
+    """A figure is larger than any time, size or count, or is no number."""
 
 
 def parse_frame(line: bytes) -> Frame | None:
-    """None for a type that this llumctl does not know. Raises ValueError if the line is no frame,
-    or has an absurd figure. A figure is a number: one in quotes would pass for a text here."""
+    """The line's frame; None if this llumctl does not know its type. Raises ValueError if the line
+    is no frame, or has an absurd figure. Numbers in quotes are refused, as they would escape the
+    check of figures."""
     try:
         check_figures(line)
         return _frames.validate_json(line, strict=True)
@@ -159,15 +165,15 @@ def parse_frame(line: bytes) -> Frame | None:
 class FrameReader:
     """The frames of one watch stream, line by line.
 
-    An event that is none, or has an absurd figure, is a gap of one: a reader that gave the stream
-    up for it would get it again each time it connects, and nothing behind it.
+    An event that cannot be read, or has an absurd figure, becomes a gap of one event. A reader that
+    gave the stream up instead would get the event again each time it connects, and none behind it.
     """
 
     def __init__(self) -> None:
         self._time_s: float | None = None
 
     def read(self, line: bytes) -> Frame | None:
-        """As `parse_frame`, but for events."""
+        """Does what `parse_frame` does, except for bad events."""
         try:
             frame = parse_frame(line)
         except ValueError as error:
@@ -181,7 +187,7 @@ class FrameReader:
 
 
 def _left_out(line: bytes, why: ValueError, time_s: float) -> GapFrame | None:
-    """In place of a line that is meant as an event; None for any other line."""
+    """The gap that replaces a line that is meant as an event; None for any other line."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -196,14 +202,14 @@ def _left_out(line: bytes, why: ValueError, time_s: float) -> GapFrame | None:
 
 
 def check_figures(text: bytes) -> None:
-    """Raises AbsurdFigureError for JSON with a figure that nobody has. What is no JSON passes."""
+    """Raises AbsurdFigureError for JSON with an absurd figure. Text that is no JSON passes."""
     if _LARGE.search(text):
         with contextlib.suppress(json.JSONDecodeError, RecursionError):
             json.loads(text, parse_float=figure, parse_int=figure, parse_constant=figure)
 
 
 def figure(text: str) -> float:
-    """Raises AbsurdFigureError if nobody measures such a figure."""
+    """The number of this text. Raises AbsurdFigureError if it is absurd."""
     found = float(text)
     if not abs(found) <= MAX_FIGURE:
         raise AbsurdFigureError(f"{text[:20]} is no figure of a cluster")

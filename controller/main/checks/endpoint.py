@@ -1,5 +1,5 @@
 """Checks of the endpoint's options, and of the files that they name, before anything starts.
-Certificate and key are tried as the server will use them."""
+Certificate and key are tried in the way in which the server will use them."""
 
 import difflib
 import os
@@ -56,8 +56,8 @@ def _check_parsers(options: EndpointOptions) -> None:
 
 
 def _check_parser(key: str, name: str | None, known: Collection[str], plugin: str | None) -> None:
-    """Refuses unknown names if there is no plugin: a plugin may bring any name, which only its
-    import would tell."""
+    """Refuses unknown names if there is no plugin. A plugin may bring any name, and only its import
+    would tell which."""
     if name is None or plugin is not None or name in known:
         return
     near = difflib.get_close_matches(name, known, n=1)
@@ -77,7 +77,7 @@ def _check_template(options: EndpointOptions) -> None:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # transformers compiles templates so, too, and has a tag {% generation %}, for training only.
+    # transformers compiles templates in the same way, and has a tag {% generation %} for training.
     environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols])
     source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
     try:

@@ -1,9 +1,9 @@
-"""Checks what a user writes into `[engine]`: vLLM's engine arguments, by name and by value; and
-those that a rolling restart is to change, before anything is touched.
+"""Checks vLLM's engine arguments, by name and by value, before anything is started or changed:
+those that a user writes into `[engine]`, and those that a rolling restart would change.
 
-What only an engine can judge, as arguments that do not go together, its first process says, and
-`explain_cause` makes that readable. A rolling restart ends there
-(`controller/core/fleet/rolling.py`).
+Some faults only an engine can find, such as arguments that do not go together. Then the first
+process with the arguments says what is wrong, and `explain_cause` makes its words readable. A
+rolling restart ends with that process (`controller/core/fleet/rolling.py`).
 """
 
 import difflib
@@ -38,7 +38,7 @@ STRUCTURED_OUTPUTS = "structured_outputs_config"
 GRAMMAR_BACKENDS = ("auto", "xgrammar")
 RESTART = "llumctl restart --rolling --engine-arg"
 KEYS_AT_START = "llumctl down      then      llumctl up --engine-arg {}=..."
-# Parts of vLLM's own messages, and the command that helps.
+# A part of vLLM's own message, and the command that helps.
 KNOWN_CAUSES = (
     (
         "KV cache",
@@ -48,13 +48,13 @@ KNOWN_CAUSES = (
     ("memory", "llumctl up -n 1      or      --engine-arg max_model_len=..."),
     ("address already in use", "llumctl up --port ..."),
 )
-# pydantic adds the value in Python's words and a link to vLLM's sentence.
+# What pydantic adds to vLLM's sentence: the value as Python writes it, and a link.
 PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
 
 
 def check_engine_args(args: Mapping[str, Any]) -> None:
-    """Raises WrongSettingError for the first argument that llumctl refuses or vLLM lacks, or whose
-    value vLLM does not take."""
+    """Raises WrongSettingError for the first argument that llumctl refuses, that vLLM does not
+    have, or whose value vLLM does not take."""
     for name, value in args.items():
         key = ("engine", name)
         if name in EndpointOptions.model_fields:
@@ -91,7 +91,7 @@ def check_value(key: tuple[str, ...], kind: Any, value: Any) -> None:
 
 
 def check_grammar_backend(config: Mapping[str, Any]) -> None:
-    """Raises WrongSettingError for a backend whose grammars no frontend can try
+    """Raises WrongSettingError for a backend of grammars that frontends cannot try
     (docs/decisions/0013)."""
     backend = config.get("backend", "auto")
     if backend not in GRAMMAR_BACKENDS:
@@ -104,7 +104,7 @@ def check_grammar_backend(config: Mapping[str, Any]) -> None:
 
 
 def _place(details: ErrorDetails, value: Any) -> list[str | int]:
-    """The error's place in the value, without the union members that pydantic names too."""
+    """The error's place in the value, without the members of unions that pydantic names, too."""
     path: list[str | int] = []
     for part in details["loc"]:
         if isinstance(value, dict) and part in value:
@@ -147,8 +147,8 @@ def _hint(key: tuple[str, ...], found: list[ErrorDetails], value: Any) -> str:
 def check_engine_change(
     plan: ClusterPlan, given: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    """`given`: what the operator gave; None takes a change back. `before`, `after`: all that
-    differs from the plan's arguments. Raises UsageError."""
+    """Checks the arguments of a rolling restart. `given`: the operator's arguments; None takes a
+    change back. `before`, `after`: all arguments that differ from the plan's. Raises UsageError."""
     if plan.profile is not None:
         _check_emulated(plan, given, after)
         return
@@ -212,7 +212,8 @@ def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[
 
 
 def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """For CPUs: whether one request still fits, and what all instances take more."""
+    """For CPUs: whether one request still fits, and whether there is memory for what all instances
+    take in addition."""
     args, as_now = plan.engine_args | dict(after), plan.engine_args | dict(before)
     config_file = Path(args["model"]) / "config.json"
     found = config_file if config_file.is_file() else cached_config(args)
@@ -233,7 +234,8 @@ def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[s
 
 
 def explain_cause(what: str, detail: str, log: Path) -> LlumctlError:
-    """`detail`: the exception's type and its text, as an engine reports them."""
+    """The error of an engine that could not start. `detail`: the exception's type and its text, as
+    an engine reports them."""
     cause = " ".join(PYDANTIC_ADDS.sub("", detail).split())[:600]
     hint = next(
         (hint for part, hint in KNOWN_CAUSES if part.lower() in cause.lower()), f"less {log}"

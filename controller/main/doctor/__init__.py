@@ -1,1 +1,1 @@
-"""`llumctl doctor`: what would keep a cluster from starting on this machine."""
+"""`llumctl doctor` finds what would keep a cluster from starting on this machine."""

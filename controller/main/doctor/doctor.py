@@ -66,18 +66,18 @@ COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.gather")
 TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S
 """Ray itself gives up joining after 30 s or so."""
 MAX_NAMED = 6
-"""Nodes that a row names; the others are counted."""
+"""How many nodes a row names; the others are counted."""
 MAX_CLOCK_SKEW_S = 0.1
-"""No decision compares clocks of two nodes. An instance's TTFT, the history of a request and the
-times of events do, and a TTFT is some 0.1 s."""
+"""No decision compares the clocks of two nodes, but an instance's TTFT, the history of a request
+and the times of events do, and a TTFT is some 0.1 s."""
 LEAST_OPEN_FILES = 4096
-"""A member's inbox takes 2,048 connections of strangers before it closes the oldest; its clients,
-peers and files come on top."""
+"""A member's inbox takes 2,048 connections of strangers before it closes the oldest. The member's
+clients, peers and files need open files, too."""
 AUTO = "auto"
 
 
 def run(settings: Settings) -> list[Check]:
-    """All checks in a fixed order; a failing one does not keep the others from running."""
+    """All checks in a fixed order. A check that fails does not keep the others from running."""
     gpus = preflight.visible_gpus()
     state, state_check = run_state_check(settings.cluster.name)
     alive = state_check.result is OK and state is not None
@@ -145,7 +145,7 @@ def vllm_check(*, num_gpus: int) -> Check:
 
 
 def cuda_builds_check() -> Check:
-    """CUDA builds of torch's companions break `transformers` beside a CPU torch."""
+    """CUDA builds of torch's companions break `transformers` beside a CPU build of torch."""
     name = "torch companions"
     if "+cpu" not in (installed("torch") or ""):
         return row(name, OK, "torch is not a CPU build: nothing to clash with")
@@ -162,7 +162,7 @@ def cuda_builds_check() -> Check:
 
 
 def gpu_check(gpus: list[str], settings: Settings) -> Check:
-    """`gpus`: those that instances could see."""
+    """`gpus`: the GPUs that instances could see."""
     if not gpus:
         return row("gpu", OK, "none visible: instances run on the CPU")
     if emulation.is_emulated(settings):
@@ -204,7 +204,7 @@ def state_dir_check(cluster: str) -> Check:
 
 
 def temp_dir_check() -> Check:
-    """Makes a temporary folder and removes it, as nothing else would tell."""
+    """Makes a temporary folder and removes it; only this shows whether `up` could make one."""
     name = "temporary folder"
     try:
         folder = run_folders.make_temp(PROBE_NONCE)
@@ -226,7 +226,7 @@ def cache_dir_check(settings: Settings) -> Check:
 
 
 def ray_checks(settings: Settings) -> list[Check]:
-    """Of the Ray that is to be joined, and then of its nodes."""
+    """Checks of the Ray that would be joined, and then of its nodes."""
     checks = ray_address_checks(settings.cluster.ray_address)
     if any(check.result is not OK for check in checks) or not checks:
         return checks
@@ -273,7 +273,7 @@ def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
 
 
 def _unanswered(state: RunState) -> str:
-    """Why its controller cannot be used; empty if it answers."""
+    """Why the cluster's controller cannot be used; empty if it answers."""
     from controller.api.client import ControlClient
 
     try:
@@ -285,7 +285,7 @@ def _unanswered(state: RunState) -> str:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers: 2.54.1rc1+cpu -> (2, 54)."""
+    """The leading numbers of a version: 2.54.1rc1+cpu -> (2, 54)."""
     numbers: list[int] = []
     for part in version.partition("+")[0].split("."):
         if not part.isdigit():
@@ -295,7 +295,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) -> Check:
-    """By an estimate, so it only warns unless not even one instance fits."""
+    """The memory is estimated, so the check only warns unless not even one instance fits."""
     name = "memory"
     available = available_bytes()
     if already_running:
@@ -325,8 +325,8 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
 
 
 def instance_memory(settings: Settings, planned: Planned) -> MemorySize:
-    """Of an instance that `up` would start: as `up` judges it, but nothing is made or fetched for
-    it, and the hub has less time to answer."""
+    """The memory of an instance that `up` would start, estimated as `up` does. But nothing is made
+    or fetched for it, and the hub has less time to answer."""
     if emulation.is_emulated(settings):
         return MemorySize(emulation.INSTANCE_BYTES)
     folder = preflight.local_folder(settings.cluster.model)
@@ -352,7 +352,7 @@ def shm_check(path: str = "/dev/shm") -> Check:
 
 
 def port_checks(settings: Settings, running: RunState | None) -> list[Check]:
-    """Ports must be free, or held by our own running cluster."""
+    """Checks that ports are free, or held by our own running cluster."""
     endpoint, control = settings.endpoint, settings.control
     wanted = (
         ("endpoint port", endpoint.host, endpoint.port, "--port"),
@@ -393,7 +393,7 @@ def _cure(error: OSError, port: int, flag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the cluster is to be, as far as nodes are concerned."""
+    """The part of the cluster's plan that its nodes must fit."""
 
     address: str
     host: str
@@ -401,16 +401,17 @@ class Wanted:
     num_instances: int
     instance_bytes: int
     num_gpus_per_instance: int
-    """0: instances ask Ray for none."""
+    """0 if instances ask Ray for no GPU."""
     ours: Versions
-    """Of the environment in which `up` would run."""
+    """The versions in the environment in which `up` would run."""
     needs_vllm: bool
-    """Emulated instances do not."""
+    """False for emulated instances."""
     model: str
 
 
 def ask_nodes(settings: Settings) -> list[Check]:
-    """Takes some 5 s, and as long as `TIMEOUT_S` where nodes are silent. Leaves nothing behind."""
+    """Asks the nodes of a Ray, and judges the answers. It takes some 5 s, or up to `TIMEOUT_S` if
+    nodes are silent, and leaves nothing behind."""
     address = settings.cluster.ray_address or ""
     return node_checks(facts_of(address, _questions(settings)), _wanted(settings, address))
 
@@ -471,7 +472,7 @@ def _wanted(settings: Settings, address: str) -> Wanted:
 
 
 def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
-    """One row for each thing. Those about what nodes said are left out where none answered."""
+    """One row for each subject. If no node answered, there are no rows about their answers."""
     if facts.problem:
         return [_unreachable_ray(facts.problem, wanted.address)]
     nodes = [node for node in facts.nodes if not node.problem]
@@ -514,7 +515,8 @@ def _answers_check(nodes: tuple[NodeFacts, ...]) -> Check:
 
 
 def _addresses_check(nodes: tuple[NodeFacts, ...], host: str) -> Check:
-    """Members advertise Ray's address of their node, or `cluster.host`, to those of other nodes."""
+    """Checks the addresses of nodes. Members advertise Ray's address of their node, or
+    `cluster.host`, to members on other nodes."""
     name = "node addresses"
     if len(nodes) == 1:
         return row(name, OK, "one node")
@@ -639,7 +641,8 @@ def _node_shm_check(nodes: list[NodeFacts]) -> Check:
 
 
 def _node_memory_check(nodes: list[NodeFacts], wanted: Wanted) -> Check:
-    """Ray spreads instances, so each node may get its share of them, rounded up."""
+    """Checks the memory of nodes. Ray spreads instances, so each node may get its share of them,
+    rounded up."""
     name, each = "node memory", wanted.instance_bytes
     share = -(-wanted.num_instances // len(nodes))
     short = [node for node in nodes if node.available_bytes < each * share]
@@ -671,7 +674,7 @@ def _judged(
     before: str = "",
     result: CheckResult = FAIL,
 ) -> Check:
-    """`wrong`: by node, what is wrong with it."""
+    """`wrong`: what is wrong, by node."""
     if not wrong:
         return row(name, OK, fine)
     return row(name, result, before + _listed(wrong), cure)

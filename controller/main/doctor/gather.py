@@ -1,8 +1,8 @@
 """Asks each node of a Ray: `python -P -m controller.main.doctor.gather ADDRESS QUESTIONS`.
 
-It is a process of its own, as Ray's client library ends the process where it gives up. It prints
-RayFacts as JSON, the last line of its output. Its actors belong to it, and end with it. Questions
-and facts are plain values.
+It is a process of its own because Ray's client library ends its process if it gives up. The last
+line of its output is RayFacts as JSON. Its actors belong to it, and end with it. Questions and
+facts are plain values.
 """
 
 import socket
@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from controller.main.doctor import probe
 
 NODE_TIMEOUT_S = 30.0
-"""For a node's answer. Ray starts a process there first: 4 s, or 12 s on a busy machine."""
+"""How long a node's answer may take. Ray first starts a process there, which takes 4 s, or 12 s on
+a busy machine."""
 CLOCK_TIMEOUT_S = 5.0
 NUM_CLOCK_READINGS = 5
 MAX_REASON_CHARS = 300
@@ -36,33 +37,34 @@ class Versions(Frozen):
     python: str = ""
     ray: str = ""
     llumctl: str = ""
-    """The version, and a fingerprint of the sources: checkouts share a version."""
+    """The version and a fingerprint of the sources, as different checkouts share a version."""
     vllm: str = ""
     torch: str = ""
 
 
 class Questions(Frozen):
-    """What a node is asked about, beside itself."""
+    """What a node is asked about, beside the facts about itself."""
 
     model_folder: str = ""
-    """A folder that each instance reads; empty: there is none."""
+    """A folder that each instance reads; empty if there is none."""
     hub_model: str = ""
-    """A model's id on the Hugging Face hub; empty: none is wanted."""
+    """The id of the model on the Hugging Face hub; empty if the model is not from there."""
     log_dir: str = ""
 
 
 class NodeFacts(Frozen):
-    """One node. With a `problem` it did not answer, and nothing else is known but its address."""
+    """One node. If it has a `problem`, it did not answer, and only its address is known."""
 
     node_id: str
     address: str
-    """By which Ray knows the node, and by which its processes are reached with `host = "auto"`."""
+    """The address by which Ray knows the node. With `host = "auto"` the processes there are reached
+    by it."""
     problem: str = ""
     versions: Versions = Versions()
     gpus: tuple[Gpu, ...] = ()
-    """Those that the driver shows there."""
+    """The GPUs that the driver shows there."""
     num_ray_gpus: int = 0
-    """Those that Ray hands out there."""
+    """How many GPUs Ray hands out there."""
     model_problem: str = ""
     model_is_cached: bool = True
     """Whether the hub's model is in the node's cache."""
@@ -71,13 +73,14 @@ class NodeFacts(Frozen):
     available_bytes: int = 0
     max_open_files: int = 0
     clock_ahead_s: float = 0.0
-    """Its clock less that of the machine that asked; 0 where the way there could explain it."""
+    """By how much its clock is ahead of that of the machine that asked; 0 if the time that the
+    question and the answer took could explain the difference."""
     unreachable: dict[str, str] = {}
-    """Addresses of other nodes to which it could not connect, and why."""
+    """The addresses of other nodes to which it could not connect, and why."""
 
 
 class RayFacts(Frozen):
-    """A Ray as seen from this machine. With a `problem` it could not be joined."""
+    """A Ray as seen from this machine. If it has a `problem`, it could not be joined."""
 
     problem: str = ""
     nodes: tuple[NodeFacts, ...] = ()
@@ -149,7 +152,8 @@ def _gather(questions: Questions) -> RayFacts:
 
 
 def _answers(asked: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """The answers by node, and why which nodes gave none. All have the same time."""
+    """The answers by node; and for nodes that did not answer, why not, by node. All nodes have the
+    same time."""
     import ray
 
     answers, problems = {}, {}
@@ -167,8 +171,8 @@ def _answers(asked: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], d
 
 
 def _clock_ahead_s(node: Any) -> float:
-    """By the quickest of some readings; 0 if its way there and back could explain the difference,
-    or if the node does not answer any more."""
+    """By how much the node's clock is ahead, by the quickest of some readings. 0 if the time of
+    that reading could explain the difference, or if the node does not answer any more."""
     import ray
 
     best = (float("inf"), 0.0)
@@ -185,8 +189,8 @@ def _clock_ahead_s(node: Any) -> float:
 
 
 def is_mine(address: str) -> bool:
-    """Whether this machine has the address. Ray joins by a socket file, and a file system may be
-    shared with the machine of a node."""
+    """Whether this machine has the address. Ray is joined by a socket file, and the file may be on
+    a file system that this machine shares with a node."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as own:

@@ -1,7 +1,8 @@
 """Looks at the node on which it runs.
 
-Ray sends this module to a node by value, so that a node without llumctl, or with another version,
-can answer. So it imports the standard library only, and the rest where it may be absent.
+Ray sends this module to a node by value, so that a node without llumctl, or with another version of
+it, can answer. So the module imports only the standard library at its top. It imports anything else
+where that may be absent.
 """
 
 import contextlib
@@ -32,11 +33,11 @@ class NodeProbe:
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        # The kernel accepts connections up to the backlog: nobody has to.
+        # The kernel accepts connections up to the backlog, so this process need not accept them.
         self._door = socket.create_server((address, 0), family=family, backlog=1024)
 
     def facts(self, model_folder: str, hub_model: str, log_dir: str) -> dict[str, Any]:
-        """Fields of NodeFacts, and the port at which this probe can be reached."""
+        """The fields of NodeFacts, and the port at which this probe can be reached."""
         return {
             "port": self._door.getsockname()[1],
             "versions": versions(),
@@ -56,7 +57,7 @@ class NodeProbe:
         return time.time()
 
     def reach(self, others: list[tuple[str, int]]) -> dict[str, str]:
-        """Why which of these addresses cannot be connected to."""
+        """The addresses among these to which no connection is possible, and why."""
         if not others:
             return {}
         with ThreadPoolExecutor(min(64, len(others))) as pool:
@@ -81,7 +82,7 @@ def version(distribution: str) -> str:
 
 
 def fingerprint(package: str) -> str:
-    """Of the package's sources; empty if it cannot be imported."""
+    """A fingerprint of the package's sources; empty if the package cannot be imported."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return ""
@@ -118,7 +119,7 @@ def gpu(line: str) -> dict[str, Any] | None:
 
 
 def folder_problem(path: str) -> str:
-    """Why an engine could not load a model from the folder."""
+    """Why an engine could not load a model from the folder; empty if it could."""
     if not path:
         return ""
     folder = Path(path)
@@ -135,8 +136,8 @@ def folder_problem(path: str) -> str:
 
 
 def is_cached(hub_model: str) -> bool:
-    """Whether the hub's cache has some revision of the model: found and laid out as by its library,
-    for which a user without a home is no error."""
+    """Whether the hub's cache has some revision of the model. The cache is found as the hub's
+    library finds it, for which a user without a home is no error."""
     if not hub_model:
         return True
     named = os.environ.get
@@ -171,7 +172,8 @@ def shm_free_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """The machine's, or what the process's control group may still take, if llumctl is there."""
+    """The machine's available memory; if llumctl is installed there, the memory that the process's
+    control group may still take, if that is less."""
     try:
         from controller.main.machine import capacity
     except ImportError:
@@ -180,7 +182,7 @@ def available_bytes() -> int:
 
 
 def max_open_files() -> int:
-    """For this process, which was started as members are; -1: there is no limit."""
+    """The limit of open files of this process, which was started as members are; -1: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return -1 if soft == resource.RLIM_INFINITY else soft
 

@@ -1,4 +1,4 @@
-"""What this machine has room for: the memory that is left to this process and its children, its
+"""What this machine has room for: the memory that this process and its children may still take, the
 cores and how busy they are, and how many frontends they allow if no setting says it."""
 
 import os
@@ -15,18 +15,18 @@ CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""Version 2, then 1: the folder, and its files of the limit, of the use, and of the part of the
+"""For version 2, then version 1: the folder; its files with the limit, the use, and the part of the
 use that can be reclaimed."""
 
 
 GIB = 1 << 30
 FRONTEND_BYTES = 1_100_000_000
-"""A frontend has 0.7 GB when it has started; 1.2 GB were seen after overload."""
+"""A frontend takes 0.7 GB after its start; 1.2 GB were seen after an overload."""
 DEFAULT_FRONTENDS = 2
 TWO_FROM_CORES = 4
 """A frontend's start takes 9 s of a core. Under load it keeps a core busy, as an engine does."""
 BUSY = 2.0
-"""Processes that want to run, for each core. A start by itself has about one."""
+"""Processes that want to run, for each core. A start alone causes about one."""
 
 
 def gib(num_bytes: int) -> str:
@@ -34,7 +34,8 @@ def gib(num_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """The machine's available memory, or what this process's cgroup may still take, if less."""
+    """The machine's available memory, or the memory that this process's cgroup may still take, if
+    that is less."""
     available = int(psutil.virtual_memory().available)
     for folder, limit, use, reclaimable in CGROUPS:
         left = _cgroup_left(Path(folder), limit, use, reclaimable)
@@ -54,8 +55,8 @@ def _cgroup_left(folder: Path, limit: str, use: str, reclaimable: str) -> int | 
 
 
 def default_frontends(num_cores: int, spare_bytes: int) -> int:
-    """A frontend that dies serves again after 10 s; a second one serves meanwhile. `spare_bytes`:
-    memory that the instances leave."""
+    """A frontend that dies serves again after 10 s, and a second frontend serves meanwhile.
+    `spare_bytes`: the memory that the instances leave."""
     room = num_cores >= TWO_FROM_CORES and spare_bytes >= DEFAULT_FRONTENDS * FRONTEND_BYTES
     return DEFAULT_FRONTENDS if room else 1
 
@@ -65,6 +66,6 @@ def num_cores() -> int:
 
 
 def load() -> str:
-    """How busy the machine is, if that explains a slow start; else empty."""
+    """How busy the machine is, in words, if that explains a slow start; else empty."""
     running, cores = os.getloadavg()[0], num_cores()
     return f"a load of {running:.0f} on {cores} cores" if running > BUSY * cores else ""

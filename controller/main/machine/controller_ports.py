@@ -1,9 +1,9 @@
 """The controller's two ports: its inbox for the members, and the control API.
 
-The head process holds both from before the controller begins until the cluster ends, so that no
-other program takes them before the controller starts, or between its death and its next start:
-Ray's servers take free ports by the dozen. Both are bound and do not listen at first, so that
-callers are refused at once and not kept waiting.
+The head process holds both ports from before the controller starts until the cluster ends.
+Otherwise another program could take them before the controller starts, or between its death and its
+next start: Ray's servers take free ports by the dozen. At first both are bound but do not listen,
+so that callers are refused at once and need not wait.
 """
 
 import contextlib
@@ -19,19 +19,18 @@ from controller.main.plan import ClusterPlan
 log = logging.getLogger(__name__)
 
 CONTROL_BACKLOG = 128
-# All members of the largest cluster connect at once when the controller starts again.
+# When the controller starts again, all members of the largest cluster connect at once.
 INBOX_BACKLOG = 2048
-# Above those of Ray's workers, and below those that Linux gives to outgoing connections. On a Ray
-# that is somebody else's no head may hold the port while a new controller starts, and another
-# program's connection would have it.
+# These ports are above those of Ray's workers, and below those that Linux gives to outgoing
+# connections. On somebody else's Ray there may be no head that holds the port while a new
+# controller starts, and then another program's connection could get it.
 APART = range(20_000, 32_768)
 MAX_TRIES = 50
 
 
 def bound(host: str, port: int, *, again: bool) -> socket.socket:
-    """Binds a socket. `again`: the port was ours a moment ago, and the kernel may still remember
-    its last connections. Raises OSError.
-    """
+    """A bound socket. `again`: the port was ours a moment ago, and the kernel may still remember
+    its last connections. Raises OSError."""
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(again))
@@ -43,8 +42,8 @@ def bound(host: str, port: int, *, again: bool) -> socket.socket:
 
 
 def bound_apart(host: str) -> socket.socket:
-    """Binds a socket to a port that programs do not get by chance; any, if too many are in use.
-    Raises OSError."""
+    """A socket that is bound to a port that programs do not get by chance, or to any port if too
+    many of those are in use. Raises OSError."""
     for port in random.sample(APART, MAX_TRIES):
         with contextlib.suppress(OSError):
             return bound(host, port, again=False)
@@ -52,36 +51,37 @@ def bound_apart(host: str) -> socket.socket:
 
 
 def keep(plan: ClusterPlan, control: socket.socket, inbox: socket.socket) -> list[Keeper]:
-    """Called by the head: keeps the sockets for each process that is the controller."""
+    """Keeps the sockets for each process that becomes the controller. The head process calls it."""
     return [Keeper(control, _control(plan)), Keeper(inbox, _inbox(plan))]
 
 
 def control_socket(plan: ClusterPlan) -> socket.socket:
-    """Called by the controller: the control API's socket, which listens."""
+    """The control API's socket, which listens. The controller calls it."""
     table = plan.settings.control
     found = _received(_control(plan), lambda: bound(table.host, table.port, again=True))
     return _listening(found, CONTROL_BACKLOG)
 
 
 def inbox_socket(plan: ClusterPlan, host: str) -> socket.socket:
-    """Called by the controller: the inbox's socket, which listens. The members know its address by
-    `plan.members_port`."""
+    """The inbox's socket, which listens. The members know its address by `plan.members_port`. The
+    controller calls it."""
     found = _received(_inbox(plan), lambda: bound(host, plan.members_port, again=True))
     return _listening(found, INBOX_BACKLOG)
 
 
 def _listening(found: socket.socket, backlog: int) -> socket.socket:
-    """For a minute the kernel keeps the port for the last connections, unless the socket that they
-    came from could be bound again. It is said once the socket listens: before, another program
-    could bind the port beside it."""
+    """Lets the socket listen. After its end the kernel keeps the port for its last connections for
+    a minute, unless the option SO_REUSEADDR was set. The option is set once the socket listens:
+    before, it would let another program bind the same port."""
     found.listen(backlog)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return found
 
 
 def _received(path: Path, bind_anew: Callable[[], socket.socket]) -> socket.socket:
-    """Gets a socket from the head, or binds it: on somebody else's Ray a cluster outlives its head,
-    and its ports are then free unless another program has taken them."""
+    """A socket from the head process or, without a head, one that is bound anew: on somebody else's
+    Ray a cluster outlives its head, and its ports are free then unless another program has taken
+    them."""
     try:
         found = receive(path)
     except OSError as error:

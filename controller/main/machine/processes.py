@@ -1,8 +1,8 @@
-"""The cluster's processes on this machine, how they are ended, and the signals that stop us.
+"""The cluster's processes on this machine, how they are ended, and the signals that stop a command.
 
-Processes are found by the nonce in their environment, or by their session: a process that sets its
-title, as Ray's agents do, overwrites its environment. While something runs that must be undone,
-signals to stop become interrupts, and are ignored once it is being undone.
+Processes are found by the nonce in their environment, or by their session, as a process that sets
+its title, like Ray's agents, overwrites its environment. While a command does what must be undone
+if it is stopped, signals to stop become interrupts. While the command undoes it, they are ignored.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Session(NamedTuple):
-    """The session that a process of ours was started in, and leads. The kernel gives its number to
-    no other process while a member lives."""
+    """The session in which a process of ours was started, and which it leads. The kernel gives its
+    number to no other process while the session has a member."""
 
     leader: int
     folder: Path
-    """Its members' working folder, by which they are told from those of a stranger who got the
-    number after all of ours had ended."""
+    """The working folder of its members. A stranger's session that got the number after all our
+    processes had ended has another folder."""
 
 
 def processes_of(nonce: str, session: Session | None = None) -> list[psutil.Process]:
-    """Live processes of this user that carry the cluster's nonce or are in its session, except this
-    one."""
+    """Live processes of this user, except the calling one, that have the cluster's nonce or are in
+    its session."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -56,7 +56,7 @@ def _is_in(process: psutil.Process, session: Session | None) -> bool:
 
 
 def same_process(pid: int | None, started_s: float | None) -> psutil.Process | None:
-    """The process `pid` if it started at `started_s`, and is no later process with that number."""
+    """The process `pid`, if it started at `started_s` and is no later process with that number."""
     if pid is None or started_s is None:
         return None
     try:
@@ -71,7 +71,7 @@ def same_process(pid: int | None, started_s: float | None) -> psutil.Process | N
 
 
 def end(processes: list[psutil.Process], patience_s: float) -> None:
-    """SIGTERM, then SIGKILL after `patience_s`."""
+    """Ends processes by SIGTERM, and after `patience_s` by SIGKILL."""
     for process in processes:
         _quietly(process.terminate)
     _, alive = psutil.wait_procs(processes, timeout=patience_s)
@@ -81,8 +81,8 @@ def end(processes: list[psutil.Process], patience_s: float) -> None:
 
 
 def sweep(nonce: str, session: Session | None = None, deadline_s: float = 10.0) -> int:
-    """Ends the processes of a nonce, and of a session, until none is left; returns their number.
-    One round is not enough, as a process may start another while it is being ended."""
+    """Ends the processes of a nonce and of a session until none is left; returns their number. One
+    round is not enough, because a process may start another one while it is being ended."""
     ended: set[int] = set()
     give_up_s = time.monotonic() + deadline_s
     while (left := processes_of(nonce, session)) and time.monotonic() < give_up_s:
@@ -98,8 +98,8 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def stops_interrupt() -> Iterator[None]:
-    """Lets SIGTERM, the terminal's hang-up and SIGQUIT raise KeyboardInterrupt, as Ctrl-C does.
-    What is ignored stays so, as a hang-up under nohup."""
+    """Lets SIGTERM, the terminal's hang-up and SIGQUIT raise KeyboardInterrupt, as Ctrl-C does. A
+    signal that is ignored, such as a hang-up under nohup, stays ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def stops_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Ignores interrupts, so that an impatient third Ctrl-C leaves nothing half undone."""
+    """Ignores interrupts, so that an impatient third Ctrl-C does not stop the undoing halfway."""
     before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, *STOPS)}
     try:
         yield

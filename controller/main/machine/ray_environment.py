@@ -1,5 +1,6 @@
-"""The environment of whatever we start: of the head process, from which Ray and every process of
-the cluster inherit it, and of the processes beside a cluster (`profile`, `doctor`, `down`)."""
+"""The environment of the processes that llumctl starts: of the head process, from which Ray and
+every process of the cluster inherit it, and of processes beside a cluster (`profile`, `doctor`,
+`down`)."""
 
 import math
 import os
@@ -8,15 +9,17 @@ import secrets
 from pathlib import Path
 
 NONCE_VARIABLE = "LLUMCTL_NONCE"
-"""Marks every process of one cluster, so that `down` finds processes that an accident left."""
+"""Marks every process of one cluster, so that `down` finds processes that an accident left
+behind."""
 TOKEN_FILE = "ray.token"
 """In the cluster's state folder."""
 MEMORY = {"MALLOC_ARENA_MAX": "2"}
-"""glibc keeps the free memory of up to 8 arenas a core, of 64 MiB each, for the threads that once
-used them: after an hour of fuzzing an instance had ten such arenas, full of holes."""
+"""By default glibc keeps the free memory of up to 8 arenas for each core, of 64 MiB each, for the
+threads that once used them. After an hour of fuzzing an instance had ten such arenas, full of
+holes."""
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
-"""For how many seconds the processes of our own Ray live on without its head, which is a minute by
-default. All that it is needed for is to start and end others; `status` says that it is gone."""
+"""How many seconds the processes of our own Ray live on without its head; Ray's default is a
+minute. The head is needed only to start and end processes, and `status` says if it is gone."""
 NOT_INHERITED = frozenset(
     {
         # ray.init would join that Ray instead of starting one.
@@ -26,12 +29,12 @@ NOT_INHERITED = frozenset(
         "PYTHONWARNINGS",
         # With this an interpreter waits for input instead of ending.
         "PYTHONINSPECT",
-        # The user's own metrics would be mixed with the cluster's, and a second cluster's too.
+        # The cluster's metrics would mix with the user's own, and with those of another cluster.
         "PROMETHEUS_MULTIPROC_DIR",
         "prometheus_multiproc_dir",
     }
 )
-"""Variables of the user's shell that would change what our processes are."""
+"""Variables of the user's shell that would change what our processes do."""
 START_LIMITS_S = (
     "RAY_raylet_start_wait_time_s",
     "RAY_gcs_server_port_wait_time_s",
@@ -41,20 +44,21 @@ START_LIMITS_S = (
 START_LIMITS_MS = ("RAY_agent_register_timeout_ms",)
 START_ATTEMPTS = ("RAY_raylet_client_num_connect_attempts",)
 """How long the parts of Ray wait for each other when a node starts, and how often they try to
-connect, once a second. By default it is 30 s for most, which a busy machine exceeds though every
-part makes progress. `RAY_raylet_client_connect_timeout_milliseconds` is no limit but the pause
-between two attempts: with a long one a raylet whose first attempt came too early slept through its
-start. For how long Ray waits for a worker is not among them (docs/reliability.md, a start that
-hangs)."""
+connect, once a second. The default of most limits is 30 s, which a busy machine exceeds though
+every part makes progress. `RAY_raylet_client_connect_timeout_milliseconds` is not a limit but the
+pause between two attempts: with a long pause, a raylet whose first attempt came too early slept
+through its start. The limit for a worker's start is not among these (docs/reliability.md, a start
+that hangs)."""
 MAX_LIMIT_S = 86_400
-"""In milliseconds it still fits into 32 bits, as Ray has it."""
+"""In milliseconds it still fits into the 32 bits that Ray has for it."""
 OUR_PACKAGES = ("controller", "llumctl", "tui")
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
 def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
-    """How the cluster's processes prove themselves to Ray. Our own Ray has its own token; for
-    somebody else's Ray the user's environment counts, for `down` too."""
+    """The variables by which the cluster's processes prove themselves to Ray. Our own Ray has its
+    own token. For somebody else's Ray the variables of the user's environment count, and `down`
+    uses them, too."""
     if ray_address:
         return {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
     token = Path(state_dir) / TOKEN_FILE
@@ -71,8 +75,9 @@ def make_token(authentication: dict[str, str]) -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """The user's environment without what would change our processes. Ray and torch ask for a name
-    of the user, whom a container may run without an entry in the password file."""
+    """The user's environment without variables that would change our processes. It names the user
+    in any case: Ray and torch ask for the name, but in a container the user may have no entry in
+    the password file."""
     found = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = _without_strangers(found["PYTHONPATH"])
@@ -82,8 +87,8 @@ def own_environment() -> dict[str, str]:
 
 
 def _without_strangers(python_path: str) -> str:
-    """PYTHONPATH without folders in which a module of somebody else has the name of a package of
-    ours: it would be imported in its place."""
+    """PYTHONPATH without folders in which somebody else's module has the name of a package of ours:
+    that module would be imported in its place."""
     root = Path(__file__).parents[3]
     kept = []
     for folder in python_path.split(os.pathsep):
@@ -110,11 +115,12 @@ def head_environment(
 ) -> dict[str, str]:
     """All of the head's environment.
 
-    `loopback`: our own Ray listens on no other address. Ray has no setting for that, but this
-    variable says that no machine will join, and then it takes 127.0.0.1 for its node's address
-    (ray 2.60, _private/services.py `get_node_ip_address`), which its servers bind alone.
+    `loopback`: our own Ray must listen on no other address. Ray has no setting for that. But one
+    variable says that no machine will join, and then Ray takes 127.0.0.1 as its node's address
+    (ray 2.60, _private/services.py `get_node_ip_address`), and its servers bind nothing else.
 
-    `start_timeout_s`: how long `up` waits. Ray gives up no sooner, unless the user says so.
+    `start_timeout_s`: how long `up` waits. Ray does not give up sooner, unless the user's own
+    variables say so.
     """
     limit_s = min(max(60, math.ceil(start_timeout_s)), MAX_LIMIT_S)
     return (

@@ -22,24 +22,26 @@ from controller.api.errors import LlumctlError
 PREFIX = "llumctl-"
 MARKER = "llumctl-cluster"
 RAY = "ray"
-"""Ray's folder in ours, which is private; Ray opens its own to everybody (mode 0777)."""
+"""Ray's folder in our folder, which is private: Ray opens its own to everybody (mode 0777)."""
 # A Unix socket's path may have 107 bytes, and Ray's own part of it takes 66.
 MAX_RAY_BYTES = 40
-# mkdtemp appends so many bytes to the prefix.
+# mkdtemp appends this many bytes to the prefix.
 NUM_RANDOM_BYTES = 8
 MAX_MARKER_BYTES = 256
 PREVIOUS = "previous"
 RAY_LOGS = "ray"
 """Both are folders among the cluster's logs."""
 MAX_FILES = 60
-"""The newest files are copied; Ray writes two for each process, and a few of its own."""
+"""How many of the newest files are copied. Ray writes two for each process, and a few of its
+own."""
 MAX_FILE_BYTES = 256 << 10
 """The end of each file is copied; the copy of a longer file begins with an ellipsis."""
 
 
 def make_temp(nonce: str) -> Path:
-    """Makes a folder of mode 0700 below the user's temporary folder, or below /tmp if that folder's
-    path is too long for Ray's sockets, or has letters that Ray cannot send: only ASCII passes."""
+    """Makes a folder of mode 0700 below the user's temporary folder. It is made below /tmp instead
+    if the path of the user's folder is too long for Ray's sockets, or is not ASCII, as Ray cannot
+    send other letters."""
     base = tempfile.gettempdir()
     name_bytes = len(f"/{PREFIX}") + NUM_RANDOM_BYTES + len(f"/{RAY}")
     if len(os.fsencode(base)) + name_bytes > MAX_RAY_BYTES or not base.isascii():
@@ -60,8 +62,8 @@ def make_temp(nonce: str) -> Path:
 def remove_temp(folder: str, nonce: str) -> str:
     """Removes the folder of the run with this nonce. Returns why it was left; empty if it is gone.
 
-    Everything is deleted through the descriptor of the folder whose marker was checked: a folder
-    that is put in its place meanwhile is not touched.
+    Everything is deleted through the descriptor of the folder whose marker was checked, so that a
+    folder that is put in its place meanwhile is not touched.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -107,7 +109,8 @@ def _marked(folder: int) -> bytes | None:
 
 
 def _empty(folder: int) -> None:
-    """Deletes the marker last, so that an interrupted removal can be repeated."""
+    """Deletes the folder's content, the marker last, so that an interrupted removal can be
+    repeated."""
     with os.scandir(folder) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in names:
@@ -122,7 +125,7 @@ def _empty(folder: int) -> None:
 
 
 def put_aside(log_dir: Path) -> None:
-    """Does nothing if no run has left logs. Raises OSError."""
+    """Moves the logs of the last run aside, if there are any. Raises OSError."""
     left = [path for path in log_dir.glob("*.log*") if path.is_file()]
     if not left:
         return
@@ -139,8 +142,8 @@ def session_logs(temp_dir: str) -> Path:
 
 
 def copy_ray_logs(temp_dir: str, log_dir: Path) -> None:
-    """Copies the files to a folder among the cluster's logs, in the place of those copied before.
-    Files that cannot be read or written are left out."""
+    """Copies Ray's logs to a folder among the cluster's logs, where they replace those that were
+    copied before. Files that cannot be read or written are left out."""
     target = log_dir / RAY_LOGS
     with contextlib.suppress(OSError):
         files = _regular_files(session_logs(temp_dir))

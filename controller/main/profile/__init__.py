@@ -1,1 +1,1 @@
-"""`llumctl profile`: measures an engine, and fits and writes its latency profile."""
+"""`llumctl profile` measures an engine, and fits and writes its latency profile."""

@@ -64,17 +64,19 @@ if TYPE_CHECKING:
     from controller.adapters.vllm.engine import VllmEngine
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Nanoseconds on a core, nanoseconds of waiting for one, and a count: Linux's own account."""
+"""Linux's account of a thread: nanoseconds on a core, nanoseconds of waiting for a core, and a
+count."""
 MAX_SCHEDSTAT_BYTES = 128
 SHORTEST = 64
-"""Tokens of the shortest prompt, unless the engine takes no long ones."""
+"""Tokens of the shortest prompt, unless the engine takes no long prompts."""
 CONTEXT_FACTOR = 8
 STEPS_PER_RUNG = 7
-"""Decode steps that are timed at one size of the batch; odd, so that the median is one of them."""
+"""How many decode steps are timed at one size of the batch. The number is odd, so that the median
+is the time of one of them."""
 
 Report = Callable[[str], None]
 Rung = tuple[int, int]
-"""Tokens of each prompt, and requests in the batch."""
+"""The tokens of each prompt, and the requests in the batch."""
 MakeRequest = Callable[[str, int, int], Frames]
 """Encodes a request: its id, its number of prompt tokens, and its largest number of outputs."""
 
@@ -83,7 +85,8 @@ SOURCE, DESTINATION = Peer("source", 1, ""), Peer("destination", 1, "")
 TOLD, READY, EXPECT, EXPECTING = "told", "ready", "expect", "expecting"
 RECEIVED, FAILED = "received", "failed"
 STAGE_BYTES = 32 << 20
-"""A stage of some 8,000 tokens of the embedded model. On a large model it is a late stage."""
+"""With the embedded model this is a stage of some 8,000 tokens; with a large model, a late
+stage."""
 NUM_LINK_ROUNDS = 10
 START_TIMEOUT_S = 120.0
 """The other process imports torch."""
@@ -128,7 +131,7 @@ def main(descriptor: int) -> None:
 
 
 def sizes_of(engine: "VllmEngine") -> EngineSizes:
-    """Of an engine that is idle."""
+    """The sizes of an idle engine."""
     found = engine.snapshot("profile", 1)
     return EngineSizes(
         block_size=found.block_size,
@@ -149,25 +152,25 @@ def _end_with_parent() -> None:
 
 
 class UnexpectedError(RuntimeError):
-    """The engine did something else than it was asked for; the message says what."""
+    """The engine did not do what it was asked for; the message says what it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenStep:
     time_s: float
     work: Step
-    """What the step's outputs tell of it: prompts that it ended count whole, chunks before do
-    not."""
+    """The step's work as far as its outputs tell: a prompt counts whole in the step that ends it,
+    and chunks before that do not count."""
 
 
 class DrivenEngine:
     """An engine that takes requests and steps as an instance's does, under a clock.
 
-    A step lasts from the end of the one before it to its own: what an instance does on the engine's
-    thread between two steps counts, and outputs are encoded on another thread meanwhile. Nothing is
+    A step lasts from the end of the step before it to its own end. So it includes what an instance
+    does on the engine's thread between two steps, while another thread encodes outputs. Nothing is
     sent anywhere.
 
-    `status_interval_s`: how often an instance looks at its requests for a status. `clock`: in
+    `status_interval_s`: how often an instance looks at its requests for a status. `clock` is in
     seconds."""
 
     def __init__(
@@ -201,16 +204,16 @@ class DrivenEngine:
 
     @property
     def contexts(self) -> list[int]:
-        """Tokens of each request that decodes."""
+        """The tokens of each request that decodes."""
         return [self._prompts[each] + n for each, n in self._num_emitted.items() if n]
 
     @property
     def num_pending(self) -> int:
-        """Requests without a token yet."""
+        """How many requests have no token yet."""
         return sum(not n for n in self._num_emitted.values())
 
     def add(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """The next step begins now."""
+        """Adds a request. The next step begins now."""
         request_id = next(self._ids)
         frames = self._make(request_id, num_prompt_tokens, max_tokens)
         prepared = self._engine.prepare(frames, 0)
@@ -220,7 +223,8 @@ class DrivenEngine:
         self._since_s = self._clock()
 
     def step(self) -> TakenStep:
-        """Raises UnexpectedError if a request was evicted or failed, or nothing is left to do."""
+        """Runs one step. Raises UnexpectedError if a request was evicted or failed, or if nothing
+        is left to do."""
         if not self._engine.has_work():
             raise UnexpectedError("the engine has lost a request")
         outputs = self._engine.step()
@@ -249,7 +253,7 @@ class DrivenEngine:
         return TakenStep(took_s, Step(tuple(prefill), num_decoding, num_context_tokens))
 
     def clear(self) -> None:
-        """Ends all requests, and what the engine has begun for them."""
+        """Ends all requests, and all that the engine has begun for them."""
         self._engine.abort(list(self._prompts))
         for request_id in list(self._prompts):
             self._forget(request_id)
@@ -268,14 +272,14 @@ class DrivenEngine:
 
 
 class CoreClock:
-    """A clock that stands still while its thread waits for a core that others have. It is made and
-    called on one thread.
+    """A clock that stands still while its thread waits for a core that other processes have. It
+    must be made and called on one thread.
 
-    The waits belong to the machine's other work, not to the engine. On two cores with a load of 12
-    the embedded model's steps took five times as long by the wall's clock, and a fit of its decode
-    steps was off by 15% in the median; without the waits by 2.5%. On a quiet machine, and without
-    Linux's account, it is the wall's clock. Threads that the engine's thread waits for
-    (OMP_NUM_THREADS above 1) may have waited themselves: that is not seen.
+    Such waits are caused by the machine's other work, not by the engine. On two cores with a load
+    of 12 the embedded model's steps took five times as long by the wall clock, and a fit of its
+    decode steps was off by 15% in the median; without the waits it was off by 2.5%. On a quiet
+    machine, and without Linux's account, this is the wall clock. It does not see waits of other
+    threads that the engine's thread waits for (OMP_NUM_THREADS above 1).
     """
 
     def __init__(self) -> None:
@@ -291,12 +295,12 @@ class CoreClock:
             waited_s = self._waited_s()
             if waited_s == before_s:
                 return now_s - waited_s
-            # A wait between the two would be in one of them alone: on a busy machine a step took
-            # less than nothing by that.
+            # A wait between both readings would be in only one of them. On a busy machine that gave
+            # steps of negative length.
 
     @property
     def waited_ratio(self) -> float:
-        """Of the time since this clock was made."""
+        """The share of waits in the time since this clock was made."""
         waited_s = self._waited_s() - self._began_waited_s
         return waited_s / (time.perf_counter() - self._began_s)
 
@@ -309,15 +313,15 @@ class CoreClock:
 @dataclass(frozen=True, slots=True)
 class Grid:
     lengths: tuple[int, ...]
-    """Of single prompts."""
+    """The lengths of single prompts."""
     contexts: tuple[int, ...]
-    """Prompts of the batches that grow and decode."""
+    """The lengths of prompts in the batches that grow and decode."""
 
 
 def measure(
     engine: DrivenEngine, sizes: EngineSizes, grid: Grid, num_rounds: int, report: Report
 ) -> StepPoints:
-    """Raises UnexpectedError."""
+    """The times of steps at all points of the grid. Raises UnexpectedError."""
     prefill: dict[int, list[float]] = defaultdict(list)
     decode: dict[Rung, list[TakenStep]] = defaultdict(list)
     mixed: dict[Rung, list[TakenStep]] = defaultdict(list)
@@ -346,7 +350,7 @@ def measure(
 
 
 def _launches_ahead(engine: DrivenEngine, sizes: EngineSizes, num_tokens: int) -> bool:
-    """Whether a prompt's token comes with a later call than that of its last step."""
+    """Whether a prompt's token comes with a later call of `step` than that of its last step."""
     engine.add(num_tokens, 1)
     num_steps = 0
     while engine.num_pending:
@@ -357,7 +361,7 @@ def _launches_ahead(engine: DrivenEngine, sizes: EngineSizes, num_tokens: int) -
 
 
 def _prefill_s(engine: DrivenEngine, num_tokens: int) -> float:
-    """Seconds from a prompt's admission to its token, on an engine with nothing else to do."""
+    """Seconds from a prompt's admission to its token, on an engine that has nothing else to do."""
     engine.add(num_tokens, 1)
     took_s = 0.0
     while engine.num_pending:
@@ -373,7 +377,8 @@ def _grow(
     decode: dict[Rung, list[TakenStep]],
     mixed: dict[Rung, list[TakenStep]],
 ) -> None:
-    """Adds what it measures. Contexts grow a little by what is decoded meanwhile."""
+    """Grows a batch, and adds what it measures to `decode` and `mixed`. Contexts grow a little by
+    the tokens that are decoded meanwhile."""
     wanted = 1
     while (size := next_batch(sizes, engine.contexts, prompt, wanted)) is not None:
         num_before = len(engine.contexts)
@@ -396,7 +401,7 @@ def _grow(
 def _is_mixed(
     step: TakenStep, num_before: int, num_new: int, prompt: int, sizes: EngineSizes
 ) -> bool:
-    """Whether this step computed all new prompts, whole, beside the decodes."""
+    """Whether this step computed all new prompts whole, beside the decodes."""
     in_one_step = num_new * prompt + num_before <= sizes.max_num_batched_tokens
     whole = in_one_step and prompt <= sizes.max_chunk_tokens
     work = step.work
@@ -409,7 +414,8 @@ def _excess(steps: list[TakenStep]) -> float:
 
 
 def _point(steps: list[TakenStep]) -> Point:
-    """All are of one batch, whose context grows evenly: the median of one is that of the other."""
+    """The point of steps of one batch. As its context grows evenly, the median of the contexts
+    belongs to the median of the times."""
     first = steps[0].work
     context = round(median(step.work.num_context_tokens for step in steps))
     work = Step(first.prefill, first.num_decoding, context)
@@ -417,8 +423,8 @@ def _point(steps: list[TakenStep]) -> Point:
 
 
 def grid_of(sizes: EngineSizes) -> Grid:
-    """Lengths double from SHORTEST to the longest that fits; a batch's contexts grow eightfold, up
-    to half of the longest."""
+    """The grid for these sizes. Lengths double from SHORTEST to the longest that fits. A batch's
+    contexts grow eightfold, up to half of the longest."""
     longest = min(sizes.max_model_len - 1, _room_blocks(sizes) * sizes.block_size - 1)
     shortest = SHORTEST
     while shortest > 1 and shortest * 2 * CONTEXT_FACTOR > longest:
@@ -430,9 +436,9 @@ def grid_of(sizes: EngineSizes) -> Grid:
 
 
 def next_batch(sizes: EngineSizes, contexts: Sequence[int], prompt: int, wanted: int) -> int | None:
-    """How large the batch becomes: `wanted`, or as many as fit, with all that they will have
-    decoded when their steps are timed; None if no request more fits. `contexts`: tokens of those
-    that decode now."""
+    """How large the batch becomes: `wanted`, or as many requests as fit with all tokens that they
+    will have decoded when their steps have been timed. None if no further request fits. `contexts`:
+    the tokens of the requests that decode now."""
     for size in range(min(wanted, sizes.max_num_running), len(contexts), -1):
         num_new = size - len(contexts)
         budget = max(1, sizes.max_num_batched_tokens - len(contexts))
@@ -445,7 +451,7 @@ def next_batch(sizes: EngineSizes, contexts: Sequence[int], prompt: int, wanted:
 
 
 def chunks_of(num_tokens: int, max_chunk_tokens: int) -> tuple[tuple[int, int], ...]:
-    """How a prompt that is alone is cut: tokens of each step, and those before."""
+    """How a prompt that is alone is cut into steps: the tokens of each step, and those before."""
     return tuple(
         (min(max_chunk_tokens, num_tokens - before), before)
         for before in range(0, num_tokens, max_chunk_tokens)
@@ -462,8 +468,8 @@ def _room_blocks(sizes: EngineSizes) -> int:
 
 
 def measure_link(blocks: KvBlocks, num_blocks: int) -> LinkFigures:
-    """`num_blocks`: of the engine, without the first, which vLLM keeps empty. Raises
-    TransferError."""
+    """How fast the KV link is. `num_blocks`: the engine's blocks without the first one, which vLLM
+    keeps empty. Raises TransferError."""
     num_copied = max(1, min(STAGE_BYTES // blocks.block_bytes, num_blocks))
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
@@ -494,7 +500,7 @@ async def _measure(pipe: Connection, blocks: KvBlocks, num_copied: int) -> LinkF
 
 
 async def _copy(end: "LinkEnd", stage_id: str, num_blocks: int) -> float:
-    """Seconds until the other process said that it has all of a stage."""
+    """Seconds until the other process says that it has the whole stage."""
     end.say(EXPECT, (stage_id, num_blocks))
     await end.hear(COPY_TIMEOUT_S)  # it expects the stage
     began_s = time.perf_counter()
@@ -508,8 +514,8 @@ async def _copy(end: "LinkEnd", stage_id: str, num_blocks: int) -> float:
 class LinkEnd:
     """One end of a link between two processes. It is made on an event loop and closed there.
 
-    TOLD carries the transfer's own messages, which instances send by their mailboxes. All other
-    messages are for whoever waits for them."""
+    TOLD carries the transfer's own messages, which instances send by their mailboxes. `hear`
+    returns all other messages."""
 
     def __init__(self, me: Peer, other: Peer, pipe: Connection, blocks: KvBlocks) -> None:
         self.transfer = TcpKvTransfer(lambda: me, HOST)
@@ -524,7 +530,8 @@ class LinkEnd:
             self._pipe.send((kind, content))
 
     async def hear(self, timeout_s: float | None = None) -> tuple[str, Any]:
-        """Raises TransferError if the other end is gone, or silent for so long."""
+        """The next message. Raises TransferError if the other end is gone, or silent for
+        `timeout_s`."""
         try:
             found = await asyncio.wait_for(self._heard.get(), timeout_s)
         except TimeoutError:
@@ -554,8 +561,8 @@ class LinkEnd:
 
 
 def receive_all(pipe: Connection, block_bytes: int, num_blocks: int) -> None:
-    """The process at the destination: it takes each stage that the source announces, until the
-    source is gone."""
+    """What the process at the destination runs: it takes each stage that the source announces,
+    until the source is gone."""
     from controller.adapters.vllm.worker_side import spare_blocks
 
     asyncio.run(_receive_all(pipe, spare_blocks(block_bytes, num_blocks)))

@@ -2,9 +2,10 @@
 a profile's constants to what was measured: least squares of the relative errors, with no constant
 below zero.
 
-A prompt and a decode step are each a sum of three constants times what is known of the work, so
-each is a linear problem with three unknowns. The best solution without negative constants is the
-best one of some subset of them with the others at zero: there are seven subsets, and all are tried.
+The time of a prompt and of a decode step are each a sum of three constants times known figures of
+the work, so each fit is a linear problem with three unknowns. The best solution without negative
+constants is the best solution of some subset of them, with the other constants at zero. There are
+seven subsets, and all are tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from controller.model.profile import LatencyProfile
 Matrix = NDArray[np.float64]
 
 SMALLEST_SINGULAR_RATIO = 1e-6
-"""Below it, the columns of a grid are taken for dependent."""
+"""Below this ratio the columns of a grid count as dependent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Step:
     """The work of one step, as `LatencyProfile.step_time_s` takes it."""
 
     prefill: tuple[tuple[int, int], ...] = ()
-    """For each prompt or chunk: tokens computed in this step, tokens computed before."""
+    """For each prompt or chunk, the tokens computed in this step and the tokens computed before."""
     num_decoding: int = 0
     num_context_tokens: int = 0
 
@@ -53,20 +54,20 @@ class Point:
         return sum(step.time_s(profile) for step in self.steps)
 
     def error(self, profile: LatencyProfile) -> float:
-        """Relative to what was measured; positive where the profile is too slow."""
+        """The relative error against the measured time; positive if the profile is too slow."""
         return self.fitted_s(profile) / self.time_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepPoints:
-    """`prefill`: single prompts, whole. `decode`: steps in which all decode. `mixed`: steps that
-    prefill whole prompts beside decodes; nothing is fitted to them."""
+    """`prefill`: whole single prompts. `decode`: steps in which all requests decode. `mixed`: steps
+    that prefill whole prompts beside decodes; nothing is fitted to them."""
 
     prefill: tuple[Point, ...] = ()
     decode: tuple[Point, ...] = ()
     mixed: tuple[Point, ...] = ()
     decode_excess: float = 0.0
-    """How much longer decode steps took in the mean than in the median, which is their point's."""
+    """By how much the mean time of decode steps exceeds the median, which is a point's time."""
 
     def by_kind(self) -> Iterator[tuple[str, tuple[Point, ...]]]:
         return iter((("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed)))
@@ -74,8 +75,8 @@ class StepPoints:
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """A stage of `num_bytes` took `stage_s` over the KV link, and one of a single block
-    `one_block_s`: the fastest rounds."""
+    """In the fastest rounds a stage of `num_bytes` took `stage_s` over the KV link, and a stage of
+    a single block `one_block_s`."""
 
     num_bytes: int
     stage_s: float
@@ -88,9 +89,9 @@ class LinkFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """What the engine says of itself; the names are those of `LatencyProfile`.
+    """What the engine says of itself, with the names of `LatencyProfile`.
 
-    `max_chunk_tokens`: what a step computes of one prompt. `kv_block_bytes` is 0 where other
+    `max_chunk_tokens`: how much of one prompt a step computes. `kv_block_bytes` is 0 if other
     processes hold the KV cache, so that nothing can be copied from it.
     """
 
@@ -105,7 +106,7 @@ class EngineSizes:
 
     @property
     def watermark_ratio(self) -> float:
-        """What gives `watermark_blocks` again where it is rounded as vLLM rounds it."""
+        """The ratio that gives `watermark_blocks` again when it is rounded as vLLM rounds it."""
         if not self.watermark_blocks:
             return 0.0
         return (self.watermark_blocks + 0.5) / (self.num_total_blocks + 1)
@@ -116,14 +117,14 @@ class Measured:
     sizes: EngineSizes
     points: StepPoints
     link: LinkFigures | None
-    """None: both figures that come of it were given."""
+    """None if both figures that follow from it were given."""
     waited_ratio: float
-    """Of the time that the steps were measured, what the engine's thread waited for a core that
-    others had; no point counts these waits."""
+    """The share of the time of the measured steps in which the engine's thread waited for a core
+    that other processes had. No point counts these waits."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """`with_link`: whether the KV link is measured too."""
+    """What the engine's process has to do. `with_link`: whether it measures the KV link, too."""
 
     engine_args: dict[str, Any]
     num_rounds: int
@@ -136,14 +137,14 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """`detail`: the exception's type and its text. `doing`: what failed."""
+    """`doing`: what failed. `detail`: the exception's type and its text."""
 
     doing: str
     detail: str
 
 
 class NoLink(msgspec.Struct, frozen=True, tag=True):
-    """This engine's KV cache cannot be copied, so nothing else was measured either."""
+    """Blocks of this engine's KV cache cannot be copied, so nothing was measured at all."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -155,7 +156,7 @@ Message = Said | Failed | NoLink | Done
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative, without its sign, over some points."""
+    """The relative errors over some points, without their signs."""
 
     median: float
     largest: float
@@ -168,7 +169,7 @@ class FitError:
 
 
 class DegenerateError(ValueError):
-    """The points do not tell the constants apart; the message says what they lack."""
+    """The points do not determine the constants; the message says what they lack."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,24 +52,25 @@ from controller.model.profile import LatencyProfile, checked
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.profile.engine_process")
 LOG = "profile.log"
-"""In the state folder: what vLLM says while it is measured."""
+"""The file in the state folder with what vLLM says while it is measured."""
 LINK_KEYS = frozenset({"kv_bytes_per_token", "copy_bytes_per_s"})
 BUSY_RATIO = 0.05
-"""Of the time; with longer waits for a core a profile says that the machine was busy."""
+"""A share of the time. With longer waits for a core, the profile says that the machine was busy."""
 UNSTEADY_RATIO = 0.05
-"""With decode steps that take so much longer in the mean than in the median it says so."""
+"""If the mean of the decode steps exceeds the median by more, the profile says that the machine was
+unsteady."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 EXAMPLE = "llumctl profile --set copy_bytes_per_s=10e9"
 GROUPS = ("description", "block_size", "prefill_base_s")
-"""Fields before which a file has an empty line, but for the first."""
+"""Fields before which a file has an empty line, except at its beginning."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`given`: figures of the profile that stand whatever is measured."""
+    """`given`: figures that the profile gets as they are, instead of measured ones."""
 
     path: Path
     force: bool
@@ -84,7 +85,7 @@ class Profiled:
 
 
 def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
-    """Raises LlumctlError; then there is no file."""
+    """Measures an engine and writes its profile. Raises LlumctlError; then there is no file."""
     if emulation.is_emulated(settings):
         raise UsageError(
             "the engines of this configuration are emulated: they have a profile, and give none",
@@ -177,7 +178,7 @@ def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iter
 
 
 def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
-    """vLLM's arguments and the threads of one instance as `up` would start it."""
+    """vLLM's arguments, and the number of threads, of one instance as `up` would start it."""
     planned = preflight.planned(settings)
     model, config_file = preflight.resolve_model(settings.cluster.model)
     args = planned.engine_args | {"model": model}
@@ -212,7 +213,8 @@ def _measured(task: Task, num_threads: int, model: str, report: Report) -> Measu
 
 @contextmanager
 def _engine_process(task: Task, num_threads: int, log: Path) -> Iterator[IO[bytes]]:
-    """Its messages. When the block is left, no process of it is."""
+    """Runs the engine's process, and yields its messages. When the block is left, that process and
+    all that it started have ended."""
     nonce = secrets.token_hex(8)
     environment = own_environment() | {NONCE_VARIABLE: nonce, "OMP_NUM_THREADS": str(num_threads)}
     ours, theirs = os.pipe()
@@ -272,8 +274,8 @@ def _cpu_name() -> str:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuses, before anything is measured, a file that could not be written or would be
-    overwritten."""
+    """Refuses a file that could not be written or would be overwritten, before anything is
+    measured."""
     if path.suffix != ".toml":
         raise UsageError(f"-o: {path} does not end in .toml, as a profile's file must")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -284,8 +286,8 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
-    """Raises RefusedError if there is a file by now and not `force`, LlumctlError if it cannot be
-    written; then nothing is left of it."""
+    """Writes the file whole, or not at all. Raises RefusedError if there is a file by now, unless
+    `force`, and LlumctlError if the file cannot be written."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("x", encoding="utf-8") as file:
@@ -318,7 +320,8 @@ def text_of(profile: LatencyProfile, points: StepPoints) -> str:
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Floats to four digits: a file has no more, and errors are those of the file."""
+    """Floats with four digits. A file has no more, and the errors in it are those of these
+    figures."""
     return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
 
 
@@ -358,8 +361,8 @@ def _toml(value: object) -> str:
 
 
 def _inside(line: str) -> str:
-    """Of a TOML string: as JSON writes it, and without the one control character that JSON lets
-    stand."""
+    """A line as it stands in a TOML string: as JSON writes it, but with the one control character
+    escaped that JSON leaves as it is."""
     return json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
 
 
@@ -370,7 +373,8 @@ def _is_there(path: Path) -> RefusedError:
 
 
 def parse_given(assignments: Iterable[str]) -> dict[str, Any]:
-    """Values as TOML writes them; a text needs no quotes. Raises UsageError."""
+    """The figures of `--set` assignments. Values are written as in TOML, but texts need no quotes.
+    Raises UsageError."""
     found: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, raw = (part.strip() for part in assignment.partition("="))
