@@ -1,6 +1,6 @@
 """Bounds the records of a log, so that no client can make a record long, or forge another one. It
-is a module of its own because the head process, which has no other part of the runtime, uses it
-too.
+is a module of its own because every process uses it, and the head process needs no other part of
+this package.
 
 Without this, a message role of 1 MB became a line of 1 MB, and a path with an encoded line break
 began a line of its own. The records of all loggers of this process pass here, also those of

@@ -1,13 +1,12 @@
 """What API keys use of the whole cluster, and when a request of a key is refused.
 
-A key is known by its hash (`api.settings.key_file.key_id`), never by itself. Each frontend counts
-its own requests (`KeyUse`): each choice of `n` > 1 counts as a request with its prompt. The
-controller has what each frontend said last, and what came to be asked since (`KeyTable`); it
-decides. A frontend's own part is exact in each of its requests; that of the others is as old as
-their last word, which counts each of their requests that came here since. So a limit of live
+A key is known only by its hash (`api.settings.key_file.key_id`). Each frontend counts its own
+requests (`KeyUse`); each choice of `n` > 1 counts as a request with its prompt. The controller
+decides (`KeyTable`). It knows what each frontend said last and which requests have come since. Each
+request of a frontend brings the frontend's exact counts; the counts of the other frontends are as
+old as their last messages, plus the requests that came from there since. So a limit of live
 requests is never exceeded while the controller is there, and a place that became free elsewhere is
-found free a little later. While the controller is away each frontend goes by its share of the
-limits.
+noticed a little later. While the controller is away, each frontend applies its share of the limits.
 """
 
 import math
@@ -25,7 +24,7 @@ MOST_RETRY_S = 60
 
 
 OwnLimits = Mapping[str, Mapping[str, int]]
-"""By the hash of a key, those fields of `KeyLimits` that it has of its own."""
+"""By the hash of a key: the fields of `KeyLimits` for which the key has its own values."""
 NO_KEYS: OwnLimits = MappingProxyType({})
 
 
@@ -41,11 +40,11 @@ def refusal(
     num_live_elsewhere: int = 0,
     num_tokens_elsewhere: int = 0,
 ) -> Refusal | None:
-    """Why this request of a key is refused; None: it is not. `elsewhere`: at other frontends.
+    """Why this request of a key is refused; None if it is not. `elsewhere`: at other frontends.
 
-    A key may overdraw its tokens by the requests that it has when it reaches the limit, since
-    nobody knows how long an output will be. It may come again when as many tokens are older than
-    a minute as it used too many, if it used them evenly.
+    A key may exceed its tokens by the requests that it has when it reaches the limit, since it is
+    not known how long an output will be. It may come again when enough of its tokens are older than
+    a minute, if it used them evenly.
     """
     most, num_live = limits.live_requests, asked.num_live_of_key + num_live_elsewhere
     if most and num_live > most:
@@ -59,7 +58,7 @@ def refusal(
 
 @value
 class KeyTotal:
-    """Of one key at all frontends. `num_refused` since the controller began."""
+    """The use of one key at all frontends. `num_refused`: since the controller began."""
 
     key: str
     num_live: int
@@ -68,7 +67,7 @@ class KeyTotal:
 
 
 class _Part:
-    """Of one key at one frontend, as in `KeyUsed`."""
+    """The use of one key at one frontend, as in `KeyUsed`."""
 
     __slots__ = (
         "num_ended",
@@ -85,8 +84,9 @@ class _Part:
 
 
 class _Ended:
-    """What the last requests of a key that ended put out: half of what is known is forgotten after
-    so many."""
+    """The outputs of the last requests of a key that ended. After MAX_REQUESTS, half of the counts
+    are
+    forgotten."""
 
     __slots__ = ("num_requests", "num_tokens")
     MAX_REQUESTS = 256
@@ -103,7 +103,7 @@ class _Ended:
 
 
 class KeyTable:
-    """The controller's part. `limits` of each key, but for those that it has of its own."""
+    """The controller's part. `limits`: of each key, unless the key has its own."""
 
     def __init__(self, limits: KeyLimits, own: OwnLimits = NO_KEYS) -> None:
         self.limits = limits
@@ -117,7 +117,7 @@ class KeyTable:
         return self.limits.of(key, self._own)
 
     def told(self, told: KeysTold) -> None:
-        """Takes a frontend's word."""
+        """Takes what a frontend says."""
         for used in told.keys:
             part = self._part(used.key, told.frontend_id)
             if used.num_ended < part.num_ended:  # the frontend began anew
@@ -130,8 +130,8 @@ class KeyTable:
             part.num_running, part.num_running_tokens = used.num_running, used.num_running_tokens
 
     def mean_output(self, key: str) -> float:
-        """Tokens that a request of the key put out lately, in the mean: those that ended, and those
-        that run with what they put out so far. 0 before the first token."""
+        """The mean number of output tokens of the key's last requests: of those that ended, and of
+        those that run with their tokens so far. 0 before the first token."""
         ended, running = self._ended.get(key, _Ended()), self._parts.get(key, {}).values()
         num_requests = ended.num_requests + sum(part.num_running for part in running)
         num_tokens = ended.num_tokens + sum(part.num_running_tokens for part in running)
@@ -155,14 +155,15 @@ class KeyTable:
             by_code[found.code] = by_code.get(found.code, 0) + 1
             return found
         part = self._part(key, request.frontend_id)
-        # A request that is asked for again has old numbers; the frontend's next word has new ones.
+        # A request that is asked for again has old numbers; the frontend's next message has new
+        # ones.
         part.num_live = max(part.num_live, request.num_live_of_key)
         num_tokens = request.num_tokens_of_key + request.num_prompt_tokens
         part.num_tokens = max(part.num_tokens, num_tokens)
         return None
 
     def frontend_died(self, frontend_id: str) -> None:
-        """Its live requests are over. Its tokens are forgotten, too."""
+        """The frontend's live requests are over. Its tokens are forgotten too."""
         for parts in self._parts.values():
             parts.pop(frontend_id, None)
 
@@ -209,22 +210,22 @@ class _Used:
 
 
 class KeyUse:
-    """What a frontend counts of its own requests by their API keys: live ones, and tokens.
+    """What a frontend counts of its own requests by their API keys: live requests and tokens.
 
-    A prompt counts from when its request comes, so that of many at once each knows of those before
-    it; if the request never gets an instance its prompt is taken back. Requests without a key cost
-    nothing here. Times are the frontend's, and only go up.
+    A prompt counts as soon as its request comes, so that each of many requests at once knows of
+    those before it. If the request never gets an instance, its prompt is subtracted again. Requests
+    without a key cost nothing here. Times are by the frontend's clock, and only go up.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
         self._by_key: dict[str, _Used] = {}
-        """As many as there are keys: unknown ones never come so far."""
+        """At most one entry for each key that exists, as unknown keys are refused before."""
         self._told: dict[str, KeyUsed] = {}
 
     def began(self, request: DispatchRequested, now_s: float) -> DispatchRequested:
-        """Counts it; returns it with how much its key uses here: live ones with it, tokens
-        before it."""
+        """Counts the request; returns it with what its key uses here: the live requests including
+        this one, and the tokens before it."""
         if not request.api_key:
             return request
         used = self._by_key.setdefault(request.api_key, _Used())
@@ -232,7 +233,8 @@ class KeyUse:
         self._live[request.request_id] = _Live(request.api_key, request.num_prompt_tokens, now_s)
         used.num_live += 1
         used.window.add(request.num_prompt_tokens, now_s)
-        # The controller counts it by its own question. If nothing comes of it, it has to hear so.
+        # The controller counts the request when it is asked. If the request is given up, the
+        # controller has to hear of that.
         self._told.pop(request.api_key, None)
         return replace(request, num_live_of_key=used.num_live, num_tokens_of_key=num_tokens)
 
@@ -260,7 +262,7 @@ class KeyUse:
             used.window.take_back(live.num_prompt_tokens, live.began_s)
 
     def news(self, now_s: float) -> tuple[KeyUsed, ...]:
-        """Of the keys that use something else than was told last."""
+        """The use of the keys for which it has changed since it was told last."""
         found: list[KeyUsed] = []
         for key, used in self._by_key.items():
             told = KeyUsed(
@@ -278,7 +280,7 @@ class KeyUse:
         return tuple(found)
 
     def tell_all_again(self) -> None:
-        """The controller is another one, and knows nothing."""
+        """There is another controller, which knows nothing yet."""
         self._told.clear()
 
     def check(self) -> None:

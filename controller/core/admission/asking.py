@@ -1,18 +1,19 @@
-"""Where a frontend's new request goes: the frontend asks the controller until that answers.
+"""The frontend's machine of admission: it asks the controller where each new request goes until the
+controller answers.
 
 While the controller is silent the frontend decides alone by the last known statuses
-(scheduler-bypass, paper section 5), so that a dead controller fails no request: at once for each
-request, or with late binding, where many may be waiting, as fast as they fit. While it knows no
-instance that could take a request, the request waits as it would at the controller: the next one is
-mostly there within seconds.
+(scheduler-bypass, paper section 5), so that a dead controller fails no request. It decides at once
+for each request; with late binding, where many requests may wait, they go as fast as they fit.
+While it knows no instance that could take a request, the request waits as it would at the
+controller; the next instance usually comes within seconds.
 
-    ASKING     The controller is asked. A question may get lost, or the controller that held the
-               request, so it is asked again from time to time.
-    PAUSING    The answer named an instance that is not listed: it died, or it starts. The
-               controller is asked again after a while, as both sides know that soon.
-    ANSWERED   An answer has come. Whoever waits for it looks at it next, and only then it is known
-               whether its instance is listed still.
-    OVER       Nobody asks, or not any more.
+    ASKING     The controller is asked. The question may get lost, or the controller where the
+               request waited, so it is asked again from time to time.
+    PAUSING    The answer named an instance that is not listed, because it died or starts. The
+               controller is asked again after a while, when both sides know that.
+    ANSWERED   An answer has come. Whoever waits for it looks at it next; only then it is checked
+               whether its instance is still listed.
+    OVER       The request is not asked for, or not any more.
 
     state             event          next       instructions
     OVER              Asked          ASKING     AskController, WakeAt
@@ -28,9 +29,8 @@ mostly there within seconds.
     any but OVER      Aborted        OVER       Resume; Withdraw, unless it was ANSWERED
     ASKING, PAUSING   RankChanged    the same   AskController: a held request gets its new place
 
-A controller's dispatch that is not used is given back in any case, or the controller would count
-its request as on its way for ever: TellUnused, at once or when the next directory lists its
-instance.
+A controller's dispatch that is not used is always given back, as the controller would count its
+request as on its way for ever: TellUnused, at once or when the next directory lists the instance.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,17 +50,18 @@ from controller.core.scheduler_events import (
 )
 from controller.core.value import value
 
-# A live controller answers in well under 10 ms, or holds the request on purpose and keeps sending
-# directories; it is bypassed when neither answers nor directories come for this long.
+# A live controller answers in well under 10 ms, or lets the request wait on purpose and keeps
+# sending directories. If neither answers nor directories come for so long, it is bypassed.
 CONTROLLER_SILENCE_S = 1.0
-# With late binding thousands may be held for minutes. A new controller is asked at once; this is
-# for questions and answers that got lost.
+# With late binding thousands of requests may wait for minutes. A new controller is asked at once;
+# this interval is for questions and answers that got lost.
 MAX_ASK_AGAIN_S = 8.0
 BYPASS_EVERY_S = 0.05
 AT_LEAST_EVERY_S = 1.0
-"""The first goes so often even where nothing seems to fit: other frontends' requests end unseen."""
-# A dispatch to an instance that is not listed is asked for again, after each of these: the death,
-# or the start, is known to both sides soon.
+"""The first request goes after so long even if it does not seem to fit, as requests of other
+frontends end unseen."""
+# After a dispatch to an instance that is not listed, the controller is asked again after each of
+# these times: both sides soon know of the death, or of the start.
 GONE_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 ALONE = 0
 """The sequence number of a dispatch that the frontend chose, which no controller counts."""
@@ -78,7 +79,7 @@ class AskState(StrEnum):
 
 @value
 class Asked:
-    """A request that is new, or was lost. It is not asked for already."""
+    """A request that is new, or was lost. It must not be asked for already."""
 
     request: DispatchRequested
 
@@ -118,9 +119,9 @@ class RankChanged:
 
 @value
 class ControllerHeard:
-    """The controller told which instances it lists; `Known` has them by now. `controller`: which
-    process it is. `room_to_grow_tokens`: with late binding, of its settings; else None.
-    `hold_timeout_s`: for so long a request waits while no instance could take it."""
+    """The controller sent its list of instances, which `Known` has by now. `controller`: names its
+    process. `room_to_grow_tokens`: its setting with late binding; else None. `hold_timeout_s`: how
+    long a request waits while no instance could take it."""
 
     controller: str
     num_frontends: int
@@ -131,7 +132,7 @@ class ControllerHeard:
 
 @value
 class Unused:
-    """This dispatch came too late for what it was asked for."""
+    """This dispatch came too late for its request."""
 
     dispatch: Dispatch
 
@@ -179,7 +180,7 @@ class TellUnused:
 
 @value
 class TellKeysAgain:
-    """To another controller, which knows nothing of what API keys use."""
+    """Tell another controller, which does not know it yet, what API keys use."""
 
 
 @value
@@ -238,24 +239,24 @@ class Known(Protocol):
         """None if the instance is not listed, or another incarnation of it is."""
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
-        """The last ones."""
+        """The last snapshots of the instances."""
 
     def open_snapshots(self) -> Sequence[InstanceSnapshot]:
-        """Those of the instances that get new requests."""
+        """The last snapshots of the instances that get new requests."""
 
 
 class OwnRequests(Protocol):
-    """The frontend's own requests, which all have an instance."""
+    """The frontend's own requests that have an instance."""
 
     def num_by_owner(self) -> Mapping[str, int]:
         """How many of them each instance has, by id."""
 
     def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
-        """What they take of each instance, by id."""
+        """By instance id: how many blocks they take there."""
 
 
 RefusalAlone = Callable[[DispatchRequested, int], Refusal | None]
-"""Without a controller: why this frontend, one of so many, refuses the request."""
+"""Why this frontend, one of so many, refuses the request while there is no controller."""
 
 
 # -- the machine ---------------------------------------------------------------------------
@@ -267,14 +268,14 @@ class _Asked:
     since_s: float
     state: AskState = AskState.ASKING
     wait_s: float = CONTROLLER_SILENCE_S
-    """While ASKING: between the last question and the next one."""
+    """While ASKING: the time between the last question and the next one."""
     wake_s: float = 0.0
     """While ASKING or PAUSING: when the next question is due."""
     answer: Dispatch | Reject | None = None
-    """Only while ANSWERED. None then: the frontend decides alone, as late as when the request is
-    sent, since each of its own requests counts for the next decision."""
+    """Only while ANSWERED. None then means that the frontend decides alone. It does so when the
+    request is sent, since each of its own requests counts for the next decision."""
     num_gone: int = 0
-    """Answers so far that named an instance that is not listed; at most one for each pause, and
+    """How many answers so far named an instance that is not listed; at most one for each pause, and
     the last one."""
 
     @property
@@ -290,19 +291,19 @@ class Asking:
         self._asked: dict[str, _Asked] = {}
         """By request id, in the order in which they came; none is OVER."""
         self._unused: list[Dispatch] = []
-        """Dispatches to instances that are not listed: the next directory tells whether they
-        live."""
+        """Dispatches to instances that are not listed; the next directory tells whether they are
+        alive."""
         self._heard = ControllerHeard("", 1, None, takes_requests=True, hold_timeout_s=30.0)
         self._heard_s = float("-inf")
         self._open_s = float("-inf")
         """When an instance could take requests last, as far as is known here."""
         self._is_bypassing = False
-        """A BypassDue is to come. True while any request, under late binding, waits for longer
+        """Whether a BypassDue will come. With late binding, True while any request waits for longer
         than an answer takes."""
         self._own_blocks_then: Mapping[str, int] = {}
         """What the frontend's requests took of each instance when the controller was heard last."""
         self._release: PacedRelease | None = None
-        """Since the controller is silent, with late binding."""
+        """With late binding: set while the controller is silent."""
 
     # -- questions -----------------------------------------------------------------------
 
@@ -454,7 +455,7 @@ class Asking:
         return told
 
     def _tell_unused(self, dispatch: Dispatch) -> list[Instruction]:
-        """Nothing if that incarnation is not listed."""
+        """Gives the dispatch back to its instance; nothing if that incarnation is not listed."""
         instance = self._known.ref(dispatch.instance_id, dispatch.incarnation)
         return [] if instance is None else [TellUnused(instance, dispatch)]
 
@@ -462,8 +463,8 @@ class Asking:
 
     def _choose(self) -> InstanceSnapshot | None:
         """The instance with the fewest own requests, then the most free blocks, then the first id.
-        Own requests count first: by a stale freeness alone all would go to one instance. None if
-        none is open."""
+        Own requests count first, as by an old freeness alone all requests would go to one instance.
+        None if no instance is open."""
         num_own = self._own.num_by_owner()
         return min(
             self._known.open_snapshots(),
@@ -472,16 +473,16 @@ class Asking:
         )
 
     def _overdue_since_s(self, now_s: float) -> float:
-        """Requests that wait for longer than since then get a refusal, as at the controller: no
-        instance could take them for all that time."""
+        """Refuses requests that have waited too long, as the controller would: no instance could
+        take them for all that time."""
         if self._known.open_snapshots():
             self._open_s = now_s
         overdue_s = now_s - self._heard.hold_timeout_s
         return overdue_s if self._open_s <= overdue_s else float("-inf")
 
     def _bypass(self, now_s: float) -> list[Instruction]:
-        """With late binding: decides for those that wait whenever the controller is silent, as long
-        as any request is asked for."""
+        """With late binding: decides for the waiting requests while the controller is silent, as
+        long as any request is asked for."""
         self._is_bypassing = bool(self._asked)
         if not self._asked:
             return []
@@ -560,7 +561,8 @@ def _alone(request: DispatchRequested, chosen: InstanceSnapshot) -> Dispatch:
 
 
 class PacedRelease:
-    """What a frontend does with requests that the controller held for want of room, once that is
+    """What a frontend does with requests that waited at the controller for room, once the
+    controller is
     gone: they go in order, and only as far as the last known free blocks allow.
 
     All at once they would fill the queues of instances at which nothing fits, which is what late
@@ -581,7 +583,7 @@ class PacedRelease:
     ) -> None:
         self._block_size = 1
         self._room: dict[str, int] = {}
-        """What this frontend's requests may take of each instance, in blocks."""
+        """Computes how many blocks of each instance this frontend's requests may take."""
         for snapshot in snapshots:
             self._block_size = snapshot.block_size
             room = Room.of(snapshot, room_to_grow_tokens)
@@ -596,8 +598,9 @@ class PacedRelease:
         alive: Iterable[str],
         now_s: float,
     ) -> list[tuple[str, str]]:
-        """(request id, instance id) of those that go now, in order. `own_blocks`: what this
-        frontend's requests take now; `alive`: the instances that may get requests. Mutates."""
+        """(request id, instance id) of the requests that go now, in order. `own_blocks`: the blocks
+        that this frontend's requests take now. `alive`: the instances that may get requests.
+        Mutates."""
         free = {i: self._room.get(i, 0) - own_blocks.get(i, 0) for i in alive}
         found: list[tuple[str, str]] = []
         if not free:

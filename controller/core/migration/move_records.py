@@ -1,7 +1,8 @@
-"""An order to move a request, and what is remembered of its move: its plan while it runs, its
-figures when it is over, the cluster's log of moves that are over, and how fast blocks went lately.
+"""An order to move a request, and the records of moves: the plan of a move under way, the figures
+of a move that is over, the cluster's log of moves that are over, and how fast blocks were copied
+lately.
 
-Nothing here has a clock: times are the caller's.
+Times are by the caller's clock.
 """
 
 from bisect import bisect_left
@@ -23,8 +24,8 @@ DESTINATION_DIED = "destination_died"
 
 @dataclass(frozen=True, slots=True)
 class MoveOrder:
-    """To a source, by the controller or by the source itself. `migration_id` is empty where only a
-    plan is wanted."""
+    """An order to a source, by the controller or by the source itself. `migration_id` is empty if
+    only a plan is wanted."""
 
     migration_id: str
     request_id: str
@@ -36,7 +37,7 @@ class MoveOrder:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """One stage's copy, as one side saw it; waits for the bandwidth limit are part of the time."""
+    """One stage's copy, as one side saw it. The time includes waits for the bandwidth limit."""
 
     num_blocks: int
     num_bytes: int
@@ -45,8 +46,8 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class MoveRecord:
-    """One move that is over. `outcome` is the source's last state, `code` why it is not `migrated`.
-    `num_cached_blocks` were at the destination already."""
+    """One move that is over. `outcome`: the source's last state. `code`: why that is not
+    `migrated`. `num_cached_blocks`: how many blocks the destination already had."""
 
     migration_id: str
     request_id: str
@@ -63,7 +64,7 @@ class MoveRecord:
     """The figures by which the cluster chose the move, if it did."""
     waited: bool = False
     """The request waited for memory before it moved, or at the destination before its first token
-    there: that is what its client waited for, and not the move."""
+    there. Then its client waited for memory, and not for the move."""
 
     @property
     def num_blocks(self) -> int:
@@ -83,7 +84,8 @@ class MoveRecord:
         return labels | ({"code": self.code, "why": why(self.code)} if self.code else {})
 
     def numbers(self) -> Mapping[str, Number]:
-        """The figures of this move's event: the decision's, totals, then stage by stage."""
+        """The figures of this move's event: those of the decision, totals, then those of each
+        stage."""
         figures: dict[str, Number] = {
             **self.decision,
             "num_stages": len(self.stages),
@@ -125,7 +127,7 @@ class MovePlan:
     num_blocks: int
     num_bytes: int
     expected_copy_time_s: float | None
-    """None: nothing was copied yet from which to tell."""
+    """None: nothing was copied yet, so this is not known."""
 
 
 # -- the moves that are over --------------------------------------------------------------
@@ -155,18 +157,18 @@ class MoveLog:
         self.num_by_reason: Counter[tuple[str, str]] = Counter()
         """By (outcome, reason)."""
         self.num_bytes = 0
-        """Bytes copied by all moves, also by those that came to nothing."""
+        """The bytes copied by all moves, including those that failed."""
         self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
-        """Moves by the first bound that their downtime does not exceed; the last number is of those
-        above all bounds."""
+        """How many moves had a downtime up to each bound and above the one before; the last number
+        is of downtimes above all bounds."""
         self.sum_downtimes_s = 0.0
         self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """(downtime, excess) by move, for the last few that were timed before they ended."""
         self._migrated, self._failed = CountWindow(), CountWindow()
-        """Those of the last minute. A move whose request ended is neither."""
+        """The moves of the last minute. A move whose request ended is in neither."""
 
     def ended(self, record: MoveRecord, now_s: float, reason: str) -> None:
-        """`reason`: one of `leaving.MOVE_REASONS`."""
+        """`reason`: one of `cluster_spec.MOVE_REASONS`."""
         downtime_s, excess_s = self._timed.pop(record.migration_id, (None, None))
         self.recent.append(EndedMove(record, now_s, downtime_s, excess_s))
         self.num_by_outcome[record.outcome] += 1
@@ -221,10 +223,10 @@ class CopyRates:
     def __init__(self) -> None:
         self._all: deque[_Copied] = deque(maxlen=NUM_MOVES_MEASURED)
         self._by_destination: OrderedDict[str, deque[_Copied]] = OrderedDict()
-        """In bytes; the last used link last."""
+        """Counted in bytes; the link that was used last is at the end."""
 
     def measured(self, record: MoveRecord) -> None:
-        """Ignores a move that came to nothing, or copied nothing."""
+        """Takes a move's record. Ignores a move that failed, or copied nothing."""
         if record.outcome != "migrated" or record.copy_time_s <= 0 or not record.num_bytes:
             return
         link = self._by_destination.setdefault(
@@ -237,8 +239,8 @@ class CopyRates:
             copied.append((record.num_bytes, record.copy_time_s))
 
     def bytes_per_s(self, destination_id: str) -> float | None:
-        """To that instance, or over all links if nothing went there yet; None if nothing was copied
-        yet."""
+        """The rate to that instance, or over all links if nothing was copied there yet; None if
+        nothing was copied at all."""
         return _rate(self._by_destination.get(destination_id) or self._all)
 
 
@@ -251,8 +253,8 @@ class MovePace:
 
 
 def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
-    """None if none of the moves moved anything. In blocks, as the controller does not know how many
-    bytes a block has."""
+    """The pace of these moves; None if none of them moved a request. It counts blocks, as the
+    controller does not know how many bytes a block has."""
     moved = [record for record in records if record.outcome == "migrated"]
     if not moved:
         return None

@@ -1,9 +1,9 @@
-"""Changed priorities of a frontend's live requests: who has to hear of them, until it says so.
+"""The frontend's machine of changed priorities: it tells the owner of each live request about a
+changed rank until the owner confirms it.
 
 The frontend counts the changes of each request's rank and tells the owner until the owner confirms
 the last one. A new owner is told too, although the rank travels with a move. So no change is lost,
-whichever instance dies or gives the request back, and an older change never counts over a newer
-one.
+whichever instance dies or gives the request back, and an older change never replaces a newer one.
 
     TOLD        The owner was told, or there is none now, and the present owner has not confirmed.
     CONFIRMED   The present owner confirmed the last change, in the epoch that is read or later.
@@ -36,14 +36,14 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An instance gets the request, perhaps with the rank of before the last change."""
+    """An instance gets the request, perhaps with the rank before the last change."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """An instance (id, incarnation) has this change, by its number, and has the request in
+    """An instance (id, incarnation) has the change of this number, and has the request in
     `epoch`."""
 
     request_id: str
@@ -67,7 +67,7 @@ Event = Changed | Sent | Confirmed | Due | Ended
 
 @dataclass(frozen=True, slots=True)
 class TellRank:
-    """Tell `owner` the rank, which is the change of this number."""
+    """Tell `owner` the rank; `number` is the number of the change."""
 
     owner: InstanceRef
     request_id: str

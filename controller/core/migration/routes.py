@@ -1,11 +1,11 @@
-"""Which instance runs each live request of a frontend, and what the frontend does when tokens or an
-owner are missing.
+"""The frontend's machine of routes: which instance runs each live request, and what the frontend
+does when tokens or an owner are missing.
 
-A frontend has one such machine for all of its requests. `Ownership` beside this file decides who
-owns one request, by what instances say and by who dies, and so whose tokens the client reads;
-`ReplayMachine` (controller/core/replay) has a request that no instance has go on elsewhere. This
-machine feeds both, and makes sure that no request waits for ever, and that no instance decodes for
-long what nobody reads: instances are told what they hold in vain, or they would decode to its end.
+A frontend has one such machine for all of its requests. `Ownership` (in this folder) decides which
+instance owns a request, and so whose tokens the client reads. `ReplayMachine`
+(controller/core/replay) lets a request that no instance has go on elsewhere. This machine feeds
+both. It makes sure that no request waits for ever, and that no instance decodes for long what
+nobody reads: instances are told which tokens are not read, as they would decode to the end.
 
     READ      An instance owns the request, and no token is missing.
     UNCLEAR   Tokens are missing that come before some that came, or the owner died and the
@@ -49,11 +49,11 @@ from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay_machine import Replay
 
 MISSING_S = 0.05
-"""Tokens that are missing for so long are asked for, and so is a missing owner, again each time so
-much has passed. As often an instance hears which of its requests are not read."""
+"""Missing tokens, or a missing owner, are asked for after so long, and again after the same time.
+In the same interval an instance is told which of its requests are not read."""
 RECEIVED_EVERY = 32
-"""A frontend confirms a request's tokens about every so many, so an instance keeps about that many
-outputs of each request: 113 bytes a token with two logprobs."""
+"""A frontend confirms a request's tokens after about so many. So an instance has about so many
+unconfirmed outputs of each request: 113 bytes a token with two logprobs."""
 
 
 class RouteState(StrEnum):
@@ -68,7 +68,7 @@ class RouteState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A new request (ReplayMachine has heard Kept) was sent to its first instance."""
+    """A new request (ReplayMachine has heard Arrived) was sent to its first instance."""
 
     request_id: str
     instance: InstanceRef
@@ -162,15 +162,15 @@ class InstanceDied:
 
 @dataclass(frozen=True, slots=True)
 class AddressLost:
-    """An instance's socket closed. The controller says InstanceDied too, but may be gone."""
+    """An instance's socket closed. The controller also says InstanceDied, unless it is gone."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class InstancesLearned:
-    """The controller's directory is known anew. InstanceDied may have been missed of incarnations
-    that have been replaced."""
+    """A new directory of the controller has come. InstanceDied may have been missed for
+    incarnations that have been replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class ConfirmTokens:
 
 @dataclass(frozen=True, slots=True)
 class TellUnread:
-    """Tell an instance what of its tokens is not read, and never will be: (request id, attempt,
+    """Tell an instance which of its tokens are not read and never will be: (request id, attempt,
     hop), sorted."""
 
     address: str
@@ -238,7 +238,8 @@ class AbortAt:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmOwner:
-    """Tell `owner` that the request is read from there, and its source gets no fence any more."""
+    """Tell `owner` that the request is read from there, and that its source gets no fence any
+    more."""
 
     owner: InstanceRef
     request_id: str
@@ -274,7 +275,7 @@ class AskForTokens:
 
 @dataclass(frozen=True, slots=True)
 class RecordOwner:
-    """The request is at `owner` now."""
+    """Record that the request is at `owner` now."""
 
     request_id: str
     owner: InstanceRef
@@ -292,7 +293,7 @@ class RecordMove:
 
 @dataclass(frozen=True, slots=True)
 class RecordReplay:
-    """The first token of a replay came; `downtime_s` as of RecordMove."""
+    """The first token of a replay came; `downtime_s` as in RecordMove."""
 
     request_id: str
     replay: Replay
@@ -320,7 +321,7 @@ Instructions = Sequence[Instruction]
 
 
 class KnownIncarnations(Protocol):
-    """The instances of the controller's last directory, less those that died since."""
+    """The instances of the controller's last directory, without those that have died since."""
 
     def incarnation(self, instance_id: str) -> int | None: ...
 
@@ -335,13 +336,14 @@ class Route:
     """The epoch of the last token."""
     token_s: float | None = None
     timed: MoveTimed | None = None
-    """A move of which the destination's first token has not come yet."""
+    """A move whose destination's first token has not come yet."""
     replay: Replay | None = None
-    """A replay of which the first token has not come yet."""
+    """A replay whose first token has not come yet."""
     unclear_s: float = 0.0
     """While UNCLEAR: since when."""
     asked_s: float = 0.0
-    """While UNCLEAR: when was last asked for what is missing, or began to be missing."""
+    """While UNCLEAR: when the frontend asked last for what is missing, or since when it is
+    missing."""
 
     @property
     def lacks_something(self) -> bool:
@@ -362,8 +364,8 @@ class Routes:
         self.replays = replays.ReplayMachine()
         self._known = known
         self.live: dict[str, Route] = {}
-        """By request id, all that are not OVER; for others to read only. ReplayMachine has a copy
-        of each."""
+        """By request id: all requests that are not OVER; others may only read it. ReplayMachine has
+        a copy of each."""
         self._unclear: dict[str, None] = {}
         """Exactly those of `live` that are UNCLEAR, in the order in which they became so."""
         self._unread: dict[str, set[tuple[str, int, int]]] = {}
@@ -392,7 +394,7 @@ class Routes:
         return load
 
     def blocks_by_owner(self, block_size: int) -> dict[str, int]:
-        """What the live requests take of each instance, as if none shared a block."""
+        """By instance id: how many blocks the live requests take there, as if they shared none."""
         load: dict[str, int] = {}
         for route in self._owned():
             owner_id = route.ownership.owner.instance_id
@@ -482,8 +484,8 @@ class Routes:
         return told
 
     def _fence_asked(self, asked: FenceAsked, now_s: float) -> Instructions:
-        """A request that is over here, or that is lost, has no owner: its source may have it back,
-        and is told to stop it."""
+        """If the request is over here, or lost, it has no owner: its source may have it back, and
+        is told to stop it."""
         request_id, epoch, owner = asked.request_id, asked.epoch, asked.owner
         told: list[Instruction] = []
         route = self.live.get(request_id)
@@ -510,7 +512,8 @@ class Routes:
     # -- tokens --------------------------------------------------------------------------
 
     def emitted(self, emitted: Emitted, now_s: float) -> Instructions:
-        """As `handle`, for each item of each step, without its way through the other events."""
+        """The same as `handle`, called for each item of each step, without going through the other
+        events."""
         sender, request_id, epoch, first_index, token_ids, _, _ = emitted
         route = self.live.get(request_id)
         if route is None:
@@ -545,7 +548,8 @@ class Routes:
         return told
 
     def _not_read(self, emitted: Emitted, now_s: float) -> Instructions:
-        """One that was taken for dead may have got the request since: its source has it no more."""
+        """An instance that was taken for dead may have got the request since; then its source does
+        not have it any more."""
         request_id, epoch, sender = emitted.request_id, emitted.epoch, emitted.sender
         if emitted.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((request_id, *epoch))
@@ -555,7 +559,7 @@ class Routes:
         return ()
 
     def _found(self, request_id: str, route: Route, now_s: float) -> Instructions:
-        """Another instance turned out to own the request in the same attempt."""
+        """Another instance owns the request in the same attempt, as is known now."""
         told: Instructions = ()
         if self.replays.is_lost(request_id):
             told = self._replay(replays.Found(request_id), now_s)
@@ -661,8 +665,9 @@ class Routes:
         return told
 
     def _give_up(self, request_id: str, route: Route, now_s: float) -> Instructions:
-        """Takes the request for lost, and aborts it at its holders, which would decode to its
-        end. What they said before they hear that does not bring it back: it will not be there."""
+        """Takes the request for lost, and aborts it at its holders, which would decode it to the
+        end. What they said before they hear of this does not bring it back, as they will not have
+        it."""
         ownership, holders = route.ownership, route.ownership.holders
         what = "tokens of it were lost on their way" if ownership.to_ask is None else ""
         ownership.give_up()

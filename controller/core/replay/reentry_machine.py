@@ -1,12 +1,13 @@
-"""Requests that come to an instance in a later attempt: lost with another one, they go on here.
+"""The instance's machine of replays: requests that were lost with another instance come here in a
+later attempt.
 
 A request with outputs enters as an evicted one: it waits in the engine's queue, and its prompt and
-outputs are computed together once it is admitted. What that takes beforehand is made beside the
-engine: its grammar compiles, and a seeded request's generator is drawn forward.
+outputs are computed together once it is admitted. Before that, its grammar is compiled and a seeded
+request's generator is drawn forward, beside the engine.
 
-    PREPARING   What the request needs is made.
-    ARRIVING    That is done. An earlier attempt may be moving to here: its blocks are free once its
-                last stage has come in.
+    PREPARING   The grammar and the generator are made.
+    ARRIVING    They are made. An earlier attempt may be moving to here; its blocks are free once
+                its last stage has come in.
     ENTERING    The engine takes the request between two steps.
     OVER        The engine has it, or it was refused, aborted, or replaced by a later attempt.
 
@@ -19,9 +20,9 @@ engine: its grammar compiles, and a seeded request's generator is drawn forward.
     PREPARING, ARRIVING    Aborted       OVER        CallOff, Account
     ENTERING               Aborted       OVER        CallOff
 
-An attempt that comes while an earlier one enters has that one aborted first. The next status counts
-a dispatch from Account on, which comes once for each. Events of an entry that is over change
-nothing.
+If an attempt comes while an earlier one enters, the earlier one is aborted first. Account comes
+once for each dispatch, and the next status counts the dispatch then. Events of an entry that is
+over change nothing.
 """
 
 from collections.abc import Collection
@@ -31,7 +32,7 @@ from enum import StrEnum
 from controller.core.migration.ownership import Epoch
 
 ARRIVING_S = 0.01
-"""Between two looks at a move to here."""
+"""The time between two looks at a move to here."""
 
 
 class EntryState(StrEnum):
@@ -50,7 +51,7 @@ class Came:
     request_id: str
     attempt: int
     frontend: str
-    """Its address."""
+    """The frontend's address."""
     dispatch_seq: int
 
 

@@ -1,9 +1,9 @@
-"""The requests that were lost with an instance, as the cluster counts them: where each is placed
-now, and how it ended. Pure: times are the caller's.
+"""The requests that were lost with an instance, as the cluster counts them: where each one is now,
+and how it ended. Times are by the caller's clock.
 
-All of it is learned from events: the request's frontend tells of the loss and of the first token
-after it, the controller of the instance in between. A replay of which events were lost is forgotten
-with the next news about its frontend's events.
+All of this is learned from events. The request's frontend reports the loss and the first token
+after it, and the controller the instance in between. If events of a replay were lost, it is
+forgotten with the next report about its frontend's events.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -18,12 +18,12 @@ from controller.core.record.windows import CountWindow
 MAX_RECENT = 16
 MAX_DEATHS = 1024
 LOST = "lost-"
-"""How the cause of what came of a loss begins."""
+"""The beginning of the cause of all events that follow a loss."""
 
 
 class Way(StrEnum):
-    """In which way a request was saved, or that it was not. `dispatched_again`: it had no token
-    yet, and was sent as it came."""
+    """How a request was saved, or that it was not. `dispatched_again`: it had no token yet, and was
+    sent again unchanged."""
 
     MOVED = "moved"
     REPLAYED = "replayed"
@@ -36,8 +36,8 @@ LOST_WAYS = (Way.REPLAYED, Way.DISPATCHED_AGAIN, Way.FAILED)
 
 @dataclass(slots=True)
 class ReplayUnderWay:
-    """`num_tokens` are to be computed again. `since_s`: when the client's last token came, or the
-    loss if there was none before."""
+    """`num_tokens`: how many tokens have to be computed again. `since_s`: when the client's last
+    token came, or, if there was none, when the request was lost."""
 
     request_id: str
     frontend_id: str

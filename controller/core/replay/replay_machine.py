@@ -1,17 +1,18 @@
-"""Requests whose instance is gone go on elsewhere, from the tokens that their clients have.
+"""The frontend's machine of replays: requests whose instance is gone go on elsewhere, from the
+tokens that their clients have.
 
 A frontend has one such machine for all of its requests. The machine keeps a copy of each live
-request as it was sent, and of its outputs, within a limit of tokens in all. After a loss it asks
-for an instance anew and sends both there: the outputs beside the prompt and not as part of it, so
-that the request is exactly the one that it was. `why_not` says which requests cannot be replayed.
-A request that an instance refused only because that instance had restarted is sent again too, and
-that counts as no replay. Nor does a replay to an instance that died before it said that it has the
+request as it was sent, and of its outputs, within a limit on all tokens. After a loss it asks for
+another instance and sends both there: the outputs beside the prompt and not as part of it, so that
+the request is exactly the same. `why_not` says which requests cannot be replayed. A request that an
+instance refused only because that instance had restarted is also sent again, and that does not
+count as a replay. Nor does a replay to an instance that died before it said that it has the
 request: when a host dies, its instances are noticed one after the other, and a request may be sent
 to several of them that are dead already.
 
-    STANDBY   An instance has the request, or is asked for the first time.
-    ASKING    No instance has it, and one is asked for.
-    PAUSING   No instance has it; one is asked for at a time that is set.
+    STANDBY   An instance has the request, or an instance is asked for the first time.
+    ASKING    No instance has the request, and another one is asked for.
+    PAUSING   No instance has the request; another one is asked for after a pause.
     OVER      There is no copy: the request has ended, or the machine has ended it.
 
     state             event           next      instructions
@@ -47,7 +48,8 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
 
 ASK_AGAIN_S = 0.25
-# An instance that restarted refuses what was meant for its predecessor. The wait doubles each time.
+# An instance that restarted refuses requests that were sent to its predecessor. The wait doubles
+# each time.
 MAX_REFUSALS = 6
 AFTER_REFUSAL_S = 0.05
 MAX_NOT_TAKEN = 16
@@ -93,7 +95,7 @@ SENTENCES = {
 }
 
 ALWAYS = frozenset({ReplayRefusal.OFF, ReplayRefusal.TOO_OFTEN, ReplayRefusal.NOT_KEPT})
-"""Those that count for a request without output too."""
+"""The refusals that also count for a request without output."""
 
 
 def why_not(
@@ -187,7 +189,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An instance has the request after all: it had moved before its owner died."""
+    """An instance has the request after all, as it had moved before its owner died."""
 
     request_id: str
 
@@ -236,7 +238,7 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The request has ended, in whatever way."""
+    """The request has ended in any way."""
 
     request_id: str
 
@@ -261,16 +263,16 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Find an instance: Dispatched or NotDispatched answers. `request` is in its old order and
-    counts all of its tokens as prompt; its rank is the one that it came with."""
+    """Find an instance; Dispatched or NotDispatched is the answer. `request` keeps its order and
+    counts all of its tokens as prompt; its rank is the one with which it came."""
 
     request: DispatchRequested
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give the request to `instance`, which begins `replay.attempt`. `outputs` are read at once:
-    the machine adds to them."""
+    """Give the request to `instance`, which begins `replay.attempt`. `outputs` must be read at
+    once, as the machine adds to them."""
 
     dispatch: Dispatch
     instance: InstanceRef
@@ -282,7 +284,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Give this dispatch back: no request comes."""
+    """Give this dispatch back, as no request will come."""
 
     dispatch: Dispatch
 
@@ -353,7 +355,7 @@ class _Loss:
     owner: InstanceRef
     what: str
     counts: bool
-    """As a replay; a refusal does not, nor does an attempt that was not taken."""
+    """Whether it counts as a replay. A refusal does not, nor does an attempt that was not taken."""
     asked_s: float | None = None
     """When an instance was asked for first."""
 
@@ -365,7 +367,7 @@ class _Copy:
     """As the request was sent first; empty exactly if its mark is one of ALWAYS."""
     mark: ReplayRefusal | None
     outputs: "array[int]" = field(default_factory=partial(array, "i"))
-    """All that were delivered; empty if there is a mark."""
+    """All outputs that were delivered; empty if there is a mark."""
     num_uncopied: int = 0
     """Outputs that were delivered and are not in `outputs`; 0 unless there is a mark."""
     state: CopyState = CopyState.STANDBY
@@ -378,9 +380,9 @@ class _Copy:
     num_replays: int = 0
     """At most one for each attempt after the first, and one for a loss that counts."""
     num_refusals: int = 0
-    """In a row, without a token in between; at most MAX_REFUSALS."""
+    """Refusals in a row without a token in between; at most MAX_REFUSALS."""
     loss: _Loss | None = None
-    """The last one; there is one in the states of LOST."""
+    """The last loss; set in the states of LOST."""
     wake_s: float = 0.0
     """While PAUSING: when an instance is asked for."""
 
@@ -396,11 +398,11 @@ class _Copy:
 class ReplayMachine:
     def __init__(self) -> None:
         self.config = ReplayConfig()
-        """May be set at any time; requests without a copy by then stay so."""
+        """May be set at any time. Requests that have no copy by then do not get one."""
         self._copies: dict[str, _Copy] = {}
-        """By request id, of all requests that are not over."""
+        """By request id: the copies of all requests that are not over."""
         self.num_copied_tokens = 0
-        """Of all copies; more than the limit only after the limit was lowered."""
+        """The tokens of all copies; more than the limit only after the limit was lowered."""
 
     def state(self, request_id: str) -> CopyState:
         copy = self._copies.get(request_id)
@@ -457,8 +459,8 @@ class ReplayMachine:
         return [] if mark is None else [Mark(request.request_id, mark)]
 
     def delivered(self, request_id: str, token_ids: Sequence[int]) -> Instructions:
-        """As `handle` with `Delivered`, for each delivery of each stream: to make that event would
-        take longer than this does."""
+        """The same as `handle` with `Delivered`. It is called for each delivery of each stream, and
+        to make the event would take longer than this."""
         copy = self._copies.get(request_id)
         if copy is None:
             return ()
