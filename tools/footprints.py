@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from controller.api.wire.status import FrontendStatus, InstanceStatus
-from tests.e2e.cluster import Cluster, marked_processes
+from tools.cluster import Cluster, marked_processes
 
 # A part of the command line, and the role that it tells.
 KNOWN_COMMANDS = {

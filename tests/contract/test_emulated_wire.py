@@ -18,7 +18,7 @@ from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api import token_sequence
 from controller.model.profile import ModelConfig, load_profile
-from tests.emulated_answers import first_wrong
+from tools.emulated_answers import first_wrong
 
 EOS = 1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.tcp_processes import close, copy, peer_processes
-from tests.two_hosts import Host, two_hosts
+from tools.two_hosts import Host, two_hosts
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.cluster import NOTHING_MOVES, Cluster
 from tests.e2e.emulated import CONFIG
 from tests.environment import AT_START
+from tools.cluster import NOTHING_MOVES, Cluster
 
 HERE = Path(__file__).parent
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from controller.api.client import ControlClient
 from controller.api.token_sequence import start
-from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.moving import Stream
 from tests.e2e.steering import done, ids_of
-from tests.emulated_answers import first_wrong
+from tools.client_stream import Stream
+from tools.cluster import Cluster, wait_for
+from tools.emulated_answers import first_wrong
 
 NUM_INSTANCES = 6
 NUM_BLOCKS = 129

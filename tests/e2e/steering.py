@@ -16,7 +16,7 @@ from controller.api.operations.on_instances import Drain, DrainRequest, Undrain,
 from controller.api.wire import SettingValue
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceStatus
-from tests.e2e.cluster import Cluster, wait_for
+from tools.cluster import Cluster, wait_for
 
 
 def done(cluster: Cluster, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.status import AutoscaleStatus
-from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import Story, done, ids_of, json_of
+from tools.cluster import Cluster, running_with, wait_for
 
 CONFIG = """
 [cluster]

@@ -9,9 +9,9 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.wire.status import AutoscaleStatus
 from controller.model import profile
-from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, done, ids_of, json_of
+from tools.cluster import Cluster, running_with, wait_for
 
 BATCH = 2
 NUM_CLIENTS = 6

@@ -11,10 +11,10 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_instances import Drain, DrainRequest
 from controller.api.wire.status import ClusterStatus, InstanceState
-from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import Story, change, drain, ids_of, instance, undrain
 from tools.chaos.balance import imbalance
+from tools.cluster import Cluster, running_with, wait_for
 
 CONFIG = """
 [cluster]

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.cluster import Cluster, is_empty, wait_for
-from tests.e2e.moving import Stream
+from tools.client_stream import Stream
+from tools.cluster import Cluster, is_empty, wait_for
 
 WORDS = "([a-z]{2,9} ){300,800}x"
 NUM_STREAMS = 8

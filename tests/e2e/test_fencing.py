@@ -3,9 +3,9 @@
 import os
 import signal
 
-from tests.e2e.cluster import Cluster, is_empty, wait_for
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Story, change, instance, left_as_found
+from tools.cluster import Cluster, is_empty, wait_for
 
 NUM_ANSWERS = 12
 

@@ -11,9 +11,9 @@ from controller.api.client import ControlClient
 from controller.api.operations.on_instances import Drain, DrainRequest, Undrain, UndrainRequest
 from controller.api.operations.on_requests import Abort, AbortRequest, PriorityRequest, SetPriority
 from controller.api.wire.requests import RequestStatus
-from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import done
+from tools.cluster import Cluster, running_with, wait_for
 
 CONFIG = """
 [cluster]

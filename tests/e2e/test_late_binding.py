@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from controller.api.client import ControlClient
-from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.emulated import NUM_INSTANCES, Answer, check, held, one_on_each
 from tests.e2e.steering import Story, change, left_as_found
+from tools.cluster import Cluster, wait_for
 
 NUM_CROWD = 8 * NUM_INSTANCES
 """Of 400 tokens each: four fit on an instance, beside room to grow."""

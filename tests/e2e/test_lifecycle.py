@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.cluster import PATIENCE_S, Cluster, marked_processes, wait_for
+from tools.cluster import PATIENCE_S, Cluster, marked_processes, wait_for
 
 STATUS_FIELDS = {
     "id", "state", "incarnation", "freeness_steps", "virtual_usage_blocks", "num_total_blocks",

@@ -11,8 +11,8 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.operations.on_requests import Abort, AbortRequest
-from tests.e2e.cluster import NOTHING_MOVES, Cluster, wait_for
-from tests.e2e.moving import Read, Stream
+from tools.client_stream import Read, Stream
+from tools.cluster import NOTHING_MOVES, Cluster, wait_for
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NUMBERS = {

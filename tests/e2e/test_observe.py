@@ -23,11 +23,11 @@ from controller.api.recording import RecordingReader
 from controller.api.token_sequence import start
 from controller.sim.workload.trace_files import read_trace
 from tests.certificates import make
-from tests.e2e.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
 from tests.e2e.emulated import NUM_BLOCKS, check_cut, held, one_on_each
 from tests.e2e.steering import change
-from tests.emulated_answers import first_wrong
 from tests.unit.tui.pty_process import terminal
+from tools.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
+from tools.emulated_answers import first_wrong
 
 NUM_INSTANCES = 4
 

@@ -15,8 +15,8 @@ from openai import APIStatusError, AsyncOpenAI
 
 from controller.api.client import ControlClient
 from controller.api.settings.key_file import key_id
-from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.steering import change
+from tools.cluster import Cluster, wait_for
 
 CONFIG = """
 [cluster]

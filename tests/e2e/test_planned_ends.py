@@ -12,9 +12,9 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.wire.status import InstanceState
-from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, change, done, ids_of, instance, left_as_found
+from tools.cluster import Cluster, running_with, wait_for
 
 CONFIG = """
 [cluster]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from controller.model.profile import ModelConfig, load_profile
-from tests.e2e.cluster import LLUMCTL, hear_interrupts, wait_for
+from tools.cluster import LLUMCTL, hear_interrupts, wait_for
 
 ENGINE = "controller.main.profile.engine_process"
 READY_S = 180.0

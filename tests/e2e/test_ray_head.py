@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.cluster import Cluster, marked_processes, wait_for
 from tests.e2e.emulated import Answer
 from tests.e2e.test_two_nodes import TwoNodes
-from tests.two_hosts import Host, two_hosts
+from tools.cluster import Cluster, marked_processes, wait_for
+from tools.two_hosts import Host, two_hosts
 
 CONFIG = """
 [cluster]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from controller.api.client import ControlClient
-from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, done, ids_of, instance
+from tools.cluster import Cluster, running_with, wait_for
 
 CONFIG = """
 [cluster]

@@ -11,9 +11,9 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.wire.status import InstanceState
-from tests.e2e.cluster import Cluster, running_with, wait_for
-from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import Load, Story, change
+from tools.client_stream import Read, Stream
+from tools.cluster import Cluster, running_with, wait_for
 
 CONFIG = """
 [cluster]

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engine_plan import make_plan
 from benchmarks.servers import VllmServer, running
-from tests.e2e.cluster import PATIENCE_S, Cluster
+from tools.cluster import PATIENCE_S, Cluster
 
 MESSAGES = [{"role": "user", "content": "tell me of the quiet river and its stones"}]
 LONG_PROMPT = " ".join(f"stone {n} of the river" for n in range(400))

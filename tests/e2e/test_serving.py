@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.cluster import PATIENCE_S, Cluster, wait_for
+from tools.cluster import PATIENCE_S, Cluster, wait_for
 
 MODEL = "embedded"
 PERSON = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import READY_S, Cluster, marked_processes, wait_for
+from tools.cluster import READY_S, Cluster, marked_processes, wait_for
 
 
 @pytest.fixture

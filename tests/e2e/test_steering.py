@@ -22,7 +22,6 @@ from controller.api.errors import LlumctlError
 from controller.api.operations.on_requests import PriorityRequest, SetPriority
 from controller.api.wire.requests import Event
 from tests.e2e import emulated
-from tests.e2e.cluster import Cluster, hear_interrupts, wait_for
 from tests.e2e.emulated import (
     CONFIG,
     NUM_INSTANCES,
@@ -46,6 +45,7 @@ from tests.e2e.steering import (
     num_used_blocks,
     undrain,
 )
+from tools.cluster import Cluster, hear_interrupts, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_CLIENTS = NUM_INSTANCES * 3 // 2

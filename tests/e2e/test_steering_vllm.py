@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import (
     Load,
     Story,
@@ -23,6 +21,8 @@ from tests.e2e.steering import (
     num_used_blocks,
     undrain,
 )
+from tools.client_stream import Read, Stream
+from tools.cluster import Cluster, wait_for
 
 NUM_BLOCKS = 64
 """Of 32 tokens of 4,096 bytes each."""

@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tools.cluster import Cluster
 
 TOOL: Any = {
     "type": "function",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import LLUMCTL, free_ports, wait_for
-from tests.ray_nodes import RayNodes, kill
-from tests.two_hosts import Host, two_hosts
+from tools.cluster import LLUMCTL, free_ports, wait_for
+from tools.ray_nodes import RayNodes, kill
+from tools.two_hosts import Host, two_hosts
 
 CONFIG = """
 [cluster]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tools.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.adapters.zmq.zmq_mailbox import new_secret_key
-from tests.e2e.cluster import free_ports
 from tests.faults.children import Child, wait_for
+from tools.cluster import free_ports
 
 INSTANCES = ("i-0", "i-1")
 FRONTENDS = ("f-0", "f-1")

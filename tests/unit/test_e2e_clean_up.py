@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import marked_processes
+from tools.cluster import marked_processes
 
 NONCE = "e2ec1ea9"
 LLUMCTL = f"""#!{sys.executable} -S
@@ -26,7 +26,7 @@ time.sleep(300)  # `down` hangs, too
 """
 TEST = """
 import os, pytest, time
-from tests.e2e import cluster
+from tools import cluster
 cluster.DOWN_S = 0.5
 
 @pytest.mark.timeout(5)

@@ -17,8 +17,8 @@ from controller.main import emulation, up
 from controller.main.checks import preflight
 from controller.main.machine import run_folders
 from controller.main.plan import ClusterPlan, state_of
-from tests.e2e.cluster import free_ports
 from tests.unit.cli_support import cluster
+from tools.cluster import free_ports
 
 
 @pytest.fixture

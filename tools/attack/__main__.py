@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.process_groups import signals_interrupt
-from tests.e2e.cluster import Cluster, marked_processes
 from tools import footprints
 from tools.attack.attacks import ATTACKS, Target
 from tools.canary import NO_GAP, Canary, Gap
+from tools.cluster import Cluster, marked_processes
 from tools.footprints import Footprint, ProcessKey
 from tools.fuzz.__main__ import own_cluster
 from tools.fuzz.choices import names_among

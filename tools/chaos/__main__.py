@@ -34,16 +34,16 @@ from rich.table import Table
 from benchmarks.process_groups import signals_interrupt
 from controller.api.errors import LlumctlError
 from controller.main.machine import run_folders
-from tests.e2e.cluster import Cluster, free_ports
-from tests.ray_nodes import RayNodes
-from tests.two_hosts import Host, two_hosts
 from tools import footprints
 from tools.chaos import streams
 from tools.chaos.balance import Ends, Incarnations, imbalance
 from tools.chaos.faults import Done, Faults
 from tools.chaos.schedule import NEEDS_TWO_HOSTS, Fault, Kind, faults
 from tools.chaos.streams import Outcome, Request, Result
+from tools.cluster import Cluster, free_ports
 from tools.fuzz.__main__ import own_cluster
+from tools.ray_nodes import RayNodes
+from tools.two_hosts import Host, two_hosts
 
 RESULTS = Path(__file__).parent / "results"
 EXCUSED = frozenset({Outcome.WHOLE, Outcome.LEFT})

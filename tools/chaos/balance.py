@@ -8,7 +8,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterStatus, InstanceState
-from tests.e2e.cluster import Cluster
+from tools.cluster import Cluster
 
 PATIENCE_S = 60.0
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)

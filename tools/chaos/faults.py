@@ -12,10 +12,10 @@ from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Scale, ScaleRequest
 from controller.api.operations.on_instances import Drain, DrainRequest, Undrain, UndrainRequest
 from controller.api.wire.status import InstanceState
-from tests.e2e.cluster import Cluster
-from tests.ray_nodes import RayNodes, kill
-from tests.two_hosts import run
 from tools.chaos.schedule import Fault, Kind
+from tools.cluster import Cluster
+from tools.ray_nodes import RayNodes, kill
+from tools.two_hosts import run
 
 MOMENT_S = 1.0
 FENCED_S = 8.0

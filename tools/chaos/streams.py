@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from controller.api.token_sequence import start
-from tests.emulated_answers import first_wrong
+from tools.emulated_answers import first_wrong
 
 TIMEOUT_S = 120.0
 EMULATED_OUTPUTS = (40, 120)

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.process_groups import signals_interrupt
-from tests.e2e.cluster import Cluster
 from tools import footprints
+from tools.cluster import Cluster
 from tools.fuzz import families, findings
 from tools.fuzz.choices import names_among
 from tools.fuzz.findings import Findings

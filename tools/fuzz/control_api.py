@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.process_groups import signals_interrupt
-from tests.e2e.cluster import Cluster
-from tests.e2e.moving import Stream
+from tools.client_stream import Stream
+from tools.cluster import Cluster
 from tools.fuzz.__main__ import own_cluster
 
 ROOT = Path(__file__).parents[2]

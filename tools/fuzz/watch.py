@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.api.errors import LlumctlError
-from tests.e2e.cluster import Cluster, is_empty
 from tools import footprints
+from tools.cluster import Cluster, is_empty
 from tools.footprints import Footprint, ProcessKey
 from tools.fuzz.judge import Fault
 

@@ -8,8 +8,8 @@ import pytest
 from controller.adapters.emulated.emulated_engine import BlockHashes
 from controller.adapters.emulated.emulated_request import Answer, answer_to, decode_request
 from controller.api.token_sequence import END, FIRST, natural_length, start, token
-from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import EOS, frames
+from tools.emulated_answers import first_wrong
 
 PROMPT = [300, 301, 2000, 7]
 NATURAL = natural_length(PROMPT)

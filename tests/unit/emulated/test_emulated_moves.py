@@ -13,8 +13,8 @@ from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.ports.engine import EngineMoves, ReservedBlocks, SuspendedRequest
-from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import EOS, decode, finish, frames, make_engine
+from tools.emulated_answers import first_wrong
 
 BLOCK_SIZE = 16
 Spoil = Callable[[memoryview], None]

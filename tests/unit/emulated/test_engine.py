@@ -10,7 +10,6 @@ from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.token_sequence import END, natural_length, start
 from controller.model.profile import ModelConfig
-from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import (
     EOS,
     PROFILE,
@@ -20,6 +19,7 @@ from tests.unit.emulated.emulated_builders import (
     frames,
     make_engine,
 )
+from tools.emulated_answers import first_wrong
 
 
 def add(engine: EmulatedEngine, *args: object, frontend: int = 0, **given: object) -> None:

@@ -20,7 +20,7 @@ from controller.api.token_sequence import (
     natural_length,
     token,
 )
-from tests.emulated_answers import first_wrong
+from tools.emulated_answers import first_wrong
 
 PROMPT = [300, 301, 2000, 7]
 

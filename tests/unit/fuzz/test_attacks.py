@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.cluster import Cluster
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 from tools.attack.__main__ import Run, Turns, _write, judge
 from tools.attack.__main__ import main as attack_main
 from tools.attack.attacks import ATTACKS, Target
 from tools.canary import Gap
+from tools.cluster import Cluster
 from tools.footprints import Footprint, ProcessKey
 from tools.fuzz.__main__ import main as fuzz_main
 from tools.fuzz.watch import ClusterWatch

@@ -15,8 +15,8 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.sim.run import Load, Run, carry_out
 from controller.sim.setup import ClusterSetup, sim_policy
 from llumctl.lab.simulation_workers import Progress, Workers
-from tests.e2e.cluster import hear_interrupts
 from tests.unit.sim.runs import SMALL
+from tools.cluster import hear_interrupts
 
 LONG = Run(Load("40,20", 4.0, 200_000), ClusterSetup(SMALL, sim_policy("llumnix"), 1))
 

@@ -14,7 +14,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
 from controller.api.operations.on_requests import Migrate, MigrateRequest, MigrationReport
 from controller.api.wire.requests import RequestList, RequestState, RequestStatus
-from tests.e2e.cluster import Cluster, wait_for
+from tools.cluster import Cluster, wait_for
 
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)
 PATIENCE_S = 120.0

@@ -1,4 +1,4 @@
-"""A real cluster for tests: the real command line, real Ray, real vLLM engines."""
+"""A real cluster for tests and tools: the real command line, real Ray, real vLLM engines."""
 
 import json
 import os

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.two_hosts import Host
+from tools.two_hosts import Host
 
 RAY = str(Path(sys.executable).with_name("ray"))
 FEW_BYTES = ("--object-store-memory", "80000000")
