@@ -17,7 +17,7 @@ from controller.core.fleet.cluster_spec import AS_STARTED
 from controller.main import emulation, roles, up
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
-from controller.main.machine import run_folders
+from controller.main.machine import capacity, run_folders
 from controller.main.plan import ClusterPlan
 from controller.model.profile import load_profile
 from llumctl.config import settings
@@ -35,7 +35,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def set_available(gib: float) -> None:
-        monkeypatch.setattr(emulation, "available_bytes", lambda: int(gib * emulation.GIB))
+        monkeypatch.setattr(emulation, "available_bytes", lambda: int(gib * capacity.GIB))
 
     return set_available
 
@@ -207,6 +207,6 @@ def test_doctor_counts_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.planned(unnamed, 8).num_instances == 4
     gpu = doctor.gpu_check(["GPU 0: X"], found)
     assert (gpu.result, gpu.what) == (CheckResult.OK, "1 visible; emulated instances use none")
-    monkeypatch.setattr(doctor, "available_bytes", lambda: 5 * emulation.GIB)
+    monkeypatch.setattr(doctor, "available_bytes", lambda: 5 * capacity.GIB)
     memory = doctor.memory_check(found, num_gpus=0, already_running=False)
     assert memory.result is CheckResult.OK
