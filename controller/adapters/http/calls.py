@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -27,6 +27,15 @@ from controller.api.wire import ErrorBody, WireModel
 log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+Shown = TypeVar("Shown", bound=WireModel)
+
+
+def shown(model: type[Shown], value: object, **fields: object) -> Shown:
+    """`value` as a wire model: fields of the same name are copied, except for those in `fields`,
+    which are given. This takes twice as long as naming each field, some 3 us more, so lists of
+    thousands name them."""
+    own = model.model_fields.keys() - fields.keys()
+    return model(**{name: getattr(value, name) for name in own if hasattr(value, name)}, **fields)
 
 
 def json_answer(model: WireModel) -> Response:
@@ -199,7 +208,7 @@ class Guard:
                 return 403, "bad_token", "this is not the cluster's control token"
             if scope["method"] not in LOOKING:
                 return 403, "view_only", "this token may look, not act"
-        # Python reads no number of more than 4,300 digits, not even of zeros.
+        # Python cannot read a number of more than 4,300 digits, even if they are zeros.
         length = headers.get(b"content-length", b"0").lstrip(b"0") or b"0"
         if not length.isdigit() or len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES:
             return 413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from controller.adapters.http.calls import shown
 from controller.api.wire.status import (
     AutoscaleCheck,
     AutoscaleHoldStatus,
@@ -300,15 +301,14 @@ def _autoscale_check(check: Check | None) -> AutoscaleCheck | None:
     if check is None:
         return None
     decision = check.decision
-    return AutoscaleCheck(
+    return shown(
+        AutoscaleCheck,
+        decision,
         cause_id=check.cause_id,
         time_s=round(check.time_s, 3),
-        reason=decision.reason,
         why=check.why,
-        deed=decision.deed,
         outcome=check.outcome.value,
         num_wanted=check.num_wanted,
-        num_requests=decision.num_requests,
         freeness_steps=round(decision.freeness_steps, 1),
         freeness_started_steps=round(decision.freeness_started_steps, 1),
         freeness_less_steps=rounded(decision.freeness_less_steps, 1),
@@ -351,16 +351,11 @@ def keys(controller: ControllerProcess) -> tuple[KeyStatus, ...]:
 def moves_under_way(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
     """Moves under way according to the sources' last reports, the oldest first."""
     found = [
-        MoveStatus(
-            migration_id=move.migration_id,
-            request_id=move.request_id,
+        shown(
+            MoveStatus,
+            move,
             from_instance_id=member.member_id,
             to_instance_id=move.destination_id,
-            state=move.state,
-            stage=move.stage,
-            num_blocks_copied=move.num_blocks_copied,
-            num_blocks=move.num_blocks,
-            reason=move.reason,
             age_s=round(move.age_s, 3),
         )
         for member in controller.roster.instances()
@@ -402,17 +397,13 @@ def ended_moves(controller: ControllerProcess) -> tuple[EndedMoveStatus, ...]:
 
 def _ended_move(move: EndedMove, ended_s: float) -> EndedMoveStatus:
     record = move.record
-    return EndedMoveStatus(
-        migration_id=record.migration_id,
-        request_id=record.request_id,
+    return shown(
+        EndedMoveStatus,
+        record,
         from_instance_id=record.source_id,
         to_instance_id=record.destination_id,
-        outcome=record.outcome,
         why=why(record.code),
-        reason=record.reason,
         ended_s=round(ended_s, 3),
-        num_blocks=record.num_blocks,
-        num_bytes=record.num_bytes,
         downtime_s=rounded(move.downtime_s, 6),
     )
 
@@ -447,13 +438,13 @@ def with_replays(
 
 def _under_way(log: ReplayLog, now_s: float) -> Iterable[ReplayStatus]:
     for replay in islice(log.under_way.values(), MAX_REPLAYS):
-        yield ReplayStatus(
-            request_id=replay.request_id,
+        yield shown(
+            ReplayStatus,
+            replay,
             from_instance_id=replay.source_id,
             to_instance_id=replay.destination_id or None,
             state="computing" if replay.destination_id else "placing",
             reason=log.reason(replay.cause_id),
-            num_tokens=replay.num_tokens,
             pause_s=round(max(0.0, now_s - replay.since_s), 3),
         )
 
@@ -461,14 +452,13 @@ def _under_way(log: ReplayLog, now_s: float) -> Iterable[ReplayStatus]:
 def _ended_replays(log: ReplayLog, since_s: float) -> Iterable[EndedReplayStatus]:
     """`since_s`: when the controller's clock was 0; seconds since the epoch."""
     for replay in reversed(log.recent):
-        yield EndedReplayStatus(
-            request_id=replay.request_id,
+        yield shown(
+            EndedReplayStatus,
+            replay,
             from_instance_id=replay.source_id,
             to_instance_id=replay.destination_id or None,
             outcome=replay.way,
-            code=replay.code,
             reason=log.reason(replay.cause_id),
-            num_tokens=replay.num_tokens,
             pause_s=rounded(replay.pause_s, 6),
             ended_s=round(since_s + replay.ended_s, 3),
         )
@@ -491,13 +481,11 @@ def rolling_report(controller: ControllerProcess) -> RollingReport:
     order, revision = controller.rolling.order, controller.keeper.spec.revision
     if order is None:
         return RollingReport(revision=revision)
-    return RollingReport(
+    return shown(
+        RollingReport,
+        order,
         rolling_id=order.order_id,
-        state=order.state,
-        why=order.why,
-        failed_id=order.failed_id,
         waits=controller.rolling.waits if order.goes else "",
-        left=order.left,
         under_way=tuple(
             _turn(controller, each.instance_id, each.began_s) for each in order.under_way
         ),
@@ -505,15 +493,7 @@ def rolling_report(controller: ControllerProcess) -> RollingReport:
             RestartedInstance(instance_id=each, took_s=took_s)
             for each, took_s in order.done.items()
         ),
-        at_once=order.at_once,
-        deadline_s=order.deadline_s,
-        start_timeout_s=order.start_timeout_s,
-        began_s=order.began_s,
-        ended_s=order.ended_s,
-        actor=order.actor,
-        reason=order.reason,
         engine_args=dict(order.engine.args),
-        dismissed=order.dismissed,
         revision=revision,
     )
 

@@ -47,6 +47,7 @@ from controller.adapters.http.calls import (
     on_invalid_input,
     on_revision_conflict,
     on_too_large,
+    shown,
     unread_body,
 )
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status, rolling_report
@@ -169,9 +170,9 @@ class ControlServer:
         self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
-        # asyncio does this only if a socket names its protocol, which a socket of create_server
+        # asyncio sets this only if a socket names its protocol, which a socket of create_server
         # does not. Without it the body of an answer waited 40 ms until the client had acknowledged
-        # its head.
+        # the head.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         app = Starlette(
             routes=[
@@ -510,13 +511,10 @@ def _traffic_line(batch: Batch) -> bytes:
         TrafficBatch(
             time_s=time.time(),
             requests=tuple(
-                RequestTraffic(
-                    arrival_time_s=each.arrival_time_s,
-                    num_prompt_tokens=each.num_prompt_tokens,
-                    num_output_tokens=each.num_output_tokens,
-                    rank=each.rank,
+                shown(
+                    RequestTraffic,
+                    each,
                     outcome=RequestState(each.outcome),
-                    session=each.session,
                     prefix_hashes=each.prefix_hashes.hex(),
                 )
                 for each in batch.requests

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from controller.adapters.http.calls import no_such_instance
+from controller.adapters.http.calls import no_such_instance, shown
 from controller.adapters.http.cluster_view import rounded
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation, as_api_errors
 from controller.api.operations import on_instances
@@ -527,22 +527,15 @@ def _stays(departure: Departure) -> bool:
 
 
 def _cannot_move(departure: Departure) -> CannotMove:
-    request = departure.request
-    return CannotMove(
-        request_id=request.request_id,
-        client_id=departure.client_id,
-        code=departure.code,
-        why=_why(departure),
-    )
+    request_id = departure.request.request_id
+    return shown(CannotMove, departure, request_id=request_id, why=_why(departure))
 
 
 def _planned_departure(departure: Departure) -> PlannedDeparture:
-    request = departure.request
-    return PlannedDeparture(
-        request_id=request.request_id,
+    return shown(
+        PlannedDeparture,
+        departure.request,
         client_id=departure.client_id,
-        num_tokens=request.num_tokens,
-        num_blocks=request.num_blocks,
         to_instance_id=departure.destination_id,
         code=departure.code,
         why=_why(departure),

@@ -6,7 +6,7 @@ cluster's configuration is made again from all settings (`live_config`).
 
 from dataclasses import dataclass, replace
 
-from controller.adapters.http.calls import ApiError
+from controller.adapters.http.calls import ApiError, shown
 from controller.api.operations.on_cluster import (
     InstanceRole,
     Origin,
@@ -54,11 +54,9 @@ class LiveSettings:
     def listed(self) -> SettingList:
         return SettingList(
             settings=tuple(
-                Setting(
-                    key=each.key,
-                    value=each.value,
-                    default=each.default,
-                    meaning=each.meaning,
+                shown(
+                    Setting,
+                    each,
                     origin=self._origin(each),
                     allowed=_NAMES.get(each.key) or each.allowed,
                 )

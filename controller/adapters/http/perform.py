@@ -41,8 +41,8 @@ from controller.runtime.controller.queries import Found
 
 log = logging.getLogger(__name__)
 
-# A holder of the view token may send refused calls as often as he likes; each entry takes time and
-# room on the disk, and pushes an event out of the log.
+# A holder of the view token may send refused calls without limit; each entry takes time and room on
+# the disk, and pushes an event out of the log.
 REFUSALS_EVERY_S = 600.0
 
 Deed = tuple[str, str]

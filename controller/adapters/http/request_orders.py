@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Required, TypedDict, Unpack
 
-from controller.adapters.http.calls import ApiError, no_such_instance
+from controller.adapters.http.calls import ApiError, no_such_instance, shown
 from controller.adapters.http.cluster_view import rounded
 from controller.adapters.http.perform import Deed, Handler, Operated, Operation
 from controller.adapters.http.requests import find_for_order, held_blocks, place_of
@@ -533,9 +533,9 @@ def _attempt(attempt: Attempt) -> MoveAttempt:
         num_tokens=record.num_tokens if record else None,
         num_cached_blocks=record.num_cached_blocks if record else None,
         stages=tuple(
-            MoveStage(
-                num_blocks=stage.num_blocks,
-                num_bytes=stage.num_bytes,
+            shown(
+                MoveStage,
+                stage,
                 copy_time_s=round(stage.copy_time_s, 6),
             )
             for stage in (record.stages if record else ())

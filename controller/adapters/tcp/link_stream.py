@@ -131,7 +131,7 @@ class Door:
             stranger, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # above all: no descriptor is left
+        except OSError as error:  # mostly because no descriptor is left
             if self._may_tell():
                 log.warning("a connection could not be accepted: %s", error)
             if self._strangers:

@@ -77,7 +77,7 @@ class GrammarGuard:
         for future, (request_id, structured, since_s) in list(self._compiling.items()):
             request = requests.get(request_id)
             if request is None or request.structured_output_request is not structured:
-                continue  # not in the engine yet: its bringer has a time limit of its own
+                continue  # not in the engine yet: the move or replay has its own time limit
             if now_s - since_s > MAX_COMPILE_S and structured._grammar is future:
                 log.warning(
                     "%s: given up, as its grammar did not compile in %g s",

@@ -300,7 +300,7 @@ class ZmqMailbox:
         there: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         while True:
             first = asyncio.ensure_future(self._inbox.recv_multipart(copy=False))
-            if first.done():  # awaiting it would not suspend: a full inbox held up the loop
+            if first.done():  # awaiting it would not suspend, so a full inbox blocked the loop
                 await asyncio.sleep(0)
             self._deliver(on_message, await first)
             with contextlib.suppress(zmq.Again):

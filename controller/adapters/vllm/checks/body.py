@@ -526,7 +526,7 @@ def outline(text: bytes) -> Outline:
     num_openings = _num_openings(bare)
     num_empty = bare.count(b"[]") + bare.count(b"{}")
     num_values = num_openings - num_empty + bare.count(b",")
-    if num_openings > MAX_VALUES + 1:  # the outermost object is no value
+    if num_openings > MAX_VALUES + 1:  # the outermost object does not count
         return Outline(num_values, too_many=True, too_deep=False)
     return Outline(num_values, too_many=False, too_deep=_depth(bare, num_openings) > MAX_DEPTH)
 

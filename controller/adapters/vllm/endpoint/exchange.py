@@ -155,7 +155,7 @@ class Exchange:
         too_large = RefusedError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {max_bytes} bytes"
         )
-        # Python reads no number of more than 4,300 digits, not even of zeros.
+        # Python cannot read a number of more than 4,300 digits, even if they are zeros.
         length = self.headers.get(b"content-length", b"").lstrip(b"0")
         if len(length) > MAX_LENGTH_DIGITS or (length.isdigit() and int(length) > max_bytes):
             raise too_large

@@ -59,7 +59,7 @@ MAX_TOKEN_BODY_BYTES = 512 * 1024
 # Reading a body, checking it and bringing it through vLLM's app takes some 2 ms of the event loop:
 # 900 requests at once kept running streams waiting for 2.5 s.
 REQUESTS_PER_TURN = 1
-# All bodies that are being read may together be as large as this many bodies of the largest size.
+# The bodies that are being read may together be as large as this many bodies of the largest size.
 MAX_LARGE_BODIES = 32
 DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
 
@@ -228,9 +228,9 @@ def around(app: ASGIApp, args: Namespace) -> ASGIApp:
     """`args` are vLLM's. `without_outermost` keeps vLLM's app from adding the same middlewares
     again."""
     if args.root_path:
-        app = RootPath(app, args.root_path)
+        app = _without_root_path(app, args.root_path)
     if args.enable_request_id_headers:
-        app = RequestIds(app)
+        app = _with_request_ids(app)
     if args.allowed_origins:
         exposed = ["X-Request-Id"] if args.enable_request_id_headers else []
         app = CORSMiddleware(
@@ -247,7 +247,7 @@ def around(app: ASGIApp, args: Namespace) -> ASGIApp:
 def within(app: ASGIApp, args: Namespace) -> ASGIApp:
     """vLLM's app, behind the gate. FastAPI removes the root path itself, and would remove a second
     one from a path that begins with the same word."""
-    return RootPathAgain(app, args.root_path) if args.root_path else app
+    return _with_root_path(app, args.root_path) if args.root_path else app
 
 
 def without_outermost(args: Namespace) -> Namespace:
@@ -257,37 +257,29 @@ def without_outermost(args: Namespace) -> Namespace:
     return inner
 
 
-class RootPath:
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+def _without_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path == self._root_path or path.startswith(self._root_path + "/"):
-            inner = path.removeprefix(self._root_path) or "/"
-            scope = {**scope, "path": inner}
-        await self._app(scope, receive, send)
+        if path == root_path or path.startswith(root_path + "/"):
+            scope = {**scope, "path": path.removeprefix(root_path) or "/"}
+        await app(scope, receive, send)
+
+    return call
 
 
-class RootPathAgain:
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if "path" in scope:
-            scope = {**scope, "path": self._root_path + scope["path"]}
-        await self._app(scope, receive, send)
+            scope = {**scope, "path": root_path + scope["path"]}
+        await app(scope, receive, send)
+
+    return call
 
 
-class RequestIds:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+def _with_request_ids(app: ASGIApp) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         request_id = dict(scope["headers"]).get(REQUEST_ID)
         if request_id is None:
@@ -301,7 +293,9 @@ class RequestIds:
                 message = {**message, "headers": headers.raw}
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        await app(scope, receive, send_with_id)
+
+    return call
 
 
 # -- routes that vLLM's app lacks ------------------------------------------------------------------
