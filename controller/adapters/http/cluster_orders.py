@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from controller.adapters.http.calls import ApiError
+from controller.adapters.http.calls import ApiError, shown
 from controller.adapters.http.cluster_view import rolling_report
 from controller.adapters.http.instance_orders import SteerReports, caused_by, remove_claim
 from controller.adapters.http.live_settings import PlannedChanges
@@ -77,12 +77,10 @@ class RollingHandler(_OnRolling[RollingRequest]):
         spec, turn = controller.keeper.spec, controller.rolling.turn()
         reports, drain = SteerReports(controller), Drain("", time.time())
         plans = await asyncio.gather(*(reports.planned(each, drain) for each in turn))
-        return RollingReport(
+        return shown(
+            RollingReport,
+            wanted,
             left=turn,
-            at_once=wanted.at_once,
-            deadline_s=wanted.deadline_s,
-            start_timeout_s=wanted.start_timeout_s,
-            reason=wanted.reason,
             plan=tuple(_planned_restart(each) for each in plans),
             engine_args=dict(self.engine.args),
             changes_engine=any(spec.engine_of(each) != self.engine for each in turn),

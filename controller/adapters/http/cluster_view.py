@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from controller.adapters.http.calls import shown
 from controller.api.wire.status import (
@@ -276,17 +276,14 @@ def _waited_s(held: Waiting, now_s: float) -> float:
 def autoscale_status(controller: ControllerProcess) -> AutoscaleStatus:
     held, live = controller.autoscaling.held, controller.live.autoscale
     found = controller.autoscaling.view()
-    return AutoscaleStatus(
-        mode=live.config.mode,
+    return shown(
+        AutoscaleStatus,
+        live.config,
         held=None
         if held is None
         else AutoscaleHoldStatus(
             actor=held.actor, num_instances=held.num_instances, since_s=round(held.since_s, 3)
         ),
-        min_instances=live.config.min_instances,
-        max_instances=live.config.max_instances,
-        target_ttft_s=live.config.target_ttft_s,
-        target_tpot_s=live.config.target_tpot_s,
         num_instances=found.num_planned,
         num_wanted=None if found.last is None else found.last.num_wanted,
         cold_start_s=rounded(found.cold_start_s),
@@ -542,14 +539,8 @@ _PUSHED = InstanceStatus.model_fields.keys() & StatusPushed.__annotations__.keys
 
 def frontend_status(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus:
     return FrontendStatus(
-        id=member.member_id,
+        **_of_process(member, now_s),
         state=_process_state(member, stopping=stopping) or InstanceState.ACTIVE,
-        detail=member.detail,
-        incarnation=member.incarnation,
-        num_restarts=member.num_restarts,
-        node=member.node,
-        pid=member.pid if member.alive else None,
-        up_s=_up_s(member, now_s),
         num_live_reqs=member.num_live_reqs,
         ttft_p99_s=rounded(member.said.ttft_p99_s),
         ttft_p99_by_level_s={
@@ -569,14 +560,8 @@ def instance_status(
 ) -> InstanceStatus:
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
-        id=member.member_id,
+        **_of_process(member, now_s),
         state=_instance_state(controller, member, record),
-        detail=member.detail,
-        incarnation=member.incarnation,
-        num_restarts=member.num_restarts,
-        node=member.node,
-        pid=member.pid if member.alive else None,
-        up_s=_up_s(member, now_s),
         generation=member.said.generation,
         drain=_drain(controller, member.member_id),
         kept_for=kept_for,
@@ -625,6 +610,18 @@ def not_launched(controller: ControllerProcess) -> list[InstanceStatus]:
         for instance_id in planned_instances(controller.keeper.spec)
         if instance_id not in controller.roster.members
     ]
+
+
+def _of_process(member: Member, now_s: float) -> dict[str, Any]:
+    return {
+        "id": member.member_id,
+        "detail": member.detail,
+        "incarnation": member.incarnation,
+        "num_restarts": member.num_restarts,
+        "node": member.node,
+        "pid": member.pid if member.alive else None,
+        "up_s": _up_s(member, now_s),
+    }
 
 
 def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
