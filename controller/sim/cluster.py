@@ -82,9 +82,10 @@ from controller.sim.workload.trace import Trace, TraceRequest
 
 
 class SimEmptying:
-    """The controller's part, and the `ClusterView` that its rounds look at. `block_bytes`: of one
-    KV block. A client's limit of outputs is `limit_factor` times what the request emits in the end;
-    None: nobody has a limit. `pairing` and `victim`: of `SimPolicy`."""
+    """The controller's part of emptying, and the `ClusterView` at which its rounds look.
+    `block_bytes`: the size of one KV block. A client's limit of outputs is `limit_factor` times
+    what the request emits in the end; None: no request has a limit. `pairing` and `victim`: as in
+    `SimPolicy`."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class SimEmptying:
         self.rules = relief_rules(policy.pairing, policy.victim)
         self.num_moved = 0
         self.num_failed: Counter[str] = Counter()
-        """Moves that came to nothing, by why."""
+        """By reason: how many moves failed."""
         self._instances = instances
         self._scheduler = scheduler
         self._balances = policy.pairing == BALANCED
@@ -121,7 +122,7 @@ class SimEmptying:
         )
         self._loads = Loads(self.rounds.load_of, policy.rescheduling)
         self._sources: dict[str, SimSource] = {}
-        """By instance, of those that were ever in a move or had an order."""
+        """By instance that was ever in a move or had an order: its source."""
 
     def source(self, instance_id: str) -> "SimSource":
         found = self._sources.get(instance_id)
@@ -130,7 +131,7 @@ class SimEmptying:
         return found
 
     def round(self, *, helps: bool) -> None:
-        """`helps`: some requests may be blocked, and all instances have reported."""
+        """Takes a round. `helps`: some requests may be blocked, and all instances have reported."""
         self._helps = helps
         self.handle(RoundDue())
 
@@ -179,7 +180,7 @@ class SimEmptying:
         self.links.slowdown[instance_id] = factor
 
     def instance_changed(self, instance: SimInstance) -> None:
-        """Something else happened there than to decode."""
+        """Something else than decoding happened on the instance."""
         self._loads.changed(instance)
 
     def instance_died(self, instance: SimInstance) -> None:
@@ -190,7 +191,7 @@ class SimEmptying:
         self.instance_gone(instance)
 
     def instance_gone(self, instance: SimInstance) -> None:
-        """Nothing moves there, or from there, any more."""
+        """No request moves to the instance or from it any more."""
         instance_id = instance.instance_id
         self._loads.gone(instance)
         self._sources.pop(instance_id, None)
@@ -203,7 +204,7 @@ class SimEmptying:
             self.source(instance.instance_id).handle(DrainEnded())
 
     def is_moving(self, instance_id: str) -> bool:
-        """Whether a move from there or to there is under way."""
+        """Whether a move from the instance or to it is under way."""
         return instance_id in self._sources and self.source(instance_id).num_moves > 0
 
     def check(self) -> None:
@@ -214,7 +215,8 @@ class SimEmptying:
 
 
 class SimSource:
-    """One instance as a source: runs its machine, and is the `SourceView` that it looks at."""
+    """One instance as a source: runs its machine, and is the `SourceView` at which the machine
+    looks."""
 
     leaves_at_s = max_bytes_per_s = None
 
@@ -330,16 +332,17 @@ Holds = Callable[[InstanceSnapshot], bool]
 
 
 class Moments:
-    """From when on something may hold of an instance that comes to hold as its free blocks run out.
+    """The moments from which a condition may be true of an instance, for conditions that become
+    true as its free blocks run out.
 
-    A round asks of all instances whether they need help or are sources, and that took half of a
-    run. So an instance is looked at once per change, and in a round only from its moment on.
-    `holds` of a status also holds of one that differs only in having fewer free blocks."""
+    Each round asks whether each instance needs help or is a source, and that took half of a run. So
+    an instance is looked at once after each change, and in rounds only from its moment on. If
+    `holds` is true of a status, it must also be true of one with fewer free blocks."""
 
     def __init__(self, holds: Holds) -> None:
         self._holds = holds
         self._changed: dict[SimInstance, None] = {}
-        """Since they were looked at last."""
+        """The instances that changed since they were looked at last."""
         self._from_s: dict[SimInstance, float] = {}
 
     def changed(self, instance: SimInstance) -> None:
@@ -350,8 +353,8 @@ class Moments:
         self._from_s.pop(instance, None)
 
     def come(self, now_s: float) -> list[SimInstance]:
-        """The instances whose moment has come, up to one of their steps early: of all others it
-        does not hold now."""
+        """The instances whose moment has come, up to one of their steps early. The condition is
+        false for all others now."""
         for instance in self._changed:
             from_s = instance.first_s(self._holds)
             if from_s < math.inf:
@@ -363,12 +366,12 @@ class Moments:
 
 
 class Loads:
-    """The statuses that a round of rescheduling looks at, of as few instances as will do.
+    """The statuses at which a round of rescheduling looks, of as few instances as possible.
 
-    While its batch only decodes, an instance's freeness falls: one that cannot be a destination
-    stays so, and one that is no source becomes one at a known moment. In most rounds there is
-    nobody of one of the two kinds. `changed` has to be called whenever something else happens on an
-    instance than to decode, `gone` when it serves no more."""
+    While its batch only decodes, an instance's freeness falls. So an instance that cannot be a
+    destination stays so, and one that is no source becomes one at a known moment. In most rounds
+    there are no sources, or no destinations. `changed` has to be called whenever something else
+    than decoding happens on an instance, and `gone` when it does not serve any more."""
 
     def __init__(
         self, load_of: Callable[[InstanceSnapshot], InstanceLoad], config: ReschedulingConfig
@@ -377,9 +380,10 @@ class Loads:
         self._config = config
         self._sources = Moments(lambda status: is_source(load_of(status), config))
         self._changed: dict[SimInstance, None] = {}
-        """Of these it is not known whether they may be destinations."""
+        """The instances that have changed, so that it is not known whether they may be
+        destinations."""
         self._destinations: dict[SimInstance, None] = {}
-        """Those that may be, before they change next."""
+        """The instances that may be destinations until they change."""
 
     def changed(self, instance: SimInstance) -> None:
         self._sources.changed(instance)
@@ -391,7 +395,8 @@ class Loads:
         self._destinations.pop(instance, None)
 
     def in_pairs(self, now_s: float) -> list[InstanceSnapshot]:
-        """Of all instances that can be in a pair now, if no more is against them."""
+        """The statuses of all instances that can be in a pair now, if nothing else is against
+        them."""
         config = self._config
         self._look_for_destinations()
         if not self._destinations:
@@ -434,7 +439,7 @@ class SimCluster:
         profile, policy = setup.profile, setup.policy
         self._config = ModelConfig.of(profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
         self._runs: dict[str, RequestRun] = {}
-        """Requests that have arrived and not ended, by id."""
+        """By id: the requests that have arrived and not ended."""
         self._num_to_come = 0
         self._hash_tokens = 0
         self._scheduler = GlobalScheduler(
@@ -448,7 +453,7 @@ class SimCluster:
         )
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
         self._changed: dict[SimInstance, None] = {}
-        """Instances that did more than to decode since their last report."""
+        """The instances that did more than decode since their last report."""
         holding = policy.holding
         self._need_help = Moments(lambda s: holding is not None and needs_help(s, holding))
         self._are_below_half_free = Moments(below_half_free)
@@ -524,10 +529,11 @@ class SimCluster:
         self._follow(self._scheduler.handle(requested, self.events.now_s))
 
     def _report_for(self, requested: DispatchRequested) -> None:
-        """Tells the scheduler what the dispatch of this request depends on. That is much less than
-        all, which took half of a run: an instance that only decodes gets worse for a newcomer, so
-        that only the one that seems best has to be asked, until it is the best as it is now. But
-        with late binding, memory that is short on one instance closes those where many wait."""
+        """Tells the scheduler the statuses on which the dispatch of this request depends. To tell
+        it all of them took half of a run. An instance that only decodes gets worse for a newcomer,
+        so only the one that seems best has to report, until the best one has reported its present
+        state. But with late binding, memory that is short on one instance closes those where many
+        requests wait."""
         if self.setup.policy.status_age_s or self._scheduler.num_waiting:
             self._report_all()
             return
@@ -572,8 +578,8 @@ class SimCluster:
         instance.between_steps(add)
 
     def _overtake(self, run: RequestRun) -> None:
-        """Tells those that are still held and whose turn was before: they came earlier, and their
-        rank is no lower."""
+        """Notes that the request overtook the waiting requests whose turn was before: those that
+        came earlier and have no lower rank."""
         placement = self._scheduler.placement
         if placement is None:
             return

@@ -1,5 +1,6 @@
-"""Virtual time: actions in the order of their times; of equal times, the one scheduled first. It
-stands alone as everything that happens in a simulated cluster, or in a bound of one, needs it.
+"""Virtual time: actions in the order of their times; at equal times, the one that was scheduled
+first. It is a module of its own because everything that happens in a simulated cluster, or in a
+bound of one, needs it.
 """
 
 import heapq
@@ -15,7 +16,7 @@ class EventQueue:
         self._events: list[tuple[float, int, Action]] = []
 
     def at(self, time_s: float, action: Action) -> None:
-        """An action whose time is over happens next."""
+        """Schedules an action. If its time is over already, it happens next."""
         self._num_scheduled += 1
         due_s = time_s if time_s > self.now_s else self.now_s
         heapq.heappush(self._events, (due_s, self._num_scheduled, action))
@@ -24,7 +25,7 @@ class EventQueue:
         self.at(self.now_s + delay_s, action)
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Goes on until `is_over`, or until nothing is scheduled."""
+        """Runs actions until `is_over` is true, or until none is scheduled."""
         events = self._events
         while events and not is_over():
             self.now_s, _, action = heapq.heappop(events)

@@ -1,7 +1,7 @@
 """The fleet in virtual time: launches, drains and removes as the core's auto-scaler orders.
 
-An instance costs from its launch until it is gone: while it starts, and while it drains. None fails
-to start, and one that is killed does not come back.
+An instance costs from its launch until it is gone, also while it starts and while it drains. No
+instance fails to start, and a killed instance does not come back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,38 +30,38 @@ from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
 
 COLD_START_S = 30.0
-"""From the launch of an instance until it serves. Nobody has published it for the paper's cluster,
-whose instances read their weights anew: 13.5 GB in fp16, 27 s at 0.5 GB/s."""
+"""The time from the launch of an instance until it serves. It was not published for the paper's
+cluster, whose instances read their weights anew: 13.5 GB in fp16, 27 s at 0.5 GB/s."""
 LOOK_AGAIN_S = 0.1
 
 
 class Scalable(Protocol):
-    """What the fleet asks of a cluster."""
+    """What the fleet needs of a cluster."""
 
     def new_id(self) -> str:
-        """Of one more instance."""
+        """The id of one more instance."""
 
     def launch(self, instance_id: str) -> None:
         """The instance serves from now on."""
 
     def drain(self, instance: SimInstance) -> None:
-        """It gets no more requests; those that it has leave or end."""
+        """The instance gets no more requests; those that it has leave or end."""
 
     def keep(self, instance: SimInstance) -> None:
-        """It drains no more."""
+        """The instance does not drain any more."""
 
     def remove(self, instance: SimInstance) -> None:
-        """It is empty, and gone from now on."""
+        """The instance, which is empty, is gone from now on."""
 
     def is_empty(self, instance: SimInstance) -> bool:
-        """Neither a request nor a move of one is there."""
+        """Whether the instance has neither a request nor a move."""
 
     def waiting_demands(self) -> Sequence[int]:
-        """Of the requests that wait at the controller, in blocks."""
+        """The demands, in blocks, of the requests that wait at the controller."""
 
 
 class SimFleet:
-    """`leaving` drains in order to go."""
+    """`leaving`: the instance that drains in order to be removed."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class SimFleet:
         self._new_capacity_blocks = new_capacity_blocks
         self._block_size = block_size
         self._starting: list[str] = []
-        """Instances that are launched and do not serve yet."""
+        """The instances that are launched and do not serve yet."""
         self._looks_again = False
         self.machine = Autoscaler("sim", SettingsChanged(replace(config, mode="on"), float("inf")))
         self._due_s: float | None = None
-        """When the next check is, as the queue of events has it."""
+        """When the next check is, as it is scheduled in the queue of events."""
 
     def begin(self) -> None:
         self._tick()
@@ -182,7 +182,7 @@ class SimFleet:
             self.num_removed += 1
             self._cluster.remove(leaving)
         elif not self._looks_again:
-            # A move holds something there. Not all ways in which one ends reach its other end.
+            # A move holds something there. Not every end of a move reaches both instances.
             self._looks_again = True
             self._events.after(LOOK_AGAIN_S, self._look_again)
 

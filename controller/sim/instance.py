@@ -1,8 +1,8 @@
-"""One instance in virtual time: an engine model, its steps, and what happens between two of them.
+"""One instance in virtual time: an engine model, its steps, and what happens between two steps.
 
 As on a real instance, nothing reaches the engine within a step: requests and moves wait for its
 end, and a status shows the state between the last two steps. Steps that only decode are done as one
-`DecodeStretch`; what comes in meanwhile cuts it short at the end of the step under way.
+`DecodeStretch`; an event that comes meanwhile cuts it short at the end of the step under way.
 """
 
 import math
@@ -32,8 +32,8 @@ class Arriving(MoveHere, Protocol):
 
 
 class SimInstance:
-    """`on_finished` is told each request at its last token, `on_changed` that the instance is
-    between two steps after something else than plain decoding."""
+    """`on_finished` is called with each request at its last token, and `on_changed` when the
+    instance is between two steps after something else than plain decoding."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class SimInstance:
         self.runs: dict[str, RequestRun] = {}
         """Requests whose engine state is here, by id."""
         self.coming: dict[str, RequestRun] = {}
-        """Dispatched here, and not here before the step is over, by id."""
+        """By id: requests that were dispatched here and come in once the step is over."""
         self.moves: MoveTable[MovingAway, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
         self.busy_s = 0.0
-        """What these steps took together."""
+        """The time of all these steps."""
         self.step_time_s: float | None = None
         self.slowdown = 1.0
-        """Steps take so many times as long as the profile says."""
+        """The factor by which steps take longer than the profile says."""
         self._events = events
         self._on_finished = on_finished
         self._on_changed = on_changed
@@ -68,7 +68,8 @@ class SimInstance:
         self._began_s = 0.0
         """When the step or the stretch under way began."""
         self._turn = 0
-        """Counts what was begun, and what was cut short: the end of anything earlier is void."""
+        """Counts the steps and stretches that were begun or cut short; the end of any earlier one
+        is void."""
         self._num_cut = 0
         """After how many steps the stretch ends."""
         self._between: deque[Action] = deque()
@@ -76,7 +77,7 @@ class SimInstance:
         """As of `_status_steps` steps of the stretch, or before the step under way."""
         self._status_steps = 0
         self._status_until_s = 0.0
-        """So long after the beginning of the stretch the next of its steps is over."""
+        """How long after the beginning of the stretch its next step is over."""
         self._times = TokenTimes()
 
     # -- from outside ----------------------------------------------------------------------
@@ -90,7 +91,7 @@ class SimInstance:
         self.moves.draining = draining
 
     def between_steps(self, action: Action) -> None:
-        """Does it now if no step is under way, else at the end of that step."""
+        """Runs the action now if no step is under way, else at the end of the step."""
         if not self.alive:
             return
         between = self._between
@@ -127,16 +128,17 @@ class SimInstance:
         return status
 
     def freest_status(self) -> InstanceSnapshot:
-        """As `status`, but with the free blocks of some earlier moment of the stretch. That only
-        takes blocks, so these are at least as many, and nobody counts its steps."""
+        """Like `status`, but with the free blocks of some earlier moment of the stretch. As a
+        stretch only takes blocks, these are at least as many, and its steps do not have to be
+        counted."""
         if self._status is None:
             self._status, self._status_steps = self._snapshot(), 0
         return self._status
 
     def first_s(self, holds: Callable[[InstanceSnapshot], bool]) -> float:
-        """The moment, up to a step early, from which on `holds` is true of the status until
-        something else happens here than to decode; inf: it is not. It has to stay true as free
-        blocks become fewer."""
+        """The moment, up to one step early, from which on `holds` is true of the status, until
+        something else than decoding happens here; inf if it does not become true. It must stay true
+        as free blocks become fewer."""
         stretch, freest = self._stretch, self.freest_status()
         if holds(freest):
             return -math.inf
@@ -153,7 +155,8 @@ class SimInstance:
         return self._began_s + stretch.time_s(num_steps - 1) * self.slowdown
 
     def add(self, run: RequestRun) -> None:
-        """Between two steps. Raises ValueError: the request can never run here."""
+        """Takes in a request; to be called between two steps. Raises ValueError if it can never run
+        here."""
         self.engine.add(run.request)
         self.arrive(run)
 
@@ -173,7 +176,7 @@ class SimInstance:
         self._times.join(run, self._events.now_s)
 
     def die(self) -> list[RequestRun]:
-        """Nothing happens here any more. Returns the requests that were here, or on their way."""
+        """The instance dies. Returns the requests that were here, or on their way."""
         self.alive = False
         self._turn += 1
         self._between.clear()
@@ -189,8 +192,8 @@ class SimInstance:
         return replace(snapshot, draining=True) if self.moves.draining else snapshot
 
     def _next(self) -> None:
-        """Between two steps: does what waits for that, then begins the next one."""
-        # What is done here may itself ask for something to be done between two steps.
+        """Between two steps: runs the actions that wait for that, then begins the next step."""
+        # An action may itself ask for another action between two steps.
         between, self._stretch, self._step = self._between, None, _BUSY
         while between:
             self._status = None
@@ -272,7 +275,7 @@ class SimInstance:
 
 
 _BUSY = StepResult(0.0, (), (), (), (), {}, {})
-"""Stands for the moment between two steps."""
+"""The marker for the moment between two steps."""
 
 
 def _with_free(status: InstanceSnapshot, num_free_blocks: int) -> InstanceSnapshot:

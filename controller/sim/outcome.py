@@ -1,6 +1,7 @@
-"""What a run came to: a row per request that ended, what was sampled over time, and the figures of
-both: latencies by percentiles, what evictions cost, how full the memory was, and whether the run
-reached a steady state.
+"""The outcome of a run: a row for each request that ended, samples over time, and the figures of
+both: percentiles of latencies, what evictions cost, how full the memory was, and whether the run
+reached a steady state. And the figures of several seeds: means with 95 % intervals, ratios, and
+means of ratios.
 """
 
 import math
@@ -69,8 +70,8 @@ class Rows:
 
 @dataclass(slots=True)
 class Sampled:
-    """Averages over time; one look each `sample_s`. Shares are of all KV blocks. `num_instances`
-    are those that cost: those that start, and those that drain, among them."""
+    """Averages over time, with one sample each `sample_s`. Shares are of all KV blocks.
+    `num_instances` counts those that cost, also those that start or drain."""
 
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     num_waiting: "array[int]" = field(default_factory=lambda: array("q"))
@@ -93,9 +94,9 @@ class Outcome:
     num_removed: int = 0
     num_steps: int = 0
     busy_s: float = 0.0
-    """What the steps of all instances took together."""
+    """The time of all steps of all instances."""
     duration_s: float = 0.0
-    """Virtual, until the last request ended."""
+    """The virtual time until the last request ended."""
 
 
 # -- fragmentation ---------------------------------------------------------------------------------
@@ -104,9 +105,9 @@ class Outcome:
 def fragmented_blocks(
     snapshots: Sequence[InstanceSnapshot], waiting_demands: Iterable[int] = ()
 ) -> int:
-    """Free memory that nobody can use: it would do for queue heads, if it were in one place. That
-    is the demands of blocked queue heads, the smallest first, while their sum fits the cluster's
-    free blocks. `held_demands` are those of blocked requests outside of the instances."""
+    """Free memory that no request can use because it is not in one place: the demands of blocked
+    queue heads, the smallest first, while their sum fits into the cluster's free blocks.
+    `waiting_demands`: those of blocked requests that wait at the controller."""
     blocked = list(waiting_demands)
     num_free = 0
     for snapshot in snapshots:
@@ -127,7 +128,7 @@ def fragmented_blocks(
 Values = NDArray[np.float64]
 
 SHARES = (*(n / 100 for n in range(100)), *(n / 1000 for n in range(991, 1001)))
-"""Of which a curve has quantiles: finer where the tail is."""
+"""The shares at which a curve has quantiles; they are finer in the tail."""
 NUM_MOMENTS = 60
 
 
@@ -143,8 +144,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the requests that have finished. The spreads are None where no request has such a value:
-    `tpot_s` and `longest_pause_s` need two output tokens.
+    """The figures of the requests that have finished. A spread is None if no request has such a
+    value, as `tpot_s` and `longest_pause_s` need two output tokens.
 
     `preemption_loss_s` is the mean over all of these requests, most of which lose nothing.
     `longest_overtaken_s`: how long later requests of at most its rank were dispatched before one
@@ -314,9 +315,9 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 MAX_GROWTH = 1 / 3
 """Of the mean."""
 FEW_WAITING = 1.0
-"""Growth of so many waiting requests per instance is none."""
+"""A growth of so many waiting requests per instance does not count."""
 FILLS = 0.02
-"""Growth of the memory in use by less than this share of all blocks is none."""
+"""A growth of the memory in use by less than this share of all blocks does not count."""
 MAX_STANDING = 0.1
 """Of the requests that arrive in the second half: so many may wait in the mean, that is, a request
 may wait a tenth of that time."""

@@ -1,5 +1,5 @@
-"""Requests in a run: how they come out of a trace, what engines get of them, and what their clients
-see of their tokens, without a look at each request in each step.
+"""Requests in a run: how they are made from a trace, what engines get of them, and when their
+clients get tokens, without looking at each request in each step.
 """
 
 from bisect import bisect_right
@@ -53,16 +53,17 @@ class RequestRun:
         self.loss_s = 0.0
         self.num_evictions = 0
         self.num_overtaking = 0
-        """How many later ones of at most its rank were dispatched while it was held."""
+        """How many later requests of at most its rank were dispatched while it waited at the
+        controller."""
         self.overtaken_since_s: float | None = None
         self.overtaken_s = 0.0
         """From the first of these until its own dispatch."""
         self.moves: list[tuple[str, float]] = []
         """The instances that the request left, and when."""
         self.changed_over = False
-        """It moved while it ran, and has not got a token since."""
+        """Whether it moved while it ran and has not got a token since."""
         self.downtimes_s: list[float] = []
-        """Of each such move, from the last token before to the first one after it."""
+        """For each such move: the time from the last token before it to the first one after it."""
 
     def overtaken(self, time_s: float) -> None:
         self.num_overtaking += 1
@@ -74,7 +75,7 @@ class RequestRun:
             self.overtaken_s = time_s - self.overtaken_since_s
 
     def token(self, time_s: float) -> None:
-        """A token that followed on something else than a plain decode step."""
+        """Notes a token that did not come from a plain decode step."""
         if self.first_token_s is None:
             self.first_token_s = time_s
         if self.last_token_s is not None:
@@ -103,8 +104,8 @@ class RequestRun:
 
 
 class Gaps:
-    """The longest pause of a stream, without a look at each of its tokens. Only gaps that no later
-    one exceeds are kept: earlier ones decide nothing."""
+    """The longest pause of a stream, without looking at each of its tokens. Only gaps that no later
+    one exceeds are stored, as the others do not matter."""
 
     def __init__(self) -> None:
         self._ends_s: list[float] = []
@@ -120,7 +121,7 @@ class Gaps:
         gaps_s.append(gap_s)
 
     def longest_since(self, time_s: float) -> float:
-        """Of the gaps that ended after `time_s`; 0 if none did."""
+        """The longest of the gaps that ended after `time_s`; 0 if none did."""
         place = bisect_right(self._ends_s, time_s)
         return self._gaps_s[place] if place < len(self._gaps_s) else 0.0
 
@@ -139,12 +140,12 @@ class TokenTimes:
         self._joined.append(run)
 
     def prefilled(self, run: RequestRun, now_s: float) -> None:
-        """The request gets the token that its prefill ends with, and joins."""
+        """The request gets the token with which its prefill ends, and joins."""
         run.token(now_s)
         self.join(run, now_s)
 
     def decoded(self, end_s: float) -> None:
-        """A step in which all decoding requests got a token ended then."""
+        """A step ended in which all decoding requests got a token."""
         self._gaps.add(end_s, end_s - self._last_s)
         self._last_s = end_s
         if self._joined:
@@ -160,8 +161,8 @@ class TokenTimes:
         self._last_s = end_s
 
     def leave(self, run: RequestRun) -> None:
-        """The request leaves the batch after the step that has just ended. Nothing happens to one
-        that does not decode."""
+        """The request leaves the batch after the step that has just ended. Does nothing if it does
+        not decode."""
         since_s = run.decoding_since_s
         if since_s is None:
             return
@@ -178,7 +179,8 @@ class TokenTimes:
 
 class BlockNames:
     """Names the full KV blocks of one request by the trace's prefix hashes, so that prompts that
-    begin alike share blocks. What no hash covers, as all outputs, is the request's own."""
+    begin alike share blocks. Blocks that no hash covers, such as all outputs, are the request's
+    own."""
 
     __slots__ = ("_block_size", "_hash_tokens", "_num_prompt_tokens", "_prefix_hashes", "_request")
 

@@ -17,7 +17,7 @@ from controller.sim.workload.named import SHAPES, workload
 from controller.sim.workload.trace import Trace, TraceRequest
 
 NUM_REPORTS = 200
-"""How often progress is told while requests arrive."""
+"""How often progress is reported while requests arrive."""
 
 
 class CannotRunError(ValueError):
@@ -27,10 +27,10 @@ class CannotRunError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Load:
     """A workload by its name, with the options of `workload.named.workload`; `shape` is a name in
-    `workload.arrivals.SHAPES`.
+    `workload.named.SHAPES`.
 
-    `drop_too_long`: requests that no instance could run to their end are left out, else they are an
-    error.
+    `drop_too_long`: leaves out requests that no instance could run to their end; otherwise they are
+    an error.
     """
 
     workload: str
@@ -64,7 +64,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`settings` are those that the policy in `setup` got, as texts for the record. `warm_up` is
+    """`settings`: the settings that the policy in `setup` got, as texts for the record. `warm_up`:
     the share of the first requests that is left out of the figures."""
 
     load: Load
@@ -76,9 +76,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """`rate`: at which the requests arrived in the mean, also where the load gives none.
-    `saturation_rate`: what so many instances could serve of these requests at most; with
-    auto-scaling the most that there may be."""
+    """`rate`: the mean rate at which the requests arrived, even if the load gives none.
+    `saturation_rate`: the highest rate of these requests that the instances could serve; with
+    auto-scaling, as many instances as there may be at most."""
 
     run: Run
     rate: float
@@ -89,8 +89,8 @@ class Ran:
 
 
 def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> Ran:
-    """Simulates it; the same run gives the same figures. `on_progress` is told the share of
-    requests that has ended.
+    """Simulates the run; the same run gives the same figures. `on_progress` is called with the
+    share of requests that has ended.
 
     Raises:
         CannotRunError: a request is too long for an instance.
@@ -109,7 +109,7 @@ def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> R
 
 
 def saturation_of(trace: Trace, setup: ClusterSetup) -> float:
-    """What the cluster could serve of these requests at most, by the estimate."""
+    """The highest rate of these requests that the cluster could serve, by the estimate."""
     return saturation_rate(
         trace,
         setup.profile,
@@ -120,8 +120,8 @@ def saturation_of(trace: Trace, setup: ClusterSetup) -> float:
 
 
 def policy_named(name: str) -> SimPolicy:
-    """A policy, or one of the bounds in `bounds.ORACLES`, in which nothing of a policy matters but
-    its name. Raises ValueError naming the nearest valid one."""
+    """A policy, or one of the bounds in `bounds.ORACLES`, where only the name of the policy
+    matters. Raises ValueError naming the nearest valid one."""
     if name.upper() in ORACLES:
         return SimPolicy(name.upper(), "llumnix", ReschedulingConfig(enabled=False), (NORMAL,))
     try:
@@ -161,7 +161,7 @@ def fitting(trace: Trace, setup: ClusterSetup, load: Load) -> tuple[Trace, int]:
 def _tell(
     cluster: SimCluster | PooledCluster, trace: Trace, on_progress: Callable[[float], None]
 ) -> None:
-    """Looks at the cluster now and then. What happens in it does not change by that."""
+    """Reports progress now and then, without changing what happens in the cluster."""
     events, outcome, num = cluster.events, cluster.outcome, len(trace.requests)
     every_s = max(trace.span_s / NUM_REPORTS, 1.0)
 
@@ -185,8 +185,8 @@ class TooLong:
 
 
 def too_long(trace: Trace, config: ModelConfig) -> list[TooLong]:
-    """Those that an engine of this configuration refuses, or ends before their last output token,
-    in order of arrival."""
+    """The requests that an engine of this configuration refuses, or ends before their last output
+    token, in order of arrival."""
     return [
         TooLong(index, request, why)
         for index, request in enumerate(trace.requests)

@@ -1,8 +1,8 @@
 """Live moves in virtual time: carries out what the machines of source and destination instruct, and
-notes who owns each request that moves, as its frontend does live.
+notes which instance owns each request that moves, as its frontend does in a live cluster.
 
-`core.migration` decides, as live; the engines' part is the model's. Messages take `message_s` and
-are never lost, copies queue on the source's link, and whoever dies is known to be dead at once.
+`core.migration` decides, as in a live cluster; the model plays the engines. Messages take
+`message_s` and are never lost, copies queue on the source's link, and every death is known at once.
 
 What the model does not have is always in order here: fingerprints and state fit, and grammars are
 compiled before they are needed.
@@ -39,14 +39,14 @@ from controller.sim.instance import SimInstance
 from controller.sim.request_run import RequestRun
 
 TIMING = MoveTiming(memory_s=0.0)
-"""Nothing comes late, so a move that is over is forgotten at once."""
-# Members of enums are looked up by a call, and each message comes by here.
+"""No message comes late, so a move that is over is forgotten at once."""
+# To look up a member of an enum takes a call, and each message comes here.
 _COMMIT, _PRE_ALLOCATED = Verb.COMMIT, Verb.PRE_ALLOCATED
 
 
 class Links:
-    """Each instance sends over one link, one copy after the other. Also what all moves share: the
-    frontend, and a heartbeat in which they look at their time limits."""
+    """The links: each instance sends over one link, one copy after the other. Also what all moves
+    share: the frontend, and a heartbeat at which they check their time limits."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Links:
         on_lost: Callable[[RequestRun], None],
     ) -> None:
         self.message_s = message_s
-        """How long a message is on its way."""
+        """How long a message takes."""
         self.bytes_per_s = bytes_per_s
         self.slowdown: dict[str, float] = {}
-        """By source: how many times as long its copies take."""
+        """By source: the factor by which its copies take longer."""
         self.owners = Owners(events, message_s, on_lost)
         self.numbers = count()
         self.under_way: dict[SimMove, None] = {}
-        """Moves of which one of both sides has something to wait for."""
+        """The moves where one side waits for something."""
         self._events = events
         self._free_s: dict[str, float] = {}
         self._beats = False
@@ -73,8 +73,8 @@ class Links:
         return self.bytes_per_s / self.slowdown.get(source_id, 1.0)
 
     def copy(self, source_id: str, num_bytes: int, sent: Action, arrived: Action) -> None:
-        """`sent`: the last byte has left the source. A copy that is called off meanwhile takes its
-        time on the link all the same."""
+        """`sent` is called when the last byte has left the source. A copy that is called off
+        meanwhile still takes its time on the link."""
         events = self._events
         begins_s = max(events.now_s, self._free_s.get(source_id, 0.0))
         ends_s = begins_s + num_bytes / self.bandwidth(source_id)
@@ -108,9 +108,8 @@ class Links:
 
 
 class SimMove:
-    """One move, from its order to its end, as its source sees it. `on_over` is told whether the
-    request has moved. `plan`: the moves that make room together, itself among them; they all
-    begin, or none."""
+    """One move, from its order to its end, as its source sees it. `on_over` is called with whether
+    the request has moved."""
 
     __slots__ = (
         "_num_pinned",
@@ -165,9 +164,9 @@ class SimMove:
         self.machine = SourceMove(run.hop, events.now_s, TIMING)
         self.arrival: SimArrival | None = None
         self.touched_s = events.now_s
-        """When something happened to one of both sides last."""
+        """When something last happened to one of the two sides."""
         self.reserved_s: float | None = None
-        """When the source heard that the destination holds blocks for the request."""
+        """When the source heard that the destination has reserved blocks for the request."""
         self.num_copied = 0
         """Blocks that the destination has, cached or copied."""
         self.is_over = False
@@ -175,7 +174,7 @@ class SimMove:
         self.forgotten = False
         """By the source."""
         self.queued = False
-        """Whether the request was queued at the first look: nothing is copied then."""
+        """Whether the request was queued at the first look; then nothing is copied."""
         self.num_outputs = 0
         """At the first look."""
         self.suspended: MovingState | None = None
@@ -186,7 +185,7 @@ class SimMove:
 
     @property
     def epoch(self) -> Epoch:
-        """In which the request runs at the source, or ran there last."""
+        """The epoch in which the request runs at the source, or ran there last."""
         return Epoch(0, self.machine.hop)
 
     def begin(self) -> None:
@@ -214,7 +213,8 @@ class SimMove:
         self.settle()
 
     def cancel(self, failure: str) -> None:
-        """Before the request has stopped; else it leaves all the same."""
+        """Cancels the move before the request has stopped; afterwards the request leaves all the
+        same."""
         self.handle(src.MoveCancelled(failure))
 
     def tick(self) -> None:
@@ -252,7 +252,7 @@ class SimMove:
             self.links.unwatch(self)
 
     def end(self, moved: bool, failure: str) -> None:
-        """The source has closed the move, or its destination has if the source is dead."""
+        """The source has closed the move, or the destination if the source is dead."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
             self.on_over(self, moved)
@@ -421,7 +421,7 @@ class SimArrival:
         self.migration_id, self.request_id = move.migration_id, move.request_id
         self.machine = DestinationMove(move.events.now_s, TIMING)
         self.epoch = Epoch(0, move.machine.hop + 1)
-        """In which the request will run here."""
+        """The epoch in which the request will run here."""
         self.forgotten = False
         self.holds_something = False
         """Whether the engine has a reservation of this move."""

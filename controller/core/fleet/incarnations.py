@@ -1,9 +1,10 @@
-"""Which process of a member is which incarnation, and which of them count as dead.
+"""The machine of incarnations: which process of a member is which incarnation, and which ones count
+as dead.
 
     NEW     No process of the member was heard of by this controller.
     ALIVE   Its last process says Hello, or did so last.
-    DEAD    Its last process is gone, or was taken for dead: then it is `fenced` until its engine
-            reports again, as it may live.
+    DEAD    Its last process is gone, or was taken for dead. In the second case it is `fenced` until
+            its engine reports again, as it may be alive.
 
     state        event                next     instructions
     NEW, DEAD    Hello of another     ALIVE    Greet: a new incarnation
@@ -17,8 +18,8 @@
     ALIVE        Gone, TakenForDead   DEAD
     ALIVE, DEAD  Reported             the same
 
-Each incarnation is one higher than the last. A controller that starts afresh adopts the incarnation
-that a process names, but none that a controller before it took for dead or gave a successor.
+Each incarnation is one higher than the last. A new controller adopts the incarnation that a process
+names, except for one that an earlier controller took for dead or gave a successor.
 
 At the end of the file: how soon a process that died at its start is started again, and when it is
 given up. The Ray adapter goes by this, and `up` reports it for a start that failed.
@@ -42,8 +43,8 @@ NO_INCARNATION = LastIncarnation(0, alive=False)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Of the process with this nonce. `named`: the incarnation that it has, by itself; 0: none yet.
-    `asks`: it wants to be greeted though nothing has changed."""
+    """A Hello of the process with this nonce. `named`: the incarnation that it names as its own; 0:
+    none yet. `asks`: it asks to be greeted even if nothing has changed."""
 
     nonce: str
     named: int
@@ -52,17 +53,17 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The process, or the connection to it."""
+    """The process is gone, or the connection to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenForDead:
-    """It is silent, and may live."""
+    """The process is silent and taken for dead, but may be alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """Its engine makes progress."""
+    """The process's engine makes progress."""
 
 
 Event = Hello | Gone | TakenForDead | Reported
@@ -70,7 +71,7 @@ Event = Hello | Gone | TakenForDead | Reported
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """This incarnation is dead, as another process took its place."""
+    """This incarnation is dead, because another process took its place."""
 
     incarnation: int
 
@@ -92,7 +93,7 @@ def has_to_drop(known: int, greeted: int, *, drops: bool) -> bool:
 
 
 class Incarnations:
-    """Those of one member. `before`: the last one that an earlier controller gave."""
+    """The incarnations of one member. `before`: the last one that an earlier controller gave."""
 
     __slots__ = ("_before", "alive", "fenced", "incarnation", "nonce", "num_restarts")
 
@@ -104,8 +105,8 @@ class Incarnations:
         """Of the last process; empty exactly while NEW."""
         self.alive = False
         self.fenced = False
-        """Its last process was taken for dead, and its engine has not reported since. It may be
-        alive again all the while, as its loop says Hello."""
+        """The last process was taken for dead, and its engine has not reported since. It may
+        already be `alive` again, as its event loop says Hello."""
         self.num_restarts = 0
 
     def handle(self, event: Event) -> Sequence[Died | Greet]:
@@ -157,15 +158,15 @@ class Incarnations:
 
 
 MAX_FAILED_STARTS = 4
-"""Failed starts in a row. A process that dies of its input or of its machine dies again; the
-further starts are for what passes, such as memory that another process held."""
+"""How many starts in a row may fail. Later attempts help only if the cause was temporary, such as
+memory that another process held."""
 FIRST_DELAY_S = 0.5
 FACTOR = 3.0
 MAX_DELAY_S = 30.0
 
 
 def delay_s(num_failed: int) -> float:
-    """Seconds before the next start, after `num_failed` failed ones in a row."""
+    """How many seconds to wait before the next start, after `num_failed` failed starts in a row."""
     if num_failed == 0:
         return 0.0
     exponent = min(num_failed - 1, MAX_FAILED_STARTS)  # a larger one may overflow
@@ -173,6 +174,6 @@ def delay_s(num_failed: int) -> float:
 
 
 def is_given_up(num_failed: int, *, has_served: bool) -> bool:
-    """A process that has served before is tried for ever: what keeps it from starting now, a full
-    machine for example, may pass."""
+    """Whether no further start is tried. A process that has served before is started again for
+    ever, as the cause, for example a full machine, may be temporary."""
     return num_failed >= MAX_FAILED_STARTS and not has_served

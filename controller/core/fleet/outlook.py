@@ -1,12 +1,12 @@
-"""What a check of auto-scaling looks at: the load, what would be with another number of instances,
-and how the starts of the planned ones go.
+"""What a check of auto-scaling looks at: the load, the load with another number of instances, and
+how the starts of the planned instances go.
 
 F_scale is the freeness of the cluster as one pool, over the schedulable instances:
 
     F_scale = bs * sum(M - used - fill - demand of all queued) / max(1, sum(running + queued))
 
-No headroom is taken off: it is the freeness for normal requests. What is held at the controller is
-queued too.
+No headroom is subtracted, as this is the freeness for normal requests. Requests that wait at the
+controller count as queued.
 
 The latencies of the next minute go by a request's share of an instance. With R running requests on
 S instances that serve, and N instances,
@@ -16,10 +16,10 @@ S instances that serve, and N instances,
     TTFT(N)    = the larger of max(P99 of the last minute, the longest wait so far) * growth(N)
                  and waiting requests / (first tokens per second of the last minute * N / S)
 
-That takes all of a step's time for proportional to the batch. A step has a fixed part too, so that
-TPOT grows by less than this when an instance goes, which is the safe side; and falls by less when
-one comes, so that one more decision may follow. A request that has an instance for itself gains
-nothing by another one.
+This assumes that the whole time of a step is proportional to the batch. A step also has a fixed
+part. So TPOT grows by less than this when an instance is removed, which is the safe side; and it
+falls by less when one is added, so that one more decision may follow. A request that has an
+instance to itself gains nothing from another one.
 """
 
 from collections import deque
@@ -104,20 +104,20 @@ class ClusterLoad:
     """Requests that wait at the controller."""
     waiting_demand_blocks: int = 0
     num_starting: int = 0
-    """Instances that are planned or loading: they count as empty ones."""
+    """Instances that are planned or loading; they count as empty."""
     num_unavailable: int = 0
-    """Instances that stall, or that an operator drains without removing them: they keep their
-    place below the maximum and count for nothing else."""
+    """Instances that stall, or that an operator drains without removing them. They only count
+    towards the maximum."""
     action_pending: bool = False
-    """Whether an earlier decision, or a scale of an operator, is not carried out yet: what it
-    launched neither serves nor failed, or what it drained is still there."""
+    """Whether an earlier decision, or an operator's scale, is not carried out yet: an instance that
+    it launched neither serves nor has failed, or one that it drained is still there."""
     leaving_id: str | None = None
-    """The instance that an earlier decision drains, if that is all that is pending: it is none of
-    the schedulable ones, and may still be kept."""
+    """The instance that an earlier decision drains, if nothing else is pending. It is not
+    schedulable, and may still be kept."""
     last_failed_start_s: float | None = None
     """When an instance last failed to start for good, by the clock of the checks."""
     recent: RecentLatencies | None = None
-    """What clients saw lately, where that is known: targets go by it."""
+    """The latencies of clients lately, where they are known; targets go by them."""
 
     @property
     def crowd(self) -> Crowd:
@@ -131,7 +131,7 @@ class ClusterLoad:
 
     @property
     def free_blocks(self) -> int:
-        """What is unclaimed in all; negative if more is wanted than there is."""
+        """The unclaimed blocks of all instances; negative if more are wanted than there are."""
         return sum(each.unclaimed_blocks for each in self.schedulable) - self.waiting_demand_blocks
 
     def freeness(self, more_blocks: int = 0) -> float:
@@ -139,35 +139,38 @@ class ClusterLoad:
         return self.block_size * (self.free_blocks + more_blocks) / max(1, self.num_requests)
 
     def freeness_started(self, num_more: int = 0) -> float:
-        """F_scale once all that start serve, and `num_more` instances besides."""
+        """F_scale once all instances that start serve, and `num_more` others."""
         return self.freeness((self.num_starting + num_more) * self.new_capacity_blocks)
 
 
 TARGET_MARGIN = 0.8
-"""One instance less only if with it each estimate is at most this share of its target: an estimate
-that is nearer would soon call for it again."""
+"""An instance is removed only if each estimate without it is at most this share of its target, as a
+higher estimate would soon call for the instance again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A target that is not set, or of whose latency nothing is known, is not missed."""
+    """The estimates of a check against the targets. A target that is not set, or whose latency is
+    not known, is not missed."""
 
     config: AutoscaleConfig
     load: ClusterLoad
 
     def estimate(self, num_more: int) -> Estimate:
-        """For the next minute, once all that start serve, and so many instances besides."""
+        """The estimate for the next minute, once all instances that start serve, and so many
+        others."""
         return self._with(len(self.load.schedulable) + self.load.num_starting + num_more)
 
     def estimate_less(self) -> Estimate:
-        """With one instance less than serve now."""
+        """The estimate with one instance less than serve now."""
         return self._with(len(self.load.schedulable) - 1)
 
     def missed(self, num_more: int = 0) -> Target | None:
         return self._above(self.estimate(num_more), 1.0)
 
     def helps(self, num_more: int = 0) -> bool:
-        """Whether a target is missed with so many more, and by less with one more yet."""
+        """Whether a target is missed with so many more instances, and would be missed by less with
+        one more."""
         found = self.estimate(num_more)
         further = self.estimate(num_more + 1)
         return any(
@@ -177,8 +180,8 @@ class Outlook:
         )
 
     def missed_with_one_less(self) -> Target | None:
-        """The target that would not hold with its margin. While the last minute tells of another
-        number of instances, that is any."""
+        """The target that would not hold with its margin. While the last minute was with another
+        number of instances, this is any target."""
         targets = [target for target in Target if self._of(target) is not None]
         if targets and self.load.recent is not None and not self.load.recent.settled:
             return targets[0]
@@ -221,21 +224,23 @@ def _is_less(one_s: float | None, other_s: float | None) -> bool:
 
 MAX_MEASURED = 8
 _EARLIER_S = 1.0
-"""A process that ran longer than it was waited for, by more than this, was not launched here."""
+"""If a process has run longer than this machine has waited for it, by more than this, it was not
+launched here."""
 
 
 RETRY_S = 1.0
-"""Until a launch that failed is repeated."""
+"""The pause before a failed launch is repeated."""
 
 
 class Launches:
-    """Which instances are launched now: those that are wanted and have no process, and one whose
-    launch failed a while later, as Ray may still clean up after one that died with its controller.
-    Times are seconds of any one monotonic clock."""
+    """Which instances are launched now: those that are wanted and have no process. A launch that
+    failed is repeated a while later, as Ray may still clean up after one that died with its
+    controller. Times are in seconds, of any monotonic clock."""
 
     def __init__(self) -> None:
         self._retry_at_s: dict[str, float] = {}
-        """Of just the wanted instances, at the last look, whose last launch failed."""
+        """By instance that was wanted at the last look and whose last launch failed: when it is
+        repeated."""
 
     def look(self, wanted: Collection[str], there: Container[str], now_s: float) -> list[str]:
         """The instances to launch. `there`: those that have a process, or have been launched.
@@ -260,36 +265,36 @@ class StartState(StrEnum):
 @dataclass(slots=True)
 class _Start:
     since_s: float
-    """When the start began: of one that serves, its last one."""
+    """When the start began; for an instance that serves, its last start."""
     state: StartState = StartState.STARTING
     has_served: bool = False
 
 
 class InstanceStarts:
-    """`look` takes in how things stand, the rest tells it. Times are seconds of any one monotonic
-    clock."""
+    """How the starts of instances go. `look` takes in the present state. Times are in seconds, of
+    any monotonic clock."""
 
     def __init__(self) -> None:
         self._starts: dict[str, _Start] = {}
-        """By id, of just the instances that were planned at the last look."""
+        """By id: exactly the instances that were planned at the last look."""
         self._took_s: deque[float] = deque(maxlen=MAX_MEASURED)
-        """How long the last starts took, from a launch that this machine saw."""
+        """How long the last starts took, from launches that this machine saw."""
         self.last_failed_s: float | None = None
         """When an instance was last found to be one that cannot start."""
 
     @property
     def cold_start_s(self) -> float | None:
-        """From the launch of an instance until it serves: the median of the last ones."""
+        """The median time of the last starts, from the launch until the instance serves."""
         return median(self._took_s) if self._took_s else None
 
     @property
     def launched(self) -> Collection[str]:
-        """Instances that have not served yet, and may."""
+        """The instances that have not served yet and may do so."""
         return {key for key in self.starting if not self._starts[key].has_served}
 
     @property
     def starting(self) -> Collection[str]:
-        """Those launched, and those that died and are started again."""
+        """The instances that were launched, and those that died and are started again."""
         return self._in(StartState.STARTING)
 
     @property
@@ -304,9 +309,9 @@ class InstanceStarts:
         timeout_s: float,
         now_s: float,
     ) -> None:
-        """`serving`: the instances that serve, and for how long the process of each had run at its
-        last Hello. `gave_up`: those that said that they cannot start. `timeout_s`: one that does
-        not serve for so long has failed. Mutates."""
+        """Takes in the present state. `serving`: by instance that serves, for how long its process
+        had run at its last Hello. `gave_up`: the instances that said that they cannot start.
+        `timeout_s`: an instance that does not serve after so long has failed. Mutates."""
         self._starts = {key: self._starts.get(key) or _Start(now_s) for key in planned}
         for instance_id, start in self._starts.items():
             up_s = serving.get(instance_id)

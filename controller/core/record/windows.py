@@ -1,4 +1,4 @@
-"""What came within a while: how many, and a percentile of samples, of all and of each kind."""
+"""Counts and percentiles within a sliding window of time, of all samples and of each kind."""
 
 import math
 from collections import deque
@@ -12,8 +12,8 @@ SLOT_S = 1.0
 
 
 class CountWindow:
-    """How many came, in slots of a second: a count that no limit on samples cuts short. Times only
-    go up, but for `take_back`'s."""
+    """A count within a window, in slots of one second, so that no limit on samples makes it too
+    small. Times only go up, except for `take_back`."""
 
     def __init__(self, window_s: float = MINUTE_S) -> None:
         self._window_s = window_s
@@ -40,13 +40,13 @@ class CountWindow:
                 return
 
     def total(self, now_s: float) -> int:
-        """Those of the last `window_s` and up to SLOT_S more."""
+        """The count of the last `window_s` and up to SLOT_S more."""
         self._forget(now_s)
         return self._total
 
     def per_s(self, now_s: float) -> float:
-        """Over the time since the first of the window came; in its first second as if that were
-        one."""
+        """The rate over the time since the first count of the window; within its first second as if
+        that were one second."""
         self._forget(now_s)
         if not self._slots:
             return 0.0
