@@ -94,6 +94,12 @@ async def test_a_token_that_takes_too_long_ends_it(process: GrammarProcess) -> N
     await until(lambda: not forks(process))
 
 
+async def test_tokens_that_take_longer_and_longer_end_it(process: GrammarProcess) -> None:
+    """The trial's time for tokens is over before one of them takes too long."""
+    assert await trial(process, "slow 1.4") == TOO_COSTLY
+    assert await trial(process, "slow 1") == Verdict(num_bytes=7)
+
+
 async def test_time_ends_it_and_says_nothing_of_the_grammar(process: GrammarProcess) -> None:
     limits = TrialLimits(cpu_s=20.0, wall_s=0.1, max_bytes=64 * MIB)
     with pytest.raises(TooBusyError):
