@@ -2,18 +2,18 @@
 
 A step first picks what runs and then applies it. There are two ways to pick:
 
-`chunked`, as vLLM does today: those that run come first, in the order of their admission, each
-with the tokens that it lacks, within the step's token budget; what is left of the budget admits
-waiting requests, the last of them with a part of its prompt. `prefill-first`, as vLLM did in the
-paper's time: a step admits waiting requests with their whole prompts, or else all running ones
-decode. Either way a step is planned when the one before it is over; vLLM's asynchronous
-scheduling, which plans one step ahead, is not modelled.
+`chunked`, as vLLM does today: running requests come first, in the order of their admission, each
+with the tokens that it lacks, within the step's token budget. The rest of the budget admits waiting
+requests, the last of them with a part of its prompt. `prefill-first`, as vLLM did in the paper's
+time: a step admits waiting requests with their whole prompts, or else all running ones decode. In
+both ways a step is planned when the one before it is over; vLLM's asynchronous scheduling, which
+plans one step ahead, is not modelled.
 
 A running request that needs a block when none is free evicts one: the lowest rank, then the
 latest (by arrival when chunked, by admission when prefill-first). The victim loses its blocks,
 keeps its tokens, and computes them again when it is admitted again. A step that evicts does not
-admit. Admission wants room for all known tokens of a request and leaves the watermark free
-unless nothing else runs, so that a request alone always gets on.
+admit. A request is admitted if there is room for all of its known tokens beside the watermark. If
+no other request runs, the watermark does not count, so that a single request always goes on.
 
 Requests move to other engines, and from there, by `moves`. While a batch only decodes and stays as
 it is, a simulation asks for a `stretch` of steps instead of walking the batch for each.
@@ -88,8 +88,8 @@ class DecodeStretch:
         block_size: int,
         num_free_blocks: int,
     ) -> Self | None:
-        """None if one of them is in its prefill, caches blocks, or has a whole free block, as one
-        has that has just moved in; and if not even one step can be run."""
+        """None if one of the requests is in its prefill, caches blocks, or has a whole free block,
+        as after a move to here; or if not even one step can be run."""
         with_room = [0] * block_size
         num_context_tokens, least_left = 0, 1 << 62
         for r in running:
@@ -150,8 +150,8 @@ class DecodeStretch:
 
 
 class EngineModel:
-    """Requests go in by `add` or `moves`, tokens come out of `step`; nothing happens in
-    between."""
+    """A modelled engine. Requests go in by `add` or `moves`, tokens come out of `step`; nothing
+    happens in between."""
 
     def __init__(self, config: ModelConfig, profile: LatencyProfile) -> None:
         self.config = config
@@ -181,8 +181,8 @@ class EngineModel:
         return self._state.requests[request_id].num_tokens
 
     def has_work(self) -> bool:
-        """Whether a step would do anything: not for requests that are suspended or arriving,
-        nor for those that wait for what moves hold."""
+        """Whether a step would do anything. It would not for requests that are suspended or
+        arriving, nor for those that wait for what moves hold."""
         engine_state = self._state
         if engine_state.running or not engine_state.waiting:
             return bool(engine_state.running)
@@ -192,7 +192,7 @@ class EngineModel:
         )
 
     def step(self) -> StepResult:
-        """Picks what runs, charges it and applies it."""
+        """Takes one step: picks what runs, computes its time, and applies it."""
         config, engine_state = self.config, self._state
         running, waiting = engine_state.running, engine_state.waiting
         budget = config.max_num_batched_tokens
@@ -217,8 +217,8 @@ class EngineModel:
         return self._apply(picked, admitted, tuple(evicted))
 
     def stretch(self) -> DecodeStretch | None:
-        """The steps from now on in which nothing but decoding happens; None if the next step is
-        none of these. Linear in the batch."""
+        """The next steps in which only decoding happens; None if the next step is not one of these.
+        Linear in the batch."""
         engine_state = self._state
         running = engine_state.running
         if not running or engine_state.chunked:
@@ -233,7 +233,7 @@ class EngineModel:
 
     def decode(self, num_steps: int) -> list[str]:
         """Does at once what `num_steps` calls of `step` would do within a `stretch`, which must be
-        of the present state. Returns the ids of those that finished in the last of them."""
+        of the present state. Returns the ids of the requests that finished in the last step."""
         engine_state, bs = self._state, self.config.block_size
         num_taken, finished = 0, list[RequestState]()
         for r in engine_state.running:
@@ -275,7 +275,7 @@ class EngineModel:
         )
 
     def check(self) -> None:
-        """Compares the state with itself; walks everything.
+        """Checks the whole state.
 
         Raises:
             AssertionError: something does not add up.
@@ -283,7 +283,7 @@ class EngineModel:
         self._state.check()
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
-        """Gives blocks to the running requests, evicting where none is left.
+        """Gives blocks to the running requests, and evicts requests where none is left.
 
         Returns how many of them run in this step, from the first on, and what is left of the
         token budget.
@@ -403,7 +403,7 @@ class EngineModel:
             engine_state.running = [r for r in engine_state.running if r.num_tokens < r.end_tokens]
 
     def _extend(self, request: RequestState, num_tokens: int) -> bool:
-        """Takes the blocks that `num_tokens` lack; False if not all are free."""
+        """Takes the blocks that are missing for `num_tokens`; False if not all of them are free."""
         num_blocks = blocks_for(num_tokens, self.config.block_size)
         if num_blocks - request.num_blocks > self._state.pool.num_free:
             return False

@@ -1,10 +1,10 @@
-"""What one engine holds: its requests, where each of them is, and their blocks.
+"""What one engine holds: its requests, the place of each, and their blocks.
 
 A request is in one place: queued, running, suspended (out of the batch for a move, with its blocks
-and its place in the batch), or arriving (blocks and a place are kept for it, or nothing if it is to
-be queued; it belongs to another engine until its move is committed). Its blocks count as used.
+and its place in the batch), or arriving (blocks and a place are reserved for it, or nothing if it
+will be queued; it belongs to another engine until its move is committed). Its blocks count as used.
 
-The file begins with the parts: a request, the pool of blocks, the queue. `EngineState` has them
+The file begins with the parts: a request, the pool of blocks, the queue. `EngineState` puts them
 together.
 """
 
@@ -29,7 +29,7 @@ class ModelRequest:
 
     `block_hash(i)` names the content of its i-th full block, counted over prompt and outputs:
     equal for two requests if, and only if, they agree in all tokens up to the end of that block.
-    It is asked for full blocks only. None: nothing of this request is cached or found in a cache.
+    It is called for full blocks only. None: no block of this request is cached or found in a cache.
     """
 
     request_id: str
@@ -99,8 +99,8 @@ class CachedBlock:
 
 
 class BlockPool:
-    """The KV blocks of one engine: counted, and remembered by hash where their content can be
-    reused. `num_free` blocks can be taken, those that are still cached among them.
+    """The KV blocks of one engine: their number, and by hash those whose content can be reused.
+    `num_free` blocks can be taken, including those that are still cached.
 
     A block without a hash is like any other, so those are only counted. A full block whose request
     names its content gets a hash and becomes a `CachedBlock`. While requests hold it, it counts
@@ -116,7 +116,7 @@ class BlockPool:
         self._by_hash: dict[Hashable, list[CachedBlock]] = {}  # twins: oldest first
 
     def take(self, num_blocks: int) -> None:
-        """Takes free blocks, which lose what they held.
+        """Takes free blocks, whose content is lost.
 
         Raises:
             ValueError: there are not so many; nothing is taken.
@@ -134,7 +134,7 @@ class BlockPool:
     def give_back(self, num_blank_blocks: int, cached: Sequence[CachedBlock]) -> None:
         """Frees what one request held: blocks without a hash, and the cached ones in its order.
 
-        Its last blocks count as unused for longer than its first, which more requests share.
+        Its last blocks count as unused for longer than its first ones, which more requests share.
         """
         self.num_free += num_blank_blocks
         for block in reversed(cached):
@@ -162,7 +162,7 @@ class BlockPool:
             block.num_refs += 1
 
     def check(self, num_blank_held: int, held: Iterable[Sequence[CachedBlock]]) -> None:
-        """Compares with what the requests hold.
+        """Compares the pool with the blocks that the requests hold.
 
         Raises:
             AssertionError: a block is lost, counted twice or miscounted.
@@ -207,7 +207,7 @@ class WaitingQueue:
         self._aside: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
-        """How many can be admitted."""
+        """How many requests can be admitted."""
         return self.num_queued - len(self._aside)
 
     def push(self, request: RequestState) -> None:
@@ -223,7 +223,7 @@ class WaitingQueue:
         self._count(request, 1)
 
     def head(self) -> RequestState:
-        """The first one that can be admitted.
+        """The first request that can be admitted.
 
         Raises:
             IndexError: there is none.
@@ -233,7 +233,7 @@ class WaitingQueue:
         return self._heap[0][-1]
 
     def first(self) -> RequestState:
-        """The first one, which may be aside.
+        """The first request, which may be set aside.
 
         Raises:
             ValueError: nobody waits.
@@ -256,7 +256,7 @@ class WaitingQueue:
         return request
 
     def discard(self, request: RequestState) -> None:
-        """Takes a request out for good, wherever it stands."""
+        """Takes a request out of the queue for good."""
         request.queued = False
         self._aside.pop(request.request_id, None)
         self._count(request, -1)
@@ -371,7 +371,7 @@ class EngineState:
 
     @property
     def num_kept_places(self) -> int:
-        """Places in the batch that are kept for requests which a step does not serve."""
+        """Places in the batch that are reserved for requests which a step does not serve."""
         num_arriving = 0
         for r in self.arriving.values():  # without a generator: each status asks, mostly for none
             num_arriving += r.num_blocks > 0

@@ -1,7 +1,7 @@
-"""What one engine model does when a request moves to another one, between two steps.
+"""What an engine model does between two steps when a request moves to another one.
 
-The rules are those of `controller.ports.engine`, in numbers: contents are the adapter's
-business. Moves change no decision about other requests but by what they hold: blocks, and places
+The rules are those of `controller.ports.engine`, in numbers only; contents are the adapter's
+business. Moves affect other requests only by what they hold: blocks, and places
 in the batch. That a real engine's steps get a little slower while it copies (the paper: 1.5 to
 3.1%) is not modelled.
 """
@@ -18,7 +18,7 @@ from controller.model.engine_state import EngineState, ModelRequest, Pin, Reques
 @value
 class MovingState:
     """What a destination has to know of a suspended request. `num_tokens`: prompt and outputs.
-    `evicted` only if it is queued."""
+    `evicted` is only set for a queued request."""
 
     num_tokens: int
     rank: int
@@ -35,7 +35,7 @@ class ModelMoves:
         self._state = engine_state
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Changes the rank of a request in any place but arriving, if it is there."""
+        """Changes the rank of a request that is here and not arriving, if there is one."""
         engine_state = self._state
         request = engine_state.requests.get(request_id)
         if request is None:
@@ -56,8 +56,9 @@ class ModelMoves:
         return self._state.requests[request_id].queued
 
     def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:
-        """All requests but the arriving ones. `num_tokens_left`: how many a request may still emit;
-        when it ends is known to the model, and to no real scheduler."""
+        """All requests except the arriving ones. `num_tokens_left`: how many tokens a request may
+        still emit, as a real scheduler would know it; the model itself knows when the request
+        ends."""
         return [
             Candidate(  # by position: with names it takes three times as long
                 request_id,
@@ -104,7 +105,7 @@ class ModelMoves:
             self._state.pool.give_back(pin.num_left, pin.cached)
 
     def suspend(self, request_id: str) -> MovingState | None:
-        """Takes the request out of the batch or the queue; its blocks and its place are kept.
+        """Takes the request out of the batch or the queue; it keeps its blocks and its place.
 
         Returns None while it is in prefill. Raises KeyError: it is not there; ValueError: it is
         suspended already.
@@ -187,7 +188,7 @@ class ModelMoves:
         return True
 
     def cancel(self, request_id: str) -> None:
-        """Does nothing if nothing is kept for the request."""
+        """Does nothing if nothing is reserved for the request."""
         state = self._state.arriving.pop(request_id, None)
         if state is not None and state.num_blocks:
             self._state.leave(state)

@@ -1,26 +1,27 @@
-"""A rolling restart: all instances get a new process, one after the other.
+"""The machine of a rolling restart: all instances get a new process, one after the other.
 
-Each instance is restarted as by itself (`restart`): emptied by moves, replaced, and it serves
-again. The next one begins when the one before serves, or, where several may go at once, while the
-instances that stay can hold what the leaving ones have. One that cannot be restarted ends all of
-it: restarts that can still be taken back are, and no other begins.
+Each instance is restarted as by a single restart (`emptying.drains`): it is emptied by moves, its
+process is replaced, and it serves again. The next one begins when the one before serves, or, where
+several may be away at once, while the instances that stay can hold the requests of the leaving
+ones. If an instance cannot be restarted, the rolling restart ends: restarts that can still be taken
+back are taken back, and no other begins.
 
 A rolling restart may change engine arguments: each instance starts with the new ones from its turn
-on. The first one goes alone, whatever may go at once, as nobody knows yet whether they serve. Where
-the rolling restart fails, or is stopped, the instances that do not serve with them yet get back the
-arguments that they had, so that none is left half started.
+on. The first instance always goes alone, as it is not known yet whether it serves with them. If the
+rolling restart fails, or is stopped, the instances that do not serve with the new arguments yet get
+back those that they had, so that none is left half started.
 
-A process is known by its nonce, as in `restart`.
+A process is known by its nonce.
 
-How far a rolling restart is stands in its order, which is part of the cluster's spec: a controller
-that starts again goes on with it, and only counts the time that a new process may take from its own
-start. `RollingRestart` says which step comes next; while a step is being saved it waits:
+The order, which is part of the cluster's spec, says how far a rolling restart is. So a controller
+that starts again goes on with it; it only counts the time that a new process may take from its own
+start. `RollingRestart` decides the next step, and waits while a step is being saved:
 
     Began, Ticked, Stopped   -> ChangeSpec, if a step is due
     SpecChanged              -> Tell, of the restarts that are over, and of how all of it ended
     SpecNotChanged           -> nothing changed: the next step is tried a while later
 
-A step without an answer was not saved: what an operator ordered is given up then.
+A step without an answer was not saved; an operator's order is given up then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,17 +41,19 @@ from controller.core.record.event_log import EventKind, Number
 
 NO_OTHER_SERVES = "no other instance serves"
 RETRY_S = 1.0
-"""Until a step that could not be saved, as a disk is full, is tried again."""
+"""The pause before a step that could not be saved, for example because a disk is full, is tried
+again."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceNow:
-    """An instance as the controller sees it. `nonce`: its process's, empty if none was heard.
-    `removes`: it is to be removed. `restarts`: the nonce of the process that a claim to restart it
-    names; empty: none does. `is_away`: that process has ended, and the next one does not serve yet.
+    """An instance as the controller sees it. `nonce`: of its process; empty if none was heard.
+    `removes`: the instance is to be removed. `restarts`: the nonce of the process that a claim to
+    restart it names; empty if there is no such claim. `is_away`: that process has ended, and the
+    next one does not serve yet.
 
-    The machine adds whether the order that restarts it stands (`ordered`), and how long ago its
-    process ended for that order (`away_s`; None: it has not)."""
+    The machine adds `ordered`: whether the order to restart it still holds; and `away_s`: how long
+    ago its process ended for that order (None: it has not ended)."""
 
     instance_id: str
     nonce: str
@@ -63,13 +66,13 @@ class InstanceNow:
     ordered: bool = False
     away_s: float | None = None
     takes_requests: bool = False
-    """Its next request may come now."""
+    """Whether it may get new requests now."""
     num_tokens: int = 0
     """KV tokens that its requests hold or wait for."""
     num_requests: int = 0
     free_tokens: int = 0
     free_places: int | None = None
-    """In its batch; None: not known."""
+    """Free places in its batch; None: not known."""
     alive: bool = True
     engine: EngineChange = AS_STARTED
     """The arguments with which its next process starts."""
@@ -77,7 +80,7 @@ class InstanceNow:
     max_model_len: int = 0
 
     def with_load(self, load: InstanceSnapshot) -> "InstanceNow":
-        """With the figures of its last status."""
+        """The same instance with the figures of its last status."""
         size, places = load.block_size, load.max_num_running
         num_requests = load.num_running + load.num_queued
         return replace(
@@ -91,10 +94,10 @@ class InstanceNow:
 
 @dataclass(frozen=True, slots=True)
 class RollingStep:
-    """`begins`: instances whose restart begins now. `taken_back`: those whose restart is not to
-    happen, as another failed. `waits`: why none begins, if that is not for its turn. `engines`:
-    instances that get other arguments with this step. `put_back`: those of them whose process is to
-    be replaced once more, as it has arguments that are not to stay."""
+    """`begins`: instances whose restart begins now. `taken_back`: instances whose restart is taken
+    back, as another one failed. `waits`: why no restart begins, if not because of its turn.
+    `engines`: by instance, arguments that change with this step. `put_back`: those of them whose
+    process is replaced once more, as its arguments are not to stay."""
 
     order: RollingOrder
     begins: tuple[str, ...] = ()
@@ -105,8 +108,9 @@ class RollingStep:
 
 
 def in_turn(instances: Sequence[InstanceNow]) -> tuple[str, ...]:
-    """The order in which instances are restarted: first those that serve nobody, whose restart
-    costs nothing, then the others in the cluster's order; those to be removed not at all."""
+    """The order in which instances are restarted: first those that do not serve, whose restart
+    costs nothing, then the others in the cluster's order. Instances that are to be removed are left
+    out."""
     staying = [each for each in instances if not each.removes]
     return tuple(each.instance_id for each in sorted(staying, key=lambda each: each.serving))
 
@@ -114,9 +118,9 @@ def in_turn(instances: Sequence[InstanceNow]) -> tuple[str, ...]:
 def rolling_step(
     order: RollingOrder, instances: Sequence[InstanceNow], now_s: float
 ) -> RollingStep:
-    """What comes next. The order that is returned is `order` itself if nothing changed.
+    """The next step. Its order is `order` itself if nothing changed.
 
-    `instances`: all of the cluster, in its order. `now_s`: seconds since the epoch."""
+    `instances`: all instances of the cluster, in its order. `now_s`: seconds since the epoch."""
     if not order.goes:
         return RollingStep(order)
     known = {each.instance_id: each for each in instances}
@@ -149,14 +153,14 @@ def rolling_step(
 def stopped(
     order: RollingOrder, instances: Sequence[InstanceNow], why: str, now_s: float
 ) -> RollingStep:
-    """An operator ends it: restarts that can be taken back are."""
+    """An operator ends the rolling restart: restarts that can be taken back are taken back."""
     known = {each.instance_id: each for each in instances}
     return _ended(replace(order, state="stopped", why=why), known, now_s)
 
 
 def _added(order: RollingOrder, instances: Sequence[InstanceNow]) -> tuple[str, ...]:
-    """Instances that came, or stay after all, while the rolling restart goes on, and have other
-    arguments than it gives."""
+    """Instances that came, or stay after all, during the rolling restart, and have other arguments
+    than it gives."""
     known = {*order.left, *order.done, *(turn.instance_id for turn in order.under_way)}
     return tuple(
         each.instance_id
@@ -166,14 +170,15 @@ def _added(order: RollingOrder, instances: Sequence[InstanceNow]) -> tuple[str, 
 
 
 def _turn(now: InstanceNow, instances: Sequence[InstanceNow], now_s: float) -> Turn:
-    """An instance that does not serve is to be as the others are."""
+    """The restart of one instance. If it does not serve, its next engine is compared with the
+    others'."""
     alike = now if now.fingerprint else next((i for i in instances if i.serving), now)
     known = (alike.fingerprint, alike.max_model_len)
     return Turn(now.instance_id, now.nonce, now_s, now.engine, *known)
 
 
 def _serves_anew(turn: Turn, found: InstanceNow) -> bool:
-    """Its next process serves, and the order to restart it is over."""
+    """Whether the next process serves and the order to restart the instance is over."""
     return not found.ordered and found.serving and found.nonce not in ("", turn.nonce)
 
 
@@ -200,7 +205,7 @@ def _failure(order: RollingOrder, turn: Turn, found: InstanceNow, now_s: float) 
 
 
 def _unlike(turn: Turn, found: InstanceNow) -> str:
-    """Why the new engine cannot stand beside the others; empty if it can."""
+    """Why the new engine cannot work together with the others; empty if it can."""
     name = turn.instance_id
     if turn.fingerprint and found.fingerprint != turn.fingerprint:
         return f"no request can move to or from {name}: its KV blocks are not those of before"
@@ -218,8 +223,8 @@ def _failed(
 
 
 def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) -> RollingStep:
-    """Takes back the restarts whose process has not ended. The others go on by themselves, with the
-    arguments of before where those changed and the new process does not serve yet."""
+    """Takes back the restarts whose process has not ended. The others go on by themselves; if their
+    arguments changed and the new process does not serve yet, they get the old arguments."""
     back, put_back, done = list[str](), list[str](), dict(order.done)
     engines: dict[str, EngineChange] = {}
     for turn in order.under_way:
@@ -244,7 +249,7 @@ def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) 
 
 
 def _is_half_started(order: RollingOrder, turn: Turn, found: InstanceNow) -> bool:
-    """Its process was ended for other arguments, and it does not serve as it is to."""
+    """Whether its process was ended for other arguments and does not serve with them yet."""
     ended = found.ordered or found.nonce != turn.nonce
     return ended and turn.before != order.engine and not found.removes
 
@@ -257,8 +262,8 @@ def _next(
     *,
     proved: bool,
 ) -> tuple[list[str], str]:
-    """The instances whose restart begins now, and why the next one must wait. `proved`: one serves
-    with the arguments that all get."""
+    """The instances whose restart begins now, and why the next one must wait. `proved`: an instance
+    serves with the arguments that all of them get."""
     away = [turn.instance_id for turn in going]
     changes = any(turn.before != order.engine for turn in going)
     changes = changes or any(known[each].engine != order.engine for each in left)
@@ -282,7 +287,7 @@ def _next(
 
 
 def _hold(leaving: Sequence[InstanceNow], staying: Sequence[InstanceNow]) -> bool:
-    """Whether the staying instances have room for all that the leaving ones have."""
+    """Whether the staying instances have room for all requests of the leaving ones."""
     if not staying:
         return False
     if sum(each.num_tokens for each in leaving) > sum(max(0, i.free_tokens) for i in staying):
@@ -298,7 +303,8 @@ def _hold(leaving: Sequence[InstanceNow], staying: Sequence[InstanceNow]) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """An operator's order, which gets its instances now. `engine_arguments`: in words."""
+    """An operator's order, which gets its instances now. `engine_arguments`: the arguments in
+    words."""
 
     order: RollingOrder
     seen: Sequence[InstanceNow]
@@ -307,8 +313,8 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """`order`: the spec's. `seen`: all instances, in the cluster's order; none is looked at while
-    nothing goes on. `wall_s`: seconds since the epoch."""
+    """`order`: the spec's. `seen`: all instances, in the cluster's order; not needed while no
+    rolling restart is under way. `wall_s`: seconds since the epoch."""
 
     order: RollingOrder | None
     seen: Sequence[InstanceNow]
@@ -317,7 +323,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An operator ends what the spec says goes on."""
+    """An operator ends the rolling restart of the spec."""
 
     order: RollingOrder
     seen: Sequence[InstanceNow]
@@ -328,14 +334,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """What `ChangeSpec` asked for is saved, and begun."""
+    """The step of `ChangeSpec` is saved, and begun."""
 
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SpecNotChanged:
-    """It could not be saved."""
+    """The step could not be saved."""
 
 
 Event = Began | Ticked | Stopped | SpecChanged | SpecNotChanged
@@ -343,8 +349,8 @@ Event = Began | Ticked | Stopped | SpecChanged | SpecNotChanged
 
 @dataclass(frozen=True, slots=True)
 class ChangeSpec:
-    """The step becomes the cluster's spec: the order, claims to restart instances, those that are
-    taken back, other arguments. `why` and `actor` are for drains that end with it."""
+    """Save the step in the cluster's spec: the order, claims to restart instances, claims that are
+    taken back, changed arguments. `why` and `actor` are for drains that end with it."""
 
     order: RollingOrder
     restarts: Mapping[str, Restart] = field(default_factory=dict)
@@ -371,10 +377,10 @@ Instruction = ChangeSpec | Tell
 
 class RollingRefusal(StrEnum):
     GOES = "rolling"
-    """Another one goes on."""
+    """Another rolling restart is under way."""
     NO_INSTANCES = "no_instances"
     LAST_INSTANCE = "last_instance"
-    """Nobody would serve while the last one is restarted."""
+    """No instance would serve while the last one is restarted."""
 
 
 def refusal(
@@ -396,17 +402,17 @@ class RollingRestart:
 
     def __init__(self) -> None:
         self.waits = ""
-        """Why the next instance must wait, if that is not for its turn."""
+        """Why the next instance must wait, if not for its turn."""
         self._away_since_s: dict[str, float] = {}
-        """By instance: since when its process was seen to have ended for its restart. Only of those
-        under way at the last look."""
+        """By instance under way at the last look: since when its process was seen to have ended for
+        its restart."""
         self._emptied_s: dict[str, float] = {}
-        """By instance: how long it took until its process could be ended. Of all of this rolling
-        restart that this controller saw."""
+        """By instance of this rolling restart that this controller saw: how long it took until its
+        process could be ended."""
         self._retry_at_s = float("-inf")
         self._saving: tuple[RollingOrder | None, ChangeSpec, str] | None = None
         """The order before the step that is being saved, the step, and the words for a first one.
-        None but between ChangeSpec and its answer, or the next event."""
+        Set only between ChangeSpec and its answer, or the next event."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -531,7 +537,8 @@ class RollingRestart:
 
 
 def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
-    """Its deadline gives the restart up; what is left stays where it runs."""
+    """The claim to restart an instance. At its deadline it is given up, and the requests that are
+    left stay where they run."""
     return Restart(
         order.order_id,
         wall_s,
@@ -544,8 +551,8 @@ def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
 
 
 def _put_back(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
-    """One more restart, now with the arguments of before: at once if the process serves nobody. It
-    stands in place of the claim to restart the process of before."""
+    """A claim to one more restart, with the old arguments; at once if the process does not serve.
+    It replaces the claim to restart the earlier process."""
     return Restart(
         f"{order.order_id}-back",
         wall_s,
