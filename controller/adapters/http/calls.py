@@ -280,7 +280,9 @@ class AnswersByKey:
             known, answering = self._kept[key]
             if known != order.digest():
                 raise ApiError(
-                    409, "key_reused", f"that {KEY_HEADER} was another order's; each has its own"
+                    409,
+                    "key_reused",
+                    f"another order had that {KEY_HEADER}; each order has its own",
                 )
             # A client that hangs up must not cancel the answer for its next call.
             return await asyncio.shield(answering)

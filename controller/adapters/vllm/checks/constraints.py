@@ -300,8 +300,8 @@ class _Reader:
             self._num_loose_joints += 1
             if self._num_loose_joints > MAX_LOOSE_JOINTS:
                 raise TooCostlyError(
-                    f"more than {MAX_LOOSE_JOINTS} places leave open which of two neighbours "
-                    "takes a character"
+                    f"at more than {MAX_LOOSE_JOINTS} places either of two neighbours may take "
+                    "a character"
                 )
         return _Part(
             a.can_be_empty and b.can_be_empty,
@@ -322,10 +322,10 @@ class _Reader:
         if high is None or high > 1:
             piece = self._text[start : self._at]
             if part.can_be_empty:
-                raise TooCostlyError(f"it repeats what may be empty: {piece[:80]}")
+                raise TooCostlyError(f"it repeats a part that may be empty: {piece[:80]}")
             if part.goes_on & part.begins:
                 raise TooCostlyError(
-                    f"one text can be cut into the rounds of a repeat in many ways: {piece[:80]}"
+                    f"the rounds of a repeat can divide one text in many ways: {piece[:80]}"
                 )
         may_go_on = high != low and (high is None or high > 1)
         goes_on = part.goes_on | part.begins if may_go_on else part.goes_on

@@ -76,8 +76,8 @@ class Placing:
         if self._num_grammars > 1 and self._grammars_s > most_s:
             raise RefusedError(
                 HTTPStatus.BAD_REQUEST,
-                f"the answers to this request would take their grammar more than {most_s:g} s "
-                f"a token, {step_s * 1000:.0f} ms each; ask for fewer at a time",
+                f"the grammar takes {step_s * 1000:.0f} ms a token for each answer to this request,"
+                f" more than {most_s:g} s in all; ask for fewer at a time",
             )
 
     def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
