@@ -140,11 +140,14 @@ def table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    colours: bool,
+    colours: bool | None = None,
     ids: Sequence[str] = (),
 ) -> str:
     """Columns two spaces apart, each as wide as its widest cell. Figures are right-aligned. `ids`:
-    the titles of columns that may be shortened on a narrow terminal, beginning with the first."""
+    the titles of columns that may be shortened on a narrow terminal, beginning with the first.
+    `colours`: by default those of stdout."""
+    if colours is None:
+        colours = use_colours(sys.stdout)
     cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
     if ids and is_terminal(sys.stdout):
         _shorten(header, cells, ids, shutil.get_terminal_size().columns)

@@ -1,7 +1,6 @@
 """`llumctl bench` sends open-loop load to an endpoint, checks every answer, and reports
 latencies."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -210,8 +209,7 @@ def _deliver(
     if output_format is TableOrJson.JSON:
         output.emit(text)
     else:
-        colours = output.use_colours(sys.stdout)
-        output.emit(bench_report.render(figures, target, measured.verify, colours=colours))
+        output.emit(bench_report.render(figures, target, measured.verify))
     if json_file is not None:
         bench_report.write(json_file, f"{text}\n")
     if records is not None:

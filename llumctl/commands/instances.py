@@ -29,16 +29,16 @@ from controller.api.text.quantities import duration, latency, num_cells
 from llumctl import arguments, connect, output
 from llumctl.commands.options import (
     Cluster,
+    Detach,
     DryRun,
     Flags,
+    Force,
     IfRevision,
     OutputFormat,
     Reason,
     Yes,
     complete_instances,
     deadline_of,
-    not_negative,
-    one_line,
 )
 from llumctl.output import Format
 
@@ -56,19 +56,20 @@ DEFAULT_WITHIN = "30s"
 DRAINING = "draining"
 """The reason in `closed_by` that is gone once the drain is taken back."""
 
+InstanceIds = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ID...",
+        help="Instances, as status shows them.",
+        autocompletion=complete_instances,
+    ),
+]
 Body = TypeVar("Body", bound="OrderModel")
 Given = TypeVar("Given", bound="Order[Any, DrainReport]")
 
 
 def drain(
-    instance_ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ID...",
-            help="Instances, as status shows them.",
-            autocompletion=complete_instances,
-        ),
-    ],
+    instance_ids: InstanceIds,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="S", help="How long it may take: 90, 90s, 5m (no limit)."),
@@ -88,13 +89,8 @@ def drain(
         str | None,
         typer.Option(metavar="S", help="With --remove: remove it after this time at most (30s)."),
     ] = None,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Do it even to the last instance that serves.")
-    ] = False,
+    detach: Detach = False,
+    force: Force = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     reason: Reason = "",
@@ -121,8 +117,6 @@ def drain(
     deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
         raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
     from controller.api.operations.on_instances import Drain, DrainRequest
 
@@ -173,17 +167,8 @@ def _in_turn(client: "ControlClient", orders: "Iterable[Order[Any, Any]]") -> "I
 
 
 def cordon(
-    instance_ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ID...",
-            help="Instances, as status shows them.",
-            autocompletion=complete_instances,
-        ),
-    ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Do it even to the last instance that serves.")
-    ] = False,
+    instance_ids: InstanceIds,
+    force: Force = False,
     dry_run: DryRun = False,
     reason: Reason = "",
     if_revision: IfRevision = None,
@@ -219,8 +204,6 @@ def uncordon(
     back the last one first.
     """
     wanted_ids = ids_once(instance_ids)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
     from controller.api.operations.on_instances import UncordonList
 
@@ -306,8 +289,6 @@ class _TakenBack:
 def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
     """Gives an order of `MARKS`, whose row has this kind, for each instance."""
     wanted_ids = ids_once(instance_ids)
-    one_line(flags.reason)
-    not_negative(flags.if_revision, "--if-revision")
     name = connect.attached(flags.cluster)
     from controller.api.operations.on_instances import MARKS
 
@@ -345,8 +326,6 @@ def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
         raise UsageError(
             "--within: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
         )
-    one_line(flags.reason)
-    not_negative(flags.if_revision, "--if-revision")
     name = connect.attached(flags.cluster)
     from controller.api.operations.on_instances import Evacuate, EvacuateRequest
 
@@ -394,7 +373,7 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
         return "\n".join(report.instance_id for report in reports)
     if output_format in (Format.TABLE, Format.WIDE):
         wide = output_format is Format.WIDE
-        return render(reports, wide=wide, colours=output.use_colours(sys.stdout))
+        return render(reports, wide=wide)
     from controller.api.operations.on_instances import DrainList
 
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
@@ -409,7 +388,7 @@ def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[
     with connect.client(cluster) as client:
         plans = [client.send(each.dry()) for each in orders]
         status = client.status()
-    output.say(question(plans, status, colours=output.use_colours(sys.stderr)))
+    output.say(question(plans, status))
     names = ", ".join(each.target for each in orders)
     output.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")
     if first.revision is not None:
@@ -455,7 +434,7 @@ MAX_ROWS = 20
 _CLEAR_LINE = "\r\x1b[K"
 
 
-def render(reports: "Sequence[DrainReport]", *, wide: bool, colours: bool) -> str:
+def render(reports: "Sequence[DrainReport]", *, wide: bool) -> str:
     """A table with a row for each drain, then each drain's plan, or the requests that cannot
     move."""
     columns: tuple[str, ...] = (
@@ -473,16 +452,16 @@ def render(reports: "Sequence[DrainReport]", *, wide: bool, colours: bool) -> st
         columns += ("ON-DEADLINE", "THEN", "REVISION", "BY", "REASON")
         rows = [row + _wide(report) for row, report in zip(rows, reports, strict=True)]
     limit = None if wide else MAX_ROWS
-    parts = [output.table(columns, rows, colours=colours)]
+    parts = [output.table(columns, rows)]
     for report in reports:
         if report.plan:
-            parts.append(_plan(report, limit=limit, colours=colours))
+            parts.append(_plan(report, limit))
         elif report.cannot_move:
-            parts.append(_staying(report, limit=limit, colours=colours))
+            parts.append(_staying(report, limit=limit))
     return "\n\n".join(parts)
 
 
-def _plan(report: "DrainReport", *, limit: int | None = MAX_ROWS, colours: bool) -> str:
+def _plan(report: "DrainReport", limit: int | None = MAX_ROWS, colours: bool | None = None) -> str:
     """Where each request would go, or why it cannot move."""
     rows = [
         (
@@ -500,10 +479,11 @@ def _plan(report: "DrainReport", *, limit: int | None = MAX_ROWS, colours: bool)
     return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
 
 
-def question(reports: "Sequence[DrainReport]", status: "ClusterStatus", *, colours: bool) -> str:
+def question(reports: "Sequence[DrainReport]", status: "ClusterStatus") -> str:
     """What an operator should know before agreeing: the requests, and the capacity that is left."""
     from controller.api.operations.on_instances import capacity, would_move
 
+    colours = output.use_colours(sys.stderr)
     parts = [_plan(report, colours=colours) for report in reports if report.plan]
     parts += [would_move(report) for report in reports]
     parts.append(capacity(status, {report.instance_id for report in reports}))
@@ -537,10 +517,10 @@ def _deadline(deadline_s: float | None) -> str:
     return f"in {duration(left_s)}" if left_s > 0 else "passed"
 
 
-def _staying(report: "DrainReport", *, limit: int | None, colours: bool) -> str:
+def _staying(report: "DrainReport", *, limit: int | None) -> str:
     rows = [(item.request_id, item.client_id, item.why or item.code) for item in report.cannot_move]
     header = ("REQUEST", "CLIENT-ID", "CANNOT-MOVE")
-    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
+    shown = output.table(header, rows[:limit], ids=("CLIENT-ID", "REQUEST"))
     return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
 
 

@@ -136,6 +136,19 @@ class TableOrJson(StrEnum):
     JSON = "json"
 
 
+def _one_line(reason: str) -> str:
+    """The reason, if it is a line that the audit log takes."""
+    if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
+        raise UsageError(f"--reason: one line of up to {MAX_REASON_CHARS} characters")
+    return reason
+
+
+def _a_revision(value: int | None) -> int | None:
+    if value is not None and value < 0:
+        raise UsageError(f"--if-revision: must be at least 0, not {value}")
+    return value
+
+
 format_option = typer.Option("-o", "--output", help="Format of the output.")
 OutputFormat = Annotated[Format, format_option]
 Reference = Annotated[
@@ -148,14 +161,25 @@ Reference = Annotated[
     ),
 ]
 Reason = Annotated[
-    str, typer.Option("-m", "--reason", metavar="MSG", help="Reason, for the audit log.")
+    str,
+    typer.Option(
+        "-m", "--reason", callback=_one_line, metavar="MSG", help="Reason, for the audit log."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Do it even to the last instance that serves.")
+]
+Detach = Annotated[
+    bool,
+    typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 IfRevision = Annotated[
     int | None,
     typer.Option(
         "--if-revision",
+        callback=_a_revision,
         metavar="R",
         help="Refuse (exit 6) unless the cluster is at this revision, which status shows.",
     ),
@@ -178,19 +202,6 @@ def deadline_of(text: str | None) -> float | None:
             "--deadline: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
         )
     return found
-
-
-def one_line(reason: str, flag: str = "--reason") -> str:
-    """The reason, if it is a line that the audit log takes."""
-    if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
-        raise UsageError(f"{flag}: one line of up to {MAX_REASON_CHARS} characters")
-    return reason
-
-
-def not_negative(value: int | None, flag: str) -> int | None:
-    if value is not None and value < 0:
-        raise UsageError(f"{flag}: must be at least 0, not {value}")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,7 +73,7 @@ def profile(
     wanted = run.Wanted(path, force, rounds, run.parse_given(set_ or []))
     with settings_module.located(origins):
         found = run.run(settings, wanted, output.say)
-    output.emit(_text(found, colours=output.use_colours(sys.stdout)))
+    output.emit(_text(found))
     output.say(f"written to {path}")
     output.say(f"next:  llumctl up --engine emulated --profile {shlex.quote(str(path))}")
 
@@ -88,7 +87,7 @@ def _file_stem(model: str) -> str:
 HEADER = ("KIND", "WORK", "MEASURED", "FITTED", "ERROR")
 
 
-def _text(found: "Profiled", *, colours: bool) -> str:
+def _text(found: "Profiled") -> str:
     """The points as measured and as fitted, then the error of the fit and the other figures."""
     from controller.main.profile.run import work
 
@@ -98,7 +97,7 @@ def _text(found: "Profiled", *, colours: bool) -> str:
         for kind, points in found.measured.points.by_kind()
         for p in points
     ]
-    parts = [output.table(HEADER, rows, colours=colours), "", output.facts(list(_facts(found)))]
+    parts = [output.table(HEADER, rows), "", output.facts(list(_facts(found)))]
     return "\n".join(parts)
 
 

@@ -3,7 +3,6 @@
 In their output a dash stands for a value that is unknown or does not exist yet.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +26,6 @@ from llumctl.commands.options import (
     Reference,
     complete_instances,
     complete_requests,
-    one_line,
     positive,
 )
 from llumctl.output import Format
@@ -131,8 +129,7 @@ def _listed(found: "RequestList", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)
     if output_format in (Format.TABLE, Format.WIDE):
-        colours = output.use_colours(sys.stdout)
-        return _table(rows, wide=output_format is Format.WIDE, colours=colours)
+        return _table(rows, wide=output_format is Format.WIDE)
     return output.encode(output_format, found, rows)
 
 
@@ -150,7 +147,7 @@ def _detail(found: "RequestLife", output_format: Format) -> str:
         return found.id
     if output_format in (Format.TABLE, Format.WIDE):
         wide = output_format is Format.WIDE
-        return _life(found, wide=wide, colours=output.use_colours(sys.stdout))
+        return _life(found, wide=wide)
     return output.encode(output_format, found, (found,))
 
 
@@ -207,17 +204,17 @@ def _movable(item: "RequestStatus") -> str:
     return "yes" if item.movable else item.why_not_movable or "no"
 
 
-def _table(requests: "Sequence[RequestStatus]", *, wide: bool, colours: bool) -> str:
+def _table(requests: "Sequence[RequestStatus]", *, wide: bool) -> str:
     """The rows are in the controller's order."""
     columns = _WIDE_COLUMNS if wide else _COLUMNS
     if any(item.held for item in requests):
         columns += _HELD_COLUMNS
     rows = [[cell(item) for _, cell in columns] for item in requests]
     names = [name for name, _ in columns]
-    return output.table(names, rows, colours=colours, ids=("CLIENT-ID", "ID"))
+    return output.table(names, rows, ids=("CLIENT-ID", "ID"))
 
 
-def _life(item: "RequestLife", *, wide: bool, colours: bool) -> str:
+def _life(item: "RequestLife", *, wide: bool) -> str:
     """The request's fields, then each decision about it, with the instances that were considered.
     If `wide`, its events follow in the order in which they came."""
     from controller.api import explain
@@ -231,9 +228,9 @@ def _life(item: "RequestLife", *, wide: bool, colours: bool) -> str:
     parts = [output.facts(list(facts.items()))]
     for step in item.explanation.steps:
         since = _since(item, step.time_s)
-        parts.append(_step(step, since, wide=wide, colours=colours))
+        parts.append(_step(step, since, wide=wide))
     if wide:
-        parts.append(_history(item, colours=colours))
+        parts.append(_history(item))
     return "\n\n".join(parts)
 
 
@@ -241,19 +238,19 @@ def _since(item: "RequestStatus", time_s: float) -> str:
     return f"+{latency(max(0.0, time_s - item.arrival_time_s))}"
 
 
-def _history(item: "RequestDetail", *, colours: bool) -> str:
+def _history(item: "RequestDetail") -> str:
     from controller.api.text.events import where, why
 
     rows = [
         (_since(item, event.time_s), event.kind, where(event), why(event)) for event in item.history
     ]
-    return output.table(("SINCE", "WHAT", "WHERE", "WHY"), rows, colours=colours)
+    return output.table(("SINCE", "WHAT", "WHERE", "WHY"), rows)
 
 
 _INDENT = "    "
 
 
-def _step(step: "Step", since: str, *, wide: bool, colours: bool) -> str:
+def _step(step: "Step", since: str, *, wide: bool) -> str:
     from controller.api import explain
     from controller.api.wire.requests import DispatchStep, MoveStep, NotMovedStep
 
@@ -262,16 +259,14 @@ def _step(step: "Step", since: str, *, wide: bool, colours: bool) -> str:
     lines += [f"{_INDENT}{text}" for text in figures if text]
     lines = [printable(line) for line in lines]
     if isinstance(step, DispatchStep):
-        lines += _candidates(step.candidates, step.instance_id, "SCORE", colours=colours)
+        lines += _candidates(step.candidates, step.instance_id, "SCORE")
     elif isinstance(step, MoveStep | NotMovedStep):
         chosen = step.to_instance_id
-        lines += _candidates(step.candidates, chosen, "FREENESS", colours=colours)
+        lines += _candidates(step.candidates, chosen, "FREENESS")
     return "\n".join(lines)
 
 
-def _candidates(
-    candidates: "tuple[Considered, ...]", chosen: str, unit: str, *, colours: bool
-) -> list[str]:
+def _candidates(candidates: "tuple[Considered, ...]", chosen: str, unit: str) -> list[str]:
     """The instances that were considered. The chosen one need not be the first, as the freest one
     may be the destination of another source."""
     if not candidates:
@@ -285,7 +280,7 @@ def _candidates(
         for item in candidates
     ]
     header = ("INSTANCE", unit, "")
-    return [_INDENT + line for line in output.table(header, rows, colours=colours).splitlines()]
+    return [_INDENT + line for line in output.table(header, rows).splitlines()]
 
 
 def migrate(
@@ -321,7 +316,6 @@ def migrate(
     positive(timeout, "--timeout")
     if timeout > MAX_TIMEOUT_S:
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
-    one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import Migrate, MigrateRequest
 
@@ -348,7 +342,7 @@ def _moved(report: "MigrationReport", output_format: Format) -> str:
     if output_format is Format.NAME:
         return report.attempts[-1].migration_id if report.attempts else report.request_id
     if output_format in (Format.TABLE, Format.WIDE):
-        return _move(report, colours=output.use_colours(sys.stdout))
+        return _move(report)
     return output.encode(output_format, report, (report,))
 
 
@@ -380,7 +374,7 @@ _Fact = tuple[str, str]
 _NO_DOWNTIME = "none, the request waits for memory"
 
 
-def _move(report: "MigrationReport", *, colours: bool) -> str:
+def _move(report: "MigrationReport") -> str:
     """The figures of the move, the stages of its last attempt, and all attempts if there were
     several."""
     facts = [
@@ -399,9 +393,9 @@ def _move(report: "MigrationReport", *, colours: bool) -> str:
         facts += _moved_facts(report, last)
     parts = [output.facts(facts)]
     if last is not None and last.stages:
-        parts.append(_stages(last, colours=colours))
+        parts.append(_stages(last))
     if len(report.attempts) > 1:
-        parts.append(_attempts(report.attempts, colours=colours))
+        parts.append(_attempts(report.attempts))
     return "\n\n".join(parts)
 
 
@@ -442,17 +436,17 @@ def _downtime(report: "MigrationReport", last: "MoveAttempt") -> str:
     return _millis(report.downtime_s)
 
 
-def _stages(attempt: "MoveAttempt", *, colours: bool) -> str:
+def _stages(attempt: "MoveAttempt") -> str:
     rows = [
         (str(index), str(stage.num_blocks), sized(stage.num_bytes), _millis(stage.copy_time_s))
         for index, stage in enumerate(attempt.stages)
     ]
-    return output.table(("STAGE", "BLOCKS", "BYTES", "COPY"), rows, colours=colours)
+    return output.table(("STAGE", "BLOCKS", "BYTES", "COPY"), rows)
 
 
-def _attempts(attempts: "tuple[MoveAttempt, ...]", *, colours: bool) -> str:
+def _attempts(attempts: "tuple[MoveAttempt, ...]") -> str:
     rows = [(each.migration_id, each.to_instance_id, each.outcome, each.why) for each in attempts]
-    return output.table(("MIGRATION", "TO", "OUTCOME", "WHY"), rows, colours=colours)
+    return output.table(("MIGRATION", "TO", "OUTCOME", "WHY"), rows)
 
 
 def _millis(seconds: float | None) -> str:
@@ -475,7 +469,6 @@ def priority(
     """Change the priority of a live request, in queues and for the memory kept free beside it."""
     arguments.an_id(reference, "REQUEST")
     arguments.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
-    one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import PriorityRequest, SetPriority
 
@@ -514,7 +507,6 @@ def abort(
 ) -> None:
     """End a live request: its client gets an error, its memory is freed. There is no undo."""
     arguments.an_id(reference, "REQUEST")
-    one_line(reason)
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import Abort, AbortRequest
 

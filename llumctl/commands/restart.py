@@ -5,7 +5,6 @@ while.
 """
 
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,16 +26,16 @@ from llumctl import arguments, connect, output
 from llumctl.commands import instances
 from llumctl.commands.options import (
     Cluster,
+    Detach,
     DryRun,
     Flags,
+    Force,
     IfRevision,
     OutputFormat,
     Reason,
     Yes,
     complete_instances,
     deadline_of,
-    not_negative,
-    one_line,
 )
 from llumctl.output import Format
 
@@ -95,13 +94,8 @@ def restart(
         bool,
         typer.Option("--now", help="Do not empty it; its requests are replayed elsewhere."),
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Do it even to the last instance that serves.")
-    ] = False,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
-    ] = False,
+    force: Force = False,
+    detach: Detach = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     reason: Reason = "",
@@ -119,8 +113,6 @@ def restart(
             "restart: give one of ID, --rolling, --stop and --dismiss", "llumctl restart --help"
         )
     deadline_s = deadline_of(deadline)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
     flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
     of_all: dict[str, object] = {
         "--at-once": at_once,
@@ -319,7 +311,7 @@ def _at_once(text: str | None) -> int:
 
 def _rolling_text(report: "RollingReport", output_format: Format) -> str:
     if output_format in (Format.TABLE, Format.WIDE):
-        return _table(report, colours=output.use_colours(sys.stdout))
+        return _table(report)
     if output_format is Format.NAME:
         done = [each.instance_id for each in report.done]
         under_way = [each.instance_id for each in report.under_way]
@@ -327,10 +319,10 @@ def _rolling_text(report: "RollingReport", output_format: Format) -> str:
     return output.encode(output_format, report, (report,))
 
 
-def _table(report: "RollingReport", *, colours: bool) -> str:
+def _table(report: "RollingReport") -> str:
     """Each instance, its state, and how long its restart took; of a dry run the plan."""
     if report.dry_run and report.plan:
-        return _plan(report, colours=colours)
+        return _plan(report)
     rows = [(each.instance_id, "restarted", latency(each.took_s)) for each in report.done]
     rows += [
         (each.instance_id, "starting" if each.state == "restarting" else "emptying", "-")
@@ -340,14 +332,14 @@ def _table(report: "RollingReport", *, colours: bool) -> str:
         (each, "failed" if each == report.failed_id else _left(report), "-")
         for each in dict.fromkeys((*filter(None, (report.failed_id,)), *report.left))
     ]
-    return output.table(("ID", "STATE", "TOOK"), rows, colours=colours)
+    return output.table(("ID", "STATE", "TOOK"), rows)
 
 
 def _left(report: "RollingReport") -> str:
     return "to-come" if report.state == "going" else "not-restarted"
 
 
-def _plan(report: "RollingReport", *, colours: bool) -> str:
+def _plan(report: "RollingReport") -> str:
     rows = [
         (
             str(place),
@@ -361,7 +353,7 @@ def _plan(report: "RollingReport", *, colours: bool) -> str:
         for place, each in enumerate(report.plan, start=1)
     ]
     header = ("TURN", "ID", "REQUESTS", "BLOCKS", "CANNOT-MOVE", "EMPTY-IN", "START")
-    return output.table(header, rows, colours=colours)
+    return output.table(header, rows)
 
 
 DETACHED = (

@@ -2,7 +2,6 @@
 load."""
 
 import re
-import sys
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -24,8 +23,6 @@ from llumctl.commands.options import (
     Reason,
     Yes,
     deadline_of,
-    not_negative,
-    one_line,
 )
 from llumctl.commands.set_settings import changes_text
 from llumctl.output import Format
@@ -166,8 +163,6 @@ def scale(
     timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
     if timeout_s is not None and not wait:
         raise UsageError("--timeout: only with --wait", HELP)
-    one_line(reason)
-    not_negative(if_revision, "--if-revision")
     name = connect.attached(cluster)
     connect.check(name)
     from controller.api.operations.on_cluster import Scale, ScaleRequest
@@ -249,8 +244,7 @@ def agreed(cluster: str, command: str, order: "Scale", *, yes: bool) -> "Scale":
         status = client.status() if planned.draining and not yes else None
     if status is not None:
         output.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
-        colours = output.use_colours(sys.stderr)
-        output.say(instances.question(planned.draining, status, colours=colours))
+        output.say(instances.question(planned.draining, status))
         going = ", ".join(report.instance_id for report in planned.draining)
         output.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
     return order.planned(planned)
@@ -262,11 +256,11 @@ def _text(report: "ScaleReport", output_format: Format) -> str:
         return "\n".join([*report.added, *report.undrained, *going])
     if output_format in (Format.TABLE, Format.WIDE):
         wide = output_format is Format.WIDE
-        return _table(report, wide=wide, colours=output.use_colours(sys.stdout))
+        return _table(report, wide=wide)
     return output.encode(output_format, report, (report,))
 
 
-def _table(report: "ScaleReport", *, wide: bool, colours: bool) -> str:
+def _table(report: "ScaleReport", *, wide: bool) -> str:
     """Numbers and names of instances, then the drains if instances are removed."""
     draining = tuple(drain.instance_id for drain in report.draining)
     facts = (
@@ -278,7 +272,7 @@ def _table(report: "ScaleReport", *, wide: bool, colours: bool) -> str:
     )
     parts = [output.facts([(name, value) for name, value in facts if value])]
     if report.draining:
-        parts.append(instances.render(report.draining, wide=wide, colours=colours))
+        parts.append(instances.render(report.draining, wide=wide))
     return "\n\n".join(parts)
 
 
@@ -315,8 +309,6 @@ def _wait(
 
 def _scale_auto(flags: Flags, wanted: "dict[str, SettingValue]") -> None:
     """Changes auto-scaling if anything is wanted, then shows it. `wanted`: settings by key."""
-    one_line(flags.reason)
-    not_negative(flags.if_revision, "--if-revision")
     dry_run, output_format = flags.dry_run, flags.output_format
     if not wanted and (dry_run or flags.reason or flags.if_revision is not None):
         raise UsageError("there is nothing to change", "llumctl scale --help")

@@ -4,7 +4,6 @@ import codecs
 import difflib
 import os
 import stat
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from llumctl.commands.options import (
     IfRevision,
     OutputFormat,
     Reason,
-    not_negative,
-    one_line,
 )
 from llumctl.config import config_file, toml_text
 from llumctl.config.config_file import ConfigFile
@@ -165,7 +162,7 @@ def _listed(found: "SettingList", output_format: Format) -> str:
         rows = [_row(setting, wide) for setting in found.settings]
         more = ("FROM", "ALLOWED") if wide else ()
         header = ("KEY", "VALUE", "DEFAULT", *more, "MEANING")
-        return output.table(header, rows, colours=output.use_colours(sys.stdout))
+        return output.table(header, rows)
     return output.encode(output_format, found, found.settings)
 
 
@@ -177,8 +174,6 @@ def _row(setting: "Setting", wide: bool) -> tuple[str, ...]:
 
 def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: bool) -> None:
     changes = parse(assignments)
-    one_line(flags.reason)
-    not_negative(flags.if_revision, "--if-revision")
     if config is not None:
         config_file.find(config)  # a wrong file is reported even without a cluster
         if not save:
@@ -258,7 +253,7 @@ def changes_text(found: "SettingChanges", output_format: Format) -> str:
         of = setting_value
         rows = [(each.key, of(each.previous), of(each.value)) for each in found.changes]
         header = ("KEY", "PREVIOUS", "NOW" if not found.dry_run else "WOULD-BE")
-        return output.table(header, rows, colours=output.use_colours(sys.stdout))
+        return output.table(header, rows)
     return output.encode(output_format, found, found.changes)
 
 

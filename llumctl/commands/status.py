@@ -116,7 +116,6 @@ def _texts(output_format: Format) -> "Callable[[ClusterStatus], str]":
     return functools.partial(
         status_table.render,
         wide=output_format is Format.WIDE,
-        colours=output.use_colours(sys.stdout),
         limits=settings.load_console(),
     )
 

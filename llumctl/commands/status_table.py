@@ -4,6 +4,7 @@ This module stands apart from `status.py` because it imports pydantic: the comma
 read without it.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from controller.api.settings.settings import ConsoleTable
@@ -34,9 +35,7 @@ _Rows = Sequence[tuple[str, ...]]
 Column = tuple[str, Callable[[InstanceStatus], str]]
 
 
-def render(
-    status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
-) -> str:
+def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_LIMITS) -> str:
     """Lines about the cluster, then the table of its instances.
 
     There is a line about the cluster itself, and one each about levels, held requests,
@@ -59,19 +58,18 @@ def render(
                 *_refused(status),
                 *_rolling(status),
                 *_replays(status),
-                *_alarms(alarms(status, limits), colours=colours),
+                *_alarms(alarms(status, limits)),
             ]
         ),
         output.table(
             [name for name, _ in columns],
             [[cell(item) for _, cell in columns] for item in status.instances],
-            colours=colours,
             ids=[name for name, _ in columns if name == "KEPT-FOR"],
         ),
     ]
     if wide:
-        parts.append(_frontends(status, colours=colours))
-        parts += _details(status, colours=colours)
+        parts.append(_frontends(status))
+        parts += _details(status)
     return "\n\n".join(parts)
 
 
@@ -179,12 +177,14 @@ def _replays(status: ClusterStatus) -> list[str]:
     return [*lately, *([f"{SAVED}: {saved}"] if saved else [])]
 
 
-def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:
+def _alarms(found: list[Alarm]) -> list[str]:
     """The worst alarms, a line each, and a line that counts and names the others."""
     lines = [f"! {alarm.text}" for alarm in found[:MAX_ALARMS]]
     if more := found[MAX_ALARMS:]:
         lines.append(f"! and {len(more)} more: {', '.join(alarm.subject for alarm in more)}")
-    return [output.paint(line, output.RED) for line in lines] if colours else lines
+    if not output.use_colours(sys.stdout):
+        return lines
+    return [output.paint(line, output.RED) for line in lines]
 
 
 def _kept_for(item: InstanceStatus) -> str:
@@ -264,11 +264,9 @@ WIDE_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def _frontends(status: ClusterStatus, *, colours: bool) -> str:
+def _frontends(status: ClusterStatus) -> str:
     header = ("FRONTEND", "STATE", "LIVE", "AGE", "INCARNATION", "RESTARTS", "NODE", "PID")
-    return output.table(
-        (*header, "DETAIL"), [_frontend(item) for item in status.frontends], colours=colours
-    )
+    return output.table((*header, "DETAIL"), [_frontend(item) for item in status.frontends])
 
 
 def _frontend(item: FrontendStatus) -> tuple[str, ...]:
@@ -285,7 +283,7 @@ def _frontend(item: FrontendStatus) -> tuple[str, ...]:
     )
 
 
-def _details(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
+def _details(status: ClusterStatus) -> Iterator[str]:
     """The tables that `-o wide` shows below the frontends: levels, drains, held requests, kept
     instances, queue heads, moves, replays. Empty tables are left out."""
     for header, rows in (
@@ -301,7 +299,7 @@ def _details(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
         (("REPLAY", "FROM>TO", "STAGE", "TOKENS", "PAUSE", "AGE", "REASON"), _replay_rows(status)),
     ):
         if rows:
-            text = output.table(header, rows[:MAX_DETAILS], colours=colours, ids=header[:1])
+            text = output.table(header, rows[:MAX_DETAILS], ids=header[:1])
             more = len(rows) - MAX_DETAILS
             yield f"{text}\n... and {more} more: llumctl top" if more > 0 else text
 

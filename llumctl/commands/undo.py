@@ -1,6 +1,5 @@
 """`llumctl undo` takes back what an operator did."""
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,7 @@ import typer
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.text.quantities import moment
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Yes, one_line
+from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Yes
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def undo(
         arguments.an_id(entry_id, "ID")
         if listing:
             raise UsageError("--list: give either this or an ID", "llumctl undo --list")
-    one_line(reason)
     name = connect.attached(cluster)
     with connect.client(name) as client:
         if listing:
@@ -100,6 +98,6 @@ def _text(
             for entry in entries
         ]
         header = ("ID", "TIME", "BY", "DID", "UNDO")
-        return output.table(header, rows, colours=output.use_colours(sys.stdout))
+        return output.table(header, rows)
     only = done.model_copy(update={"operations": entries})
     return output.encode(output_format, only, entries)

@@ -472,8 +472,7 @@ def doctor(
 def _checks_text(checks: "tuple[Check, ...]") -> str:
     """A row for each check, and its cure, which is long, on a line of its own below."""
     rows = [(check.result, check.name, check.what) for check in checks]
-    colours = output.use_colours(sys.stdout)
-    header, *lines = output.table(("RESULT", "CHECK", "WHAT"), rows, colours=colours).split("\n")
+    header, *lines = output.table(("RESULT", "CHECK", "WHAT"), rows).split("\n")
     told = [header]
     for check, line in zip(checks, lines, strict=True):
         told.append(line)

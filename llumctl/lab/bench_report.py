@@ -294,14 +294,14 @@ HEADER: tuple[str, ...] = ("LATENCY", "LEVEL", "COUNT", "MEAN", "P50", "P90", "P
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_latency_s")
 
 
-def render(figures: Figures, target: Target, verify: Verify, *, colours: bool) -> str:
+def render(figures: Figures, target: Target, verify: Verify) -> str:
     """The run and its totals, then a row for each latency and level."""
     parts = ["\n".join(_summary(figures, target, verify))]
     if rows := _rows(figures.latencies):
         header = HEADER
         if len(figures.latencies) == 1:
             header, *rows = [(name, *cells) for name, _, *cells in (HEADER, *rows)]
-        parts.append(output.table(header, rows, colours=colours))
+        parts.append(output.table(header, rows))
         parts.append("seconds; ttft_s and e2e_latency_s count from when a request was due")
     return "\n\n".join(parts)
 

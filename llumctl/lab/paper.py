@@ -10,7 +10,6 @@ shares that the text gives. The names of policies and metrics are ours.
 
 import csv
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -83,8 +82,7 @@ def simulate(asked: Asked, num_workers: int | None, plot: Path | None, *, as_jso
             f"{experiment.name}  {instances} x {asked.profile}  {experiment.mode}"
             f"  {ran[0].num_requests} requests  seeds {asked.seeds[0]} to {asked.seeds[-1]}"
         )
-        colours = output.use_colours(sys.stdout)
-        output.emit(tables(experiment, rows, means, title, cost, colours=colours))
+        output.emit(tables(experiment, rows, means, title, cost))
     if plot is not None:
         simulation_report.save_plot(plot, ran)
     for line in simulation_report.never_steady(ran):
@@ -598,23 +596,21 @@ def tables(
     means: Sequence[GeometricMean],
     title: str,
     cost: Cost | None,
-    *,
-    colours: bool,
 ) -> str:
     """A table for each workload, then the geometric means and, for figure 15, the costs."""
     parts = [title]
     for workload in dict.fromkeys(row.case.workload for row in found):
         own = [row for row in found if row.case.workload == workload]
-        parts += [workload, _table(experiment, own, colours)]
+        parts += [workload, _table(experiment, own)]
     if means:
-        parts += ["geometric means", _means(experiment, means, colours)]
+        parts += ["geometric means", _means(experiment, means)]
     if cost is not None:
         title = f"instances at a prefill P99 of {cost.target_s:g} s"
-        parts += [title, _cost(experiment, cost, colours)]
+        parts += [title, _cost(experiment, cost)]
     return "\n\n".join(parts)
 
 
-def _table(experiment: Experiment, own: Sequence[Row], colours: bool) -> str:
+def _table(experiment: Experiment, own: Sequence[Row]) -> str:
     policies = experiment.policies(own[0].case.workload)
     has_paper = any(cell.paper is not None for row in own for cell in row.cells.values())
     header = ["", experiment.x_title]
@@ -634,10 +630,10 @@ def _table(experiment: Experiment, own: Sequence[Row], colours: bool) -> str:
             line.append(_ratio(row.ratio(policy)))
             line += [_times(row.paper_ratio(policy))] if has_paper else []
         lines.append(line)
-    return output.table(header, lines, colours=colours)
+    return output.table(header, lines)
 
 
-def _means(experiment: Experiment, means: Sequence[GeometricMean], colours: bool) -> str:
+def _means(experiment: Experiment, means: Sequence[GeometricMean]) -> str:
     header = ["", "TRACES", "POINTS", "OVER", f"{experiment.baseline}/", "paper"]
     lines = [
         [
@@ -650,10 +646,10 @@ def _means(experiment: Experiment, means: Sequence[GeometricMean], colours: bool
         ]
         for mean in means
     ]
-    return output.table(header, lines, colours=colours)
+    return output.table(header, lines)
 
 
-def _cost(experiment: Experiment, cost: Cost, colours: bool) -> str:
+def _cost(experiment: Experiment, cost: Cost) -> str:
     rows = []
     for policy, simulated in cost.simulated.items():
         row = [policy, _number(simulated), _number(cost.paper[policy])]
@@ -661,9 +657,7 @@ def _cost(experiment: Experiment, cost: Cost, colours: bool) -> str:
             ours, theirs = found[policy], found[experiment.baseline]
             row.append(_times(theirs / ours if ours and theirs else None))
         rows.append(row)
-    return output.table(
-        ["", "", "paper", f"{experiment.baseline}/", "paper"], rows, colours=colours
-    )
+    return output.table(["", "", "paper", f"{experiment.baseline}/", "paper"], rows)
 
 
 def document(

@@ -93,8 +93,7 @@ def deliver(
     if as_json:
         output.emit(output.json_text(_as_json(ran, targets), indent=2))
     else:
-        colours = output.use_colours(sys.stdout)
-        parts = [_table(ran, targets, colours=colours)]
+        parts = [_table(ran, targets)]
         if plot is not None and str(plot) == "-":
             parts.append(simulation_report.bar_chart(ran))
         output.emit("\n\n".join(parts))
@@ -113,12 +112,12 @@ def is_short_of(ran: Sequence[Ran], targets: Targets, *, strict: bool) -> bool:
     return any(answer.smallest is None for answer in answers(ran, targets))
 
 
-def _table(ran: Sequence[Ran], targets: Targets | None, *, colours: bool) -> str:
+def _table(ran: Sequence[Ran], targets: Targets | None) -> str:
     if targets is None:
-        return simulation_report.tables(ran, colours=colours, blocks=_shows_blocks())
+        return simulation_report.tables(ran, blocks=_shows_blocks())
     sizes = sorted({each.run.setup.num_instances for each in ran})
     lines = [_told(answer, sizes) for answer in answers(ran, targets)]
-    return "\n\n".join((_sizes_table(ran, targets, colours=colours), "\n".join(lines)))
+    return "\n\n".join((_sizes_table(ran, targets), "\n".join(lines)))
 
 
 def _as_json(ran: Sequence[Ran], targets: Targets | None) -> Any:
@@ -159,7 +158,7 @@ def answers(ran: Sequence[Ran], targets: Targets) -> list[Answer]:
     return found
 
 
-def _sizes_table(ran: Sequence[Ran], targets: Targets, *, colours: bool) -> str:
+def _sizes_table(ran: Sequence[Ran], targets: Targets) -> str:
     header = (
         *("WORKLOAD", "RATE", "POLICY", "INSTANCES", "TTFT-P99-S", "TPOT-P99-S", "WAITING"),
         *("STEADY", "MEETS"),
@@ -180,7 +179,7 @@ def _sizes_table(ran: Sequence[Ran], targets: Targets, *, colours: bool) -> str:
         for seeds in group.policies
     ]
     rows.sort(key=lambda row: (row[0], float(row[1]), row[2], int(row[3])))
-    return output.table(header, rows, colours=colours)
+    return output.table(header, rows)
 
 
 def _told(answer: Answer, sizes: Sequence[int]) -> str:
@@ -288,7 +287,7 @@ def _knee_text(wanted: Wanted, found: FoundKnee) -> str:
         for rate, p99_s in found.knee.points
     ]
     header = ("RATE", "TTFT-P99-S", "STEADY")
-    points = output.table(header, rows, colours=output.use_colours(sys.stdout))
+    points = output.table(header, rows)
     seeds = f", mean of {found.num_seeds} seeds" if found.num_seeds > 1 else ""
     return (
         f"knee of {shown(wanted.workloads[0])} under {wanted.policies[0]} on"

@@ -187,10 +187,10 @@ def _instances_over_time(ran: Ran) -> list[dict[str, float]] | None:
     ]
 
 
-def tables(ran: Sequence[Ran], *, colours: bool, blocks: bool) -> str:
+def tables(ran: Sequence[Ran], *, blocks: bool) -> str:
     """A table for each load and number of instances, with a row for each figure and a column for
     each policy."""
-    return "\n\n".join(_table(group, colours, blocks) for group in grouped(ran))
+    return "\n\n".join(_table(group, blocks) for group in grouped(ran))
 
 
 def never_steady(ran: Sequence[Ran]) -> list[str]:
@@ -240,7 +240,7 @@ def _rough(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def _table(group: Group, colours: bool, blocks: bool) -> str:
+def _table(group: Group, blocks: bool) -> str:
     header = ["", *(seeds.policy for seeds in group.policies)]
     ranks = sorted({rank for each in group.policies for s in each.summaries for rank in s.by_rank})
     rows: list[list[str]] = []
@@ -271,7 +271,7 @@ def _table(group: Group, colours: bool, blocks: bool) -> str:
         if blocks:
             add("instances over time", _sparklines(group, lambda curves: curves.num_instances))
     add("steady", [steady(each.steady) for each in group.policies])
-    parts = [_title(group), output.table(header, rows, colours=colours)]
+    parts = [_title(group), output.table(header, rows)]
     if ratios := _ratios(group):
         parts.append("\n".join(ratios))
     return "\n\n".join(parts)

@@ -283,7 +283,7 @@ def test_one_that_is_over_is_dismissed(bed: Bed, capsys: Captured) -> None:
 def test_status_says_how_far_it_is() -> None:
     def lines(found: RollingReport | None) -> list[str]:
         status = cluster(instance("i-0")).model_copy(update={"rolling": found})
-        return render(status, wide=False, colours=False).splitlines()
+        return render(status, wide=False).splitlines()
 
     assert "rolling restart: 0 of 2 done, i-0 emptying (1 left), then i-1" in lines(GOING)
     waits = report(under_way=(), left=("i-0", "i-1"), waits="no other instance serves")
@@ -304,4 +304,4 @@ def test_status_says_which_instances_have_which_arguments() -> None:
     )
     status = cluster(instance("i-0")).model_copy(update={"engine_changes": changes})
     told = "engine arguments: as started (i-2, and new ones); speed=3.0 (i-0 i-1)"
-    assert told in render(status, wide=False, colours=False).splitlines()
+    assert told in render(status, wide=False).splitlines()
