@@ -48,7 +48,7 @@ async def test_settings_are_shown(capsys: Captured) -> None:
     header, *rows = captured.out.splitlines()
     assert header.split() == ["KEY", "VALUE", "DEFAULT", "MEANING"]
     assert [row.split()[0] for row in rows] == list(live_settings(Settings()))
-    assert "migration.max_moves 4 4 Moves of one" in " ".join(" ".join(rows).split())
+    assert "migration.max_moves 4 4 How many moves" in " ".join(" ".join(rows).split())
     assert "endpoint.request_timeout_s none none" in " ".join(" ".join(rows).split())
     assert captured.err == "revision 0\n"
     assert await llumctl("set", "scheduler.hold_timeout_s", "-o", "json") == 0
