@@ -35,17 +35,17 @@ AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 class Mailbox:
-    """Delivers what the test says, and answers for the frontends out of a book."""
+    """Delivers the test's messages, and answers for the frontends from a book."""
 
     address = "mem://controller"
 
     def __init__(self) -> None:
         self.engine_state: dict[str, RequestBook] = {}
-        """By a frontend's address; one without a book is silent."""
+        """By a frontend's address; a frontend without a book is silent."""
         self.sent: list[tuple[str, Any]] = []
-        """(address, message), all of them."""
+        """All messages, as (address, message)."""
         self.answers: dict[str, Callable[[Any], Message | None]] = {}
-        """What an instance says to what it gets, by its address."""
+        """What an instance answers to the messages that it gets, by its address."""
 
     def start(self, on_message: Any, on_lost: Any) -> None:
         self.say, self.lose = on_message, on_lost
@@ -100,7 +100,7 @@ class Launcher:
 
 
 class Cluster:
-    """A controller that hears what the test says in the names of its members."""
+    """A controller to which the test speaks in the names of its members."""
 
     def __init__(self, num_instances: int = 1) -> None:
         self.mailbox = Mailbox()

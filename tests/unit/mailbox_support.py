@@ -1,4 +1,4 @@
-"""Helpers of the mailbox tests: a mailbox that remembers what it got."""
+"""Helpers of the mailbox tests: a mailbox that remembers the messages that it got."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ PATIENCE_S = 10.0
 
 
 class Inbox:
-    """A started mailbox and what it got."""
+    """A started mailbox and the messages that it got."""
 
     def __init__(self, key: ClusterKey | None, start: bool = True, host: str = "127.0.0.1") -> None:
         self.mailbox = ZmqMailbox(host, key=key)

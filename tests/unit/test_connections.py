@@ -1,7 +1,7 @@
-"""Kept connections: none is closed under a request that is on its way.
+"""Kept connections: none is closed while a request on it is under way.
 
-On uvloop, as in a frontend. What comes while the loop is busy with what other connections sent is
-read in its next turn, but the timers that are due meanwhile come before that.
+On uvloop, as in a frontend. Data that arrives while the loop is busy with other connections is read
+in its next turn, but timers that become due meanwhile run before that.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def app(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 class Client:
-    """One connection. It connects and sends at once, and only reading lets the server go on."""
+    """One connection. It connects and sends at once; only reading lets the server run."""
 
     def __init__(self, address: Any) -> None:
         self.socket = socket.create_connection(address, timeout=PATIENCE_S)
@@ -41,7 +41,7 @@ class Client:
         self.socket.sendall(data)
 
     async def read(self) -> bytes:
-        """One answer, or nothing where the connection was closed without one."""
+        """One answer, or nothing if the connection was closed without one."""
         got = b""
         while not got.endswith(b"\r\n\r\nok"):
             chunk = await asyncio.to_thread(self.socket.recv, 4096)
@@ -227,7 +227,7 @@ def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
 
 
 async def telling(scope: Any, receive: Any, send: Any) -> None:
-    """Answers how long the body was, which headers came, and ok."""
+    """Answers with the length of the body, the headers that came, and ok."""
     num_bytes, more = 0, True
     while more:
         message = await receive()
@@ -245,8 +245,8 @@ async def never(_scope: Any, _receive: Any, _send: Any) -> None:
 
 
 async def asked(data: bytes, app: Any = telling, piece: int = 0) -> bytes:
-    """What the server sends until it closes the connection; `data` asks it to. Pieces of `data`
-    come one by one."""
+    """Everything that the server sends until it closes the connection, for which `data` asks.
+    Pieces of `data` are sent one by one."""
     async with serving(KeepAlive(9, error_body), app=app) as (_, client):
         one = client()
         one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -344,7 +344,7 @@ def test_a_body_may_come_in_chunks_of_one_byte() -> None:
 
 
 def test_a_trailer_is_no_header() -> None:
-    """The gate may have judged the headers before it comes."""
+    """The gate may have judged the headers before the trailer comes."""
 
     async def test() -> None:
         answer = await asked(CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\na: b\r\n\r\n")
@@ -413,7 +413,7 @@ def test_the_rest_of_a_body_that_is_answered_is_dropped_up_to_a_bound(
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"x"])
 def test_bytes_that_are_no_request_keep_no_connection(rest: bytes) -> None:
-    """Blank lines, and the rest of a body that is answered already."""
+    """Blank lines, and the rest of a body that has been answered already."""
 
     async def test() -> None:
         async with serving(KeepAlive(9, error_body), keep_alive_s=0.3) as (_, client):

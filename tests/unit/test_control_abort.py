@@ -1,4 +1,4 @@
-"""`llumctl abort` and the control API's call: what is refused, looked at, done and recorded."""
+"""`llumctl abort` and the control API's call: what is refused, checked, done and recorded."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ PATH = "/v1/requests/r-1/abort"
 
 
 class Bed:
-    """f-0's book and its orders are real; none of its requests is anywhere else."""
+    """f-0's book and its orders are real; its requests are on no instance."""
 
     def __init__(self, listener: Listener, client: httpx.AsyncClient, num_choices: int = 1) -> None:
         self.listener, self.client, self.cluster = listener, client, listener.cluster
@@ -171,7 +171,7 @@ async def test_a_frontend_that_says_nothing(bed: Bed) -> None:
 
 
 async def test_the_same_call_again_gets_the_same_answer(bed: Bed) -> None:
-    """Its answer got lost: what it did is not told as a refusal."""
+    """The first answer got lost; the second call is not refused because of what the first did."""
     keyed = AUTHORIZED | {"Idempotency-Key": "k-1"}
     first, again = [await bed.client.post(PATH, headers=keyed, json={}) for _ in range(2)]
     assert (first.status_code, first.content) == (200, again.content)
@@ -190,7 +190,8 @@ async def test_a_client_that_repeats_its_call_ends_it_once(bed: Bed) -> None:
 
 
 async def name(bed: Bed, reference: str) -> str:
-    """The whole id of what the reference names, or the code of why it names none."""
+    """The whole id of the request that the reference names, or the code of the reason why it names
+    none."""
     path, _, query = reference.partition("?")
     answer = await bed.client.get(f"/v1/requests/{path}/id?{query}", headers=AUTHORIZED)
     found: str = answer.json().get("request_id") or answer.json()["code"]
@@ -200,7 +201,7 @@ async def name(bed: Bed, reference: str) -> str:
 @pytest.mark.parametrize("order", ["abort", "migrate", "priority"])
 @pytest.mark.parametrize("reference", ["cmpl-1", "r", "r-", "1", "…1", "~1", "%2A"])
 async def test_an_order_takes_whole_ids_only(bed: Bed, order: str, reference: str) -> None:
-    """Each of them but the last names the only request there is, for who looks."""
+    """For looking, each of them except the last names the only request that exists."""
     assert await name(bed, reference) == ("no_such_request" if reference == "%2A" else "r-1")
     body = {"level": "high"} if order == "priority" else {}
     status, code, message = await bed.refused(f"/v1/requests/{reference}/{order}", **body)

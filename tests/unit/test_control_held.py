@@ -1,7 +1,8 @@
 """Requests that the controller holds, on the control API: listed, found, explained, in the status.
 
-i-0 lacks 21 blocks for r-large (10 free, 30 needed, and 1 for the growth of what runs there), i-1
-lacks 26."""
+i-0 lacks 21 blocks for r-large (10 free, 30 needed, and 1 for the growth of its running requests),
+i-1 lacks 26.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

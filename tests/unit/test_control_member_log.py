@@ -1,4 +1,4 @@
-"""`GET /v1/members/{id}/log`: bounded answers, and no way to another file."""
+"""`GET /v1/members/{id}/log`: bounded answers, and no access to other files."""
 
 import pytest
 

@@ -23,7 +23,7 @@ PATH = "/v1/requests/r-1/priority"
 
 
 class Bed:
-    """Of f-0 only its book is real, and how it changes a rank."""
+    """Only f-0's book is real, and the way in which it changes a rank."""
 
     def __init__(self, listener: Listener, client: httpx.AsyncClient, num_choices: int = 1) -> None:
         self.listener, self.client = listener, client
@@ -79,8 +79,8 @@ async def test_it_changes_and_says_what_it_was(bed: Bed) -> None:
 
 
 async def test_a_dry_run_says_what_it_does_to_the_instance(bed: Bed) -> None:
-    """High keeps 1,600 tokens at most beside it: 60 of 160 blocks of 16 stay free, and count as
-    used. Back at normal they count no more."""
+    """A request at level high limits the instance to 1,600 tokens: 60 of 160 blocks of 16 stay
+    free, and count as used. Back at normal they no longer count."""
     room = {"num_total_blocks": 160, "num_free_blocks": 120, "num_running": 2}
     bed.cluster.report("i-0", **room, num_running_by_rank={0: 2})
     found = (await bed.report(dry_run=True)).effect
@@ -163,7 +163,7 @@ async def test_a_request_that_has_ended(bed: Bed) -> None:
 
 
 async def test_one_that_ends_meanwhile(bed: Bed) -> None:
-    """Its frontend knows better than the listing that was asked for before."""
+    """The request's frontend knows better than the earlier listing."""
     answer = bed.cluster.mailbox.answers["mem://f-0"]
 
     def ends_first(message: Any) -> Any:

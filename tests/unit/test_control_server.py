@@ -1,4 +1,4 @@
-"""The control API on a real socket, and what it says of clusters in every state."""
+"""The control API on a real socket, and what it reports of clusters in every state."""
 
 import asyncio
 import re
@@ -151,7 +151,7 @@ Both = tuple[Listener, httpx.AsyncClient]
 
 
 async def test_no_part_of_an_answer_waits_for_an_acknowledgement(listener: Both) -> None:
-    """Connections inherit this."""
+    """Connections inherit this option."""
     own, _ = listener
     assert own.server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -273,7 +273,7 @@ async def test_a_listener_that_ends_ends_its_controller() -> None:
 
 
 async def sent(listener: Listener, data: bytes) -> bytes:
-    """All that is answered to these bytes, up to the connection's end."""
+    """Everything that is answered to these bytes, up to the connection's end."""
     host, port = listener.server._socket.getsockname()
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(data)

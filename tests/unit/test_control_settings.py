@@ -152,7 +152,8 @@ async def test_what_a_controller_was_started_with_is_told_from_what_was_set() ->
 
 
 async def test_a_dry_run_says_who_would_be_relieved_and_who_would_take(both: Both) -> None:
-    """By the statuses of now: i-0 has 50 free blocks for 10 requests, which is 80 steps."""
+    """According to the present statuses: i-0 has 50 free blocks for 10 requests, which is 80
+    steps."""
     both[0].cluster.report("i-0", num_free_blocks=50, num_running=10)
     both[0].cluster.report("i-1", num_free_blocks=99, num_running=1)
     thresholds = {
@@ -294,7 +295,7 @@ async def test_a_body_of_another_form(both: Both, body: dict[str, Any]) -> None:
 
 
 async def test_requests_are_dispatched_on_while_settings_change(both: Both) -> None:
-    """400 requests and a change at every tenth, of each setting that dispatch goes by."""
+    """400 requests, and at every tenth a change of each setting that dispatch uses."""
     cluster = both[0].cluster
     policies = ("llumnix", "round-robin", "vllm-dp", "infaas++", "prefix-aware")
     for number in range(400):

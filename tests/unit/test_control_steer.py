@@ -40,7 +40,7 @@ class Bed:
         self.cluster.report("i-0", num_running=1, num_free_blocks=90)
 
     async def posts(self, path: str, **body: Any) -> httpx.Response:
-        """A scale by a change is ordered as the number that it comes to."""
+        """A scale by a change is ordered as the resulting number."""
         if "change" in body and not body.get("dry_run"):
             body["target"] = self.controller.scaling.num_planned + body.pop("change")
         return await self.client.post(f"/v1/{path}", headers=AUTHORIZED, json=body)
@@ -68,7 +68,7 @@ class Bed:
         return await self.client.get(f"/v1/answers/{key}", headers=AUTHORIZED)
 
     async def told(self, key: str) -> tuple[int, str]:
-        """What became of the call with that key: the status, and the code of a refusal."""
+        """The outcome of the call with that key: the status, and the code of a refusal."""
         answer = await self.answers(key)
         return answer.status_code, answer.json().get("code", "")
 
@@ -81,7 +81,7 @@ class Bed:
         return ClusterStatus.model_validate_json(answer.content)
 
     def while_recording(self, action: str, happen: Callable[[], None]) -> None:
-        """What happens in the controller while an action is written to the audit log."""
+        """Lets this happen in the controller while an action is written to the audit log."""
         write, loop = self.listener.audit.write_all, asyncio.get_running_loop()
 
         def slow(deeds: tuple[tuple[str, str], ...], *, outcome: str, **what: Any) -> None:
@@ -92,7 +92,7 @@ class Bed:
         self.listener.audit.write_all = slow
 
     def ends_by_itself(self, instance_id: str) -> None:
-        """A drain, as its deadline does it."""
+        """Ends the drain as its deadline would."""
         self.controller.drains.end(instance_id, "its deadline passed")
 
     @property
@@ -283,7 +283,7 @@ async def test_the_same_order_again_changes_nothing_and_leaves_no_trace(bed: Bed
 
 
 async def test_a_drain_of_one_that_is_to_be_removed_is_another_order_once(bed: Bed) -> None:
-    """From then on it drains on, should it not be removed after all."""
+    """From then on the instance is drained even if it is not removed after all."""
     (going,) = (await bed.scale(change=-1)).draining
     found = [await bed.drain(going.instance_id, dry_run=dry) for dry in (True, False, True, False)]
     assert [each.changes for each in found] == [True, True, False, False]
@@ -308,7 +308,8 @@ async def test_several_of_one_command_are_checked_and_planned_together(bed: Bed)
 
 
 async def test_the_revision_of_a_report_is_the_one_that_was_left(bed: Bed) -> None:
-    """What others change while the frontends are asked is told to who goes on from there."""
+    """A client that goes on from the report is told what others change while the frontends are
+    asked."""
     ask = bed.controller.drain_forecasts.of
 
     async def meanwhile(*args: Any) -> Any:
@@ -323,7 +324,7 @@ async def test_the_revision_of_a_report_is_the_one_that_was_left(bed: Bed) -> No
 
 
 async def test_frontends_that_say_nothing_are_waited_for_once(bed: Bed) -> None:
-    """Else steering many instances takes longer than a client waits."""
+    """Otherwise steering many instances would take longer than a client waits."""
     at_once, most = 0, 0
     ask = bed.controller.drain_forecasts.of
 
@@ -370,7 +371,7 @@ async def test_undrain_takes_it_back(bed: Bed) -> None:
 
 
 async def test_a_dry_run_of_undrain_does_not_keep_others_waiting(bed: Bed) -> None:
-    """Though the frontends, which it asks, say nothing for a while."""
+    """Although the frontends, which it asks, do not answer for a while."""
     await bed.drain()
     ask, asked = bed.controller.drain_forecasts.of, asyncio.Event()
 
@@ -422,7 +423,7 @@ async def test_scale_out_and_in(bed: Bed) -> None:
 
 
 async def test_one_that_could_not_be_launched_yet_is_starting(bed: Bed) -> None:
-    """Who waits for it is not told that there is none."""
+    """A client that waits for the instance must not be told that it does not exist."""
     launch = bed.cluster.launcher.launch_instance
 
     def fails(_instance_id: str) -> None:
@@ -463,7 +464,7 @@ async def test_a_scale_to_what_is_planned_changes_nothing(bed: Bed) -> None:
 
 
 async def test_a_scale_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
-    """Also with the revision that was looked at, which the first one counted up."""
+    """Also with the earlier revision, which the first call increased."""
     for target, agreed in ((4, ()), (2, ("i-2", "i-3"))):
         revision = bed.revision
         order = {"target": target, "draining": agreed, "if_revision": revision}
@@ -496,7 +497,7 @@ async def test_those_that_were_agreed_to_go_and_no_others(bed: Bed) -> None:
 
 
 async def test_what_is_on_the_record_is_what_is_done(bed: Bed) -> None:
-    """Though another instance has the fewest requests by then."""
+    """Although another instance has the fewest requests by then."""
     bed.while_recording(
         "scale 3 to 2", lambda: bed.cluster.report("i-1", num_running=9, num_free_blocks=30)
     )
@@ -669,7 +670,7 @@ async def test_what_is_not_restarted(bed: Bed) -> None:
 
 
 async def test_one_that_does_not_serve_is_restarted_though_nobody_else_does(bed: Bed) -> None:
-    """It takes nothing away."""
+    """The restart takes no serving instance away."""
     for other in ("i-1", "i-2"):
         await bed.drain(other)
     bed.cluster.hello("i-0", phase="failed", incarnation=1)
@@ -687,7 +688,7 @@ async def with_key(
 
 
 async def test_an_order_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
-    """A deadline counts from the order: without a key each would be another one."""
+    """A deadline counts from the order: without a key each call would be another order."""
     first, meanwhile = await asyncio.gather(*(with_key(bed, "k", deadline_s=60) for _ in range(2)))
     again = await with_key(bed, "k", deadline_s=60)
     assert first.status_code == 200, first.text

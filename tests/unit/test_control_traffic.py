@@ -1,4 +1,4 @@
-"""A recording of the traffic on the control API: what frontends tell, as lines of one stream."""
+"""A recording of the traffic on the control API: the reports of frontends as lines of one stream."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ async def read(lines: Lines) -> TrafficBatch:
 
 
 async def told(lines: Lines) -> TrafficBatch:
-    """The next line that tells of requests."""
+    """The next line with requests."""
     while not (batch := await read(lines)).requests:
         pass
     return batch
@@ -110,7 +110,7 @@ async def test_what_frontends_tell_comes_line_by_line(both: Both) -> None:
 
 
 async def test_it_is_asked_for_again_and_again_until_its_reader_leaves(both: Both) -> None:
-    """A frontend that was started again hears of it too."""
+    """A restarted frontend hears of the recording too."""
     own, client = both
     relay = own.cluster.controller.traffic
     async with recording(client):

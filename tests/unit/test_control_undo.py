@@ -1,4 +1,4 @@
-"""`llumctl undo` and the control API's list of operations: what is taken back, and what is not."""
+"""`llumctl undo` and the control API's list of operations: what can be taken back, and what cannot."""
 
 import asyncio
 import io
@@ -80,7 +80,8 @@ async def llumctl(*arguments: str) -> int:
 
 
 async def undone(bed: Bed, capsys: Captured) -> str:
-    """What `undo` says takes the last operation back; a dry run says the same and does nothing."""
+    """The order by which `undo` says that it takes the last operation back; a dry run says the same
+    and does nothing."""
     revision = bed.controller.keeper.spec.revision
     assert await llumctl("undo", "--dry-run", "-o", "json") == 10
     assert bed.controller.keeper.spec.revision == revision
@@ -132,7 +133,7 @@ async def test_it_asks_before_instances_go(
     orders: list[tuple[str, dict[str, Any]]],
     question: str,
 ) -> None:
-    """As `scale -2` and `drain` do, which are what takes these back."""
+    """As `scale -2` and `drain` do, which take these operations back."""
     for path, body in orders:
         await bed.posts(path, **body)
     before = bed.controller.keeper.spec
@@ -165,7 +166,8 @@ async def test_one_is_found_behind_many_others(bed: Bed) -> None:
 async def test_silent_frontends_are_waited_for_once(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an incident `undo` ran into the client's own time-out: it waited for each of the moves."""
+    """In an incident `undo` ran into the client's own timeout, because it waited for each of the
+    moves."""
     for level in ("high", "normal") * 4:
         await bed.posts("requests/r-1/priority", level=level)
     monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
@@ -273,7 +275,7 @@ async def test_the_list_is_of_this_run_and_skips_what_is_no_entry(
 
 
 async def test_of_two_who_undo_one_is_told(bed: Bed, capsys: Captured) -> None:
-    """The cluster's revision is that of the list: what was judged is what is done."""
+    """The cluster's revision is that of the list, so only what was judged is done."""
     await bed.posts("instances/i-1/drain")
     entry = (await bed.done())[0]
     assert entry.undo is not None

@@ -1,4 +1,4 @@
-"""The embedded model's folder: its tokenizer, its files, and how it comes to be."""
+"""The embedded model's folder: its tokenizer, its files, and how it is made."""
 
 import json
 import os

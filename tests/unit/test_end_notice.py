@@ -1,4 +1,4 @@
-"""SIGTERM as a notice: the first one is told, the second one does what it did before."""
+"""SIGTERM as a notice: the first signal is announced, the second one does what it did before."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from controller.adapters.ray.ray_starts import EndNotice
 
 @pytest.fixture
 def ended() -> Iterator[list[str]]:
-    """What the handler that was there before got."""
+    """Signals that reached the earlier handler."""
     found: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda *_: found.append("ended"))
     yield found

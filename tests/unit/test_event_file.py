@@ -1,4 +1,4 @@
-"""Events on disk: what a controller that starts again finds of those before it."""
+"""Events on disk: which earlier events a restarted controller finds."""
 
 import asyncio
 import stat

@@ -18,7 +18,7 @@ from controller.ports.processes import LauncherLoss
 
 
 class Machine:
-    """A clock, and who started the process that watches."""
+    """A clock, and the parent of the watching process."""
 
     now_s = 100.0
     raylet = 7
@@ -49,7 +49,7 @@ def test_a_head_that_goes_and_comes(machine: Machine) -> None:
 
 
 def test_a_raylet_that_is_gone(machine: Machine) -> None:
-    """Another process adopts its children. No process ends by itself then."""
+    """Another process adopts the raylet's children. No process ends by itself then."""
     with socket.create_server(("127.0.0.1", 0)) as head:
         watch = machine.watch(f"127.0.0.1:{head.getsockname()[1]}")
         machine.raylet = 1

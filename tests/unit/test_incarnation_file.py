@@ -1,4 +1,4 @@
-"""Incarnations on disk: what a controller that starts again finds of those given before."""
+"""Incarnations on disk: which earlier incarnations a restarted controller finds."""
 
 import logging
 import stat

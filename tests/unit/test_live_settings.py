@@ -1,4 +1,4 @@
-"""Which settings may be changed while the cluster runs, and what they become."""
+"""Which settings may be changed while the cluster runs, and the configuration that they become."""
 
 from fnmatch import fnmatchcase
 
@@ -45,7 +45,7 @@ def test_what_is_listed_is_the_tables() -> None:
 
 
 def test_the_defaults_are_those_of_what_goes_by_them() -> None:
-    """But for late binding, which is a part of its own to them."""
+    """Except for late binding, which is a separate part of the configuration."""
     plus = live_config(DEFAULTS)
     assert plus.scheduler == SchedulerConfig(policy="llumnix+", holding=HoldingConfig())
     assert live_config(changed(DEFAULTS, {"scheduler.policy": "llumnix"})) == LiveConfig()
@@ -105,7 +105,8 @@ def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines(
 
 
 def test_every_setting_of_auto_scaling_reaches_it() -> None:
-    """What two looks in a row found is acted on, and `cluster.start_timeout_s` counts here too."""
+    """The cluster acts on what two checks in a row found, and `cluster.start_timeout_s` counts here
+    too."""
     config: dict[str, SettingValue] = {
         "min_instances": 2,
         "max_instances": 9,

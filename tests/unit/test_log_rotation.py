@@ -1,4 +1,4 @@
-"""Logs stay small, whoever writes to them, and followers lose nothing by it."""
+"""Logs stay small, whichever process writes to them, and followers lose nothing by it."""
 
 import errno
 import stat

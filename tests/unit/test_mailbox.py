@@ -1,4 +1,4 @@
-"""The ZeroMQ mailbox between two in one process, and with a process that is killed."""
+"""The ZeroMQ mailbox between two users in one process, and with a process that is killed."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ Open = Callable[..., "Inbox"]
 
 @pytest.fixture(params=["open", "guarded"])
 def secret(request: pytest.FixtureRequest) -> str:
-    """All that a mailbox promises holds without a key (no secret) and with one."""
+    """Everything that a mailbox promises holds without a key (no secret) and with one."""
     return new_secret_key() if request.param == "guarded" else ""
 
 

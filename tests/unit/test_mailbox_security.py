@@ -1,4 +1,4 @@
-"""Who does not hold the cluster's key gets nothing into an inbox and does it no harm."""
+"""A sender without the cluster's key gets nothing into an inbox and does it no harm."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def inboxes() -> AsyncIterator[Open]:
 
 
 class Bare:
-    """ZeroMQ sockets as anybody may make them, in a context of their own."""
+    """Plain ZeroMQ sockets, in a context of their own."""
 
     def __init__(self) -> None:
         self._context = zmq.asyncio.Context()
@@ -82,7 +82,7 @@ async def bare() -> AsyncIterator[Bare]:
 
 
 async def answer_to(out: zmq.asyncio.Socket, address: str) -> zmq.Event:
-    """How the handshake ended of a writer that has something to say."""
+    """How the handshake of a writer that has something to send ended."""
     ends = (
         zmq.EVENT_HANDSHAKE_SUCCEEDED
         | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -100,7 +100,7 @@ async def answer_to(out: zmq.asyncio.Socket, address: str) -> zmq.Event:
 
 
 async def still_serves(inbox: Inbox, friend: Inbox) -> None:
-    """A message of the friend's arrives, and nothing but the friend's has."""
+    """A message of the friend's arrives, and no other message has arrived."""
     number = len(inbox.messages)
     friend.mailbox.send(inbox.address, b"friend %d" % number)
     await inbox.until(lambda i: len(i.messages) > number)
@@ -221,7 +221,8 @@ async def is_cut(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None:
-    """libzmq sets aside what a frame claims, and kept what came of it for 30 s."""
+    """libzmq reserves the memory that a frame claims, and kept the beginning of the frame for 30
+    s."""
     inbox, friend = inboxes(), inboxes()
     await still_serves(inbox, friend)
     for claimed in (zmq_mailbox.MAX_WIRE_BYTES + 1, 8 << 30):
@@ -411,7 +412,7 @@ def test_a_key_does_not_show_and_a_wrong_one_is_refused() -> None:
 
 
 def test_a_descriptor_that_has_become_a_files_is_not_kept() -> None:
-    """An event of a connection that was closed meanwhile names the descriptor of its successor."""
+    """The event of a connection that was closed meanwhile names the descriptor of its successor."""
     with Path(os.devnull).open() as file:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):

@@ -1,5 +1,6 @@
-"""The table of orders is whole: each row has its half in the controller, its command, and an
-inverse that there is."""
+"""The table of orders is complete: each row has its half in the controller, its command, and an
+inverse that exists.
+"""
 
 import pytest
 

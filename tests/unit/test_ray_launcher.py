@@ -13,7 +13,8 @@ NoRoom = Callable[..., str]
 
 @pytest.fixture
 def module() -> ModuleType:
-    """Imported here, as it imports Ray: at the top, each worker of the tests would take 0.4 s."""
+    """Imported here, because it imports Ray: at the top, each worker of the tests would take 0.4
+    s."""
     from controller.adapters.ray import ray_launcher
 
     return ray_launcher
@@ -73,7 +74,7 @@ def test_engine_arguments_that_changed_since_up_change_the_memory(tmp_path: Path
 def test_the_weights_of_a_hub_model_are_memory_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the time of a `scale` they are in the hub's cache."""
+    """By the time of a `scale` the weights are in the hub's cache."""
     from huggingface_hub import constants
 
     from controller.main.roles import instance_memory
@@ -94,7 +95,7 @@ def test_the_weights_of_a_hub_model_are_memory_too(
 
 
 def test_weights_of_which_nobody_knows_the_size_are_no_room(no_room: NoRoom) -> None:
-    """`scale --force` starts them all the same."""
+    """`scale --force` starts the instances nevertheless."""
     assert no_room(1, num_bytes=GIB, available=2 * GIB, unknown="m is not all here yet") == (
         "it is not known whether their weights fit into the memory: m is not all here yet"
     )

@@ -1,4 +1,4 @@
-"""The spec on disk: private, whole or not at all, and of one run of the cluster."""
+"""The spec on disk: private, written whole or not at all, and of one run of the cluster."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Members that die at their start, as real processes that are started again as Ray does it."""
+"""Members that die at their start, as real processes that are restarted as Ray does it."""
 
 import subprocess
 import sys
@@ -91,8 +91,8 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """The member's processes, each begun when the one before has ended, until one is told that it
-    is given up; how many there were before."""
+    """Runs the member's processes, each after the one before has ended, until one is told that it
+    is given up. Returns how many there were before."""
     (tmp_path / "dying_roles.py").write_text(ROLES)
 
     def run(role: str, *, most: int = 8, run: str = "r1") -> int:

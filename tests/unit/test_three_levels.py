@@ -1,4 +1,4 @@
-"""Three levels by configuration, one of a negative rank, in everything that names one."""
+"""Three levels by configuration, one with a negative rank, everywhere that levels are named."""
 
 import asyncio
 import tomllib
@@ -37,7 +37,7 @@ CONFIG = live_config(SETTINGS)
 
 
 def snapshot(instance_id: str, num_free_blocks: int, by_rank: dict[int, int]) -> InstanceSnapshot:
-    """Of 100 blocks."""
+    """With 100 blocks."""
     return InstanceSnapshot(
         instance_id,
         1,
