@@ -1,4 +1,4 @@
-"""A recording of the traffic on the control API: the reports of frontends as lines of one stream."""
+"""A recording of the traffic on the control API: frontends' reports as lines of one stream."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`llumctl undo` and the control API's list of operations: what can be taken back, and what cannot."""
+"""`llumctl undo` and the control API's list of operations: what can be undone and what cannot."""
 
 import asyncio
 import io
