@@ -1,4 +1,4 @@
-"""A dispatch decision by asking every instance: what the score board's must come to."""
+"""A dispatch decision made by asking every instance; the score board must decide the same."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,8 @@ def choose(
     levels: Sequence[Level],
     last: str | None = None,
 ) -> Choice | None:
-    """`choose_for` a request of which only the level is known, after the choice of `last`."""
+    """`choose_for` a request with this level, after the choice of `last`; nothing else of it is
+    known."""
     history = History()
     history.last = last
     request = DispatchRequested("r", "f-0", 160, level.rank, 0.0)
@@ -49,8 +50,8 @@ def choose_for(
 ) -> Choice | None:
     """The instance for a new request; None if none may take it.
 
-    Draining instances are left out here, whatever the policy; that an instance is alive and
-    reporting is for the caller to know.
+    Draining instances are left out for every policy. The caller must know that the instances are
+    alive and report.
     """
     scores = {
         candidate.snapshot.instance_id: policy.score(

@@ -1,4 +1,5 @@
-"""What is put on record of requests that wait at the controller or are refused, and how rarely."""
+"""Which events are recorded of requests that wait at the controller or are refused, and how
+rarely."""
 
 import random
 from collections.abc import Iterator

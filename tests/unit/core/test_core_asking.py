@@ -1,5 +1,5 @@
-"""How a frontend asks where its requests go: histories in any order, with a controller that
-answers, holds, is silent, or is another one. What single events do is tested by
+"""How a frontend asks where its requests go: random histories, with a controller that answers, lets
+requests wait, is silent, or is replaced by another one. Single events are tested by
 `tests/unit/runtime/test_router.py` and `test_late_binding_frontend.py`."""
 
 import random

@@ -1,4 +1,4 @@
-"""Targets for TTFT and TPOT: the estimate for another number of instances, and what follows."""
+"""Targets for TTFT and TPOT: the estimate for another number of instances, and the decision."""
 
 from dataclasses import replace
 from typing import Any

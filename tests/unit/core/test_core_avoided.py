@@ -1,4 +1,4 @@
-"""Who is avoided for a while; destinations that failed, first of all."""
+"""What is avoided for a while, above all destinations that failed."""
 
 from controller.core.emptying.openness import Avoided, Cooling
 

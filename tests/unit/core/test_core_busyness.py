@@ -1,4 +1,4 @@
-"""Instances that compute though no request is there."""
+"""Instances that compute without a request."""
 
 from controller.core.fleet.liveness import (
     BUSY_CORES,

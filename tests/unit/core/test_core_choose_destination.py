@@ -1,4 +1,4 @@
-"""Which instance a request moves to, among any."""
+"""Which one of any instances a request moves to."""
 
 from dataclasses import replace
 

@@ -39,7 +39,7 @@ deeds = st.lists(st.tuples(st.sampled_from(WEAKEST_FIRST), st.booleans(), st.int
 def test_in_any_order_the_strongest_of_those_that_stand_is_in_force(
     deeds: list[tuple[Claim, bool, int]],
 ) -> None:
-    """Beside a plain table of what stands."""
+    """Compared with a plain table of the claims."""
     claims: Claims | None = None
     stands: dict[type[Claim], Claim] = {}
     drain_id = ""

@@ -224,7 +224,7 @@ def test_a_plan_never_takes_more_than_there_is(
 def test_who_stays_would_not_have_fitted_alone(
     requests: list[Candidate], others: list[InstanceSnapshot]
 ) -> None:
-    """Nobody is left behind for whom there is room when all others are placed."""
+    """No request is left behind if there is room for it when all others are placed."""
     planned = planned_departures(requests, others, THREE_LEVELS)
     left = {s.instance_id: s.arrivable_blocks for s in others if not s.draining}
     for each in planned:

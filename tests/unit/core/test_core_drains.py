@@ -1,5 +1,6 @@
-"""Drains as a machine: claims made and taken back in any order, while requests leave, processes die
-and come back, disks are full and controllers start again. It is checked after each event."""
+"""The machine of drains: claims are made and taken back in any order, while requests leave,
+processes die and come back, disks are full and controllers start again. It is checked after each
+event."""
 
 import random
 from collections.abc import Callable
@@ -364,7 +365,7 @@ def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
 
 
 def test_a_deadline_that_passes_while_the_next_process_starts_is_none() -> None:
-    """Also where nobody has answered yet that the instance is empty."""
+    """Even if no frontend has answered yet that the instance is empty."""
     world = empty_world()
     known = ("op-1", world.now_s, world.now_s + 5.0, "abort")
     world.claim("i-0", Restart(*known, nonce="n-0", at_once=True))

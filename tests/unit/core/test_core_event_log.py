@@ -1,4 +1,4 @@
-"""The event log: positions, what is forgotten, and that readers hear of it."""
+"""The event log: positions, which events are forgotten, and that readers are told of that."""
 
 import pytest
 from hypothesis import given

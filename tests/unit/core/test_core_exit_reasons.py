@@ -1,4 +1,4 @@
-"""Why requests leave an instance, in words to count by."""
+"""Why requests leave an instance, in the words by which metrics count."""
 
 from dataclasses import replace
 

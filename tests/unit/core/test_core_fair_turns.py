@@ -1,4 +1,4 @@
-"""Fair between API keys of one rank, where requests are held."""
+"""Fair turns between the API keys of one rank while requests wait."""
 
 from collections import Counter
 
@@ -164,9 +164,9 @@ def test_without_keys_they_go_by_arrival() -> None:
 
 @given(st.data())
 def test_the_bound_on_overtaking_holds_with_keys(data: st.DataObject) -> None:
-    """The first of the highest rank that waits stays the first until it goes or a higher rank
-    comes, and an instance is kept for it: so it waits for what runs there, whatever its key was
-    served."""
+    """The first waiting request of the highest rank stays the first until it goes or a higher rank
+    comes, and an instance is reserved for it. So it waits for the requests that run there, however
+    much its key was served."""
     to = _scheduler(reserved_share=data.draw(st.sampled_from([0.0, 1.0])))
     seen, first = 0, None
     for number in range(data.draw(st.integers(1, 25))):

@@ -1,4 +1,4 @@
-"""A drain's plan beside what moves: in 1,000 seeded clusters the controller's pairing and the
+"""A drain's plan compared with the moves: in 1,000 seeded clusters the controller's pairing and the
 machine at the source empty an instance in virtual time, and each request goes where the plan says.
 
 The instances are lists of requests, counted anew in each round; a move takes a round, and nothing

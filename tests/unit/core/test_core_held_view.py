@@ -1,4 +1,5 @@
-"""What people see of the requests that the controller holds: place, reason, who may go ahead."""
+"""What people see of the requests that wait at the controller: the place, the reason, and which
+requests may go ahead."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Late binding: who waits at the controller, who goes ahead, and for whom room is made."""
+"""Late binding: which requests wait at the controller, which go ahead, and for which room is
+made."""
 
 from dataclasses import replace
 
@@ -291,7 +292,7 @@ def test_a_request_lacks_no_more_than_an_idle_instance_would_have_free(
 
 
 def test_few_requests_wait_on_an_instance_at_once() -> None:
-    """What is sent there next waits behind them, and the memory may be gone by then."""
+    """Requests that are sent there next wait behind them, and the memory may be gone by then."""
     idle = InstanceSnapshot("i-0", 1, 16, 100, 100)
     assert Room.of(idle, 0).num_places == MAX_QUEUED
     assert Room.of(replace(idle, num_running=50), 0).num_places == MAX_QUEUED
@@ -453,7 +454,7 @@ def test_else_room_is_made_for_it() -> None:
 
 
 def test_room_is_made_for_a_head_beside_what_prefills_still_take() -> None:
-    """Else they would take what was freed for it, and evict."""
+    """Otherwise they would take the blocks that were freed for it, and evict."""
     filling = replace(snapshot("a", 5, head=70), fill_blocks=4)
     assert helped(waiting(), filling, snapshot("b", 30), snapshot("c", 50)) == [
         MakeRoom("a", "head-a", 0, 69, {"b": 30, "c": 50})

@@ -1,4 +1,4 @@
-"""A status that leaves no more room than before starts no search, and that changes no decision."""
+"""A status that leaves no more room than before starts no search, and decisions stay the same."""
 
 import random
 from unittest import mock

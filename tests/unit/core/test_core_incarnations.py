@@ -1,5 +1,5 @@
-"""No two processes of a member are the same incarnation, whatever order they are heard in, and
-whichever controller hears them."""
+"""No two processes of a member are the same incarnation, in whatever order and by whichever
+controller they are heard."""
 
 import random
 
@@ -17,8 +17,8 @@ from controller.core.fleet.incarnations import (
 
 
 class World:
-    """Processes of one member, of which several may live, and a controller that may start afresh.
-    What it keeps on disk is kept before anybody is told."""
+    """Processes of one member, of which several may be alive, and a controller that may start anew.
+    What it stores on disk is stored before anybody is told."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -1,5 +1,5 @@
-"""Who is asked for its status, whose silence is put on record, and who is fenced: rule by rule, and
-in clusters whose instances hang, come back and fall silent together, by a seed."""
+"""Which instances are asked for their status, whose silence is recorded, and which are fenced: rule
+by rule, and in seeded clusters whose instances hang, come back and fall silent together."""
 
 import random
 from dataclasses import replace

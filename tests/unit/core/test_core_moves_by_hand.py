@@ -1,4 +1,4 @@
-"""Moves by hand: at most so many at an instance, each in its turn, and whatever happens, an end."""
+"""Moves by hand: an instance has at most so many, each comes in its turn, and each one ends."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""One state of an instance: dispatch, rounds, moves by hand and statuses cannot differ about it."""
+"""An instance has one state, so dispatch, rounds, moves by hand and statuses cannot disagree about
+it."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Requests that a controller held when it died: each goes once, in order, at a bounded rate."""
+"""Requests that waited at a controller that died: each goes once, in order, at a bounded rate."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

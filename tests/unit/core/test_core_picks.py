@@ -1,4 +1,4 @@
-"""The pick that goes by prompts, and what is remembered of them."""
+"""The pick that depends on prompts, and what is remembered of prompts."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Hashes of prompts' beginnings: equal where the tokens are, and under the same key only."""
+"""Hashes of prompts' beginnings: equal where the tokens are equal, and only under the same key."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Whoever owns a request in the end has its last rank, whatever was lost, doubled or late."""
+"""The last owner of a request has its last rank, whatever messages were lost, doubled or late."""
 
 import random
 

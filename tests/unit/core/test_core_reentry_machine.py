@@ -1,5 +1,5 @@
-"""Requests that come to an instance again: histories in any order. What a real instance does with
-single ones, `tests/unit/runtime/test_reentries.py` says."""
+"""Requests that come to an instance again: random histories. `tests/unit/runtime/test_reentries.py`
+tests what a real instance does with single requests."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The one check whether a request may leave its instance now, and who asks it of many."""
+"""The one check whether a request may leave its instance now, and its use for many requests."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Lost requests, as the cluster counts them from what frontends and the controller tell."""
+"""Lost requests, as the cluster counts them from the reports of frontends and the controller."""
 
 from collections.abc import Mapping
 

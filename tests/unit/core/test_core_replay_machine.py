@@ -1,5 +1,5 @@
 """What a frontend does with requests whose instance is gone: every state and event of the machine,
-then histories in any order."""
+then random histories."""
 
 import random
 from collections.abc import Iterator
@@ -245,7 +245,7 @@ class Live:
 
 
 class History:
-    """A frontend that does what it is told, while everything happens in any order."""
+    """A frontend that carries out its instructions, while events come in any order."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

@@ -24,7 +24,7 @@ AT_ONCE = Restart("d", 1.0, nonce="old", at_once=True)
 def test_the_old_process_ends_once_it_may(
     claim: Restart, is_empty: bool, step: RestartStep, serving: bool
 ) -> None:
-    """Also one that hangs or could not start: it is alive, and does not serve."""
+    """Also a process that hangs or could not start: it is alive and does not serve."""
     process = InstanceProcess("old", alive=True, serving=serving, failed=not serving)
     assert restart_step(claim, process, is_empty=is_empty) is step
 

@@ -1,4 +1,5 @@
-"""A rolling restart's steps: who is next, when it is over, what one failure does to the rest."""
+"""The steps of a rolling restart: which instance is next, when it is over, and what a failure
+does."""
 
 from dataclasses import dataclass, field, replace
 
@@ -61,8 +62,8 @@ def test_the_first_begins_at_once_and_the_second_waits_for_it() -> None:
 
 
 def test_one_that_is_restarted_already_waits_for_that() -> None:
-    """Its process of now is the next one, and the claim names the one before: the turn would be
-    taken for one that was taken back."""
+    """Its present process is the next one, and the claim names the one before; the restart would be
+    mistaken for one that was taken back."""
     loading = InstanceNow("i-0", "new", restarts="old")
     step = rolling_step(ORDER, [loading, *THREE[1:]], 100.0)
     assert "i-0" not in step.begins
@@ -167,7 +168,7 @@ def test_as_many_go_at_once_as_the_others_have_room_for() -> None:
 
 @dataclass
 class World:
-    """Instances that do what they are told, sooner or later, or fail."""
+    """Instances that do sooner or later what they are told, or fail."""
 
     order: RollingOrder
     now: dict[str, InstanceNow]

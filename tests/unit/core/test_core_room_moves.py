@@ -1,4 +1,4 @@
-"""Who leaves an instance that is to make room: rules that live and simulated instances share."""
+"""Which requests leave an instance to make room: rules that live and simulated instances share."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The machine of the rounds, under whatever happens to a cluster that the test plays."""
+"""The machine of the rounds, with random events in a cluster that the test plays."""
 
 import random
 from collections.abc import Callable, Collection, Sequence

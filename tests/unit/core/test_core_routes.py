@@ -1,5 +1,5 @@
-"""Where a frontend's requests run, in any order of what it hears: messages are lost, doubled and
-late, requests move meanwhile, instances die and clients leave."""
+"""Where a frontend's requests run, with messages in any order: they are lost, doubled and late,
+requests move meanwhile, instances die and clients leave."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -39,8 +39,8 @@ class Instance:
 
 
 class World:
-    """Instances that do not agree with each other at all, and a frontend that does what it is
-    told."""
+    """Instances that contradict each other in every way, and a frontend that carries out its
+    instructions."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -359,7 +359,8 @@ def test_one_that_was_given_up_may_come_back_in_a_later_attempt() -> None:
 
 
 def test_a_source_that_is_told_to_stop_a_lost_request_does_not_bring_it_back() -> None:
-    """It resumes before it hears that, and its token came first: then nobody had the request."""
+    """It resumes before it hears that, and its token came first, when no instance had the
+    request."""
     machine = Routes(World(0))
     machine.handle(kept("r"), 0.0)
     machine.handle(routes.Sent("r", I0, 10), 0.0)

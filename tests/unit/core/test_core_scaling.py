@@ -1,4 +1,4 @@
-"""Which instances come and which go."""
+"""Which instances are added and which are removed."""
 
 from dataclasses import replace
 from typing import Any

@@ -303,7 +303,7 @@ def test_a_request_held_too_long_is_answered() -> None:
 
 
 def test_a_held_request_that_is_asked_for_with_another_rank_goes_by_that() -> None:
-    """It keeps its place in time: nobody waits longer by a change of priority."""
+    """The request keeps its place in time, so a change of priority makes no request wait longer."""
     scheduler = _scheduler()
     _feed(scheduler, 0.0, *(request(f"r{i}", arrival=i) for i in range(3)))
     _feed(scheduler, 29.0, request("r2", rank=1, arrival=2), request("r0", rank=-1, arrival=0))

@@ -208,7 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(instance_id=IDS)
     def comes_to_serve(self, instance_id: str) -> None:
-        """All that it takes in one step: else few would within so many."""
+        """All that this takes in one step; otherwise few histories would get so far."""
         known = self.instances.get(instance_id)
         incarnation = 1 if known is None else known.incarnation + 1
         self.instance_starts(instance_id, incarnation)

@@ -1,4 +1,4 @@
-"""What the scheduler keeps between decisions changes no decision."""
+"""What the scheduler stores between decisions changes no decision."""
 
 from dataclasses import replace
 from unittest import mock

@@ -1,4 +1,4 @@
-"""Which held request is refused when one too many is held, and what it is told."""
+"""Which waiting request is refused when too many wait, and what its client is told."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -21,7 +21,7 @@ def test_at_most_so_many_samples() -> None:
 
 
 def test_the_count_knows_no_limit_of_samples() -> None:
-    """200 requests a second, of which a percentile looks at the last 4,096."""
+    """200 requests a second; a percentile looks at the last 4,096 of them."""
     windows = LatencyWindows[str]()
     for number in range(200 * 90):
         windows.add(number / 200, 0.5, "normal")

@@ -1,4 +1,4 @@
-"""Virtual usage request by request, as in the paper: what an instance's must add up to."""
+"""Virtual usage request by request, as in the paper; an instance's usage must be the sum."""
 
 from collections.abc import Sequence
 

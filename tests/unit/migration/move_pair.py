@@ -1,7 +1,8 @@
-"""One move between two instances, step by step: the machines, and the least around them.
+"""One move between two instances, step by step: the machines, with as little as possible around
+them.
 
-What a shell would do is done here on a few counters, in the order in which it came up; so a test
-goes to any point of a move, lets something go wrong there and sees how it all ends.
+What a runner would do is done here on a few counters, in order. So a test goes to any point of a
+move, lets something go wrong there and sees how everything ends.
 """
 
 from collections import deque

@@ -1,9 +1,9 @@
-"""An engine in counters, quick enough for thousands of histories: block ids, what is written in
-each block, tokens that follow from all tokens before them.
+"""An engine made of counters, quick enough for thousands of histories: block ids, the content of
+each block, and tokens that follow from all tokens before them.
 
-A token's value is made of the one before it and, for an unseeded request, of the engine that
-drew it. So two engines that both go on with a request say different things, and a mixture of
-them does not hang together; nor does a copy of the wrong bytes.
+A token's value depends on the token before it and, for an unseeded request, on the engine that drew
+it. So if two engines both go on with a request, their outputs differ, and a mixture of them is
+noticed; so is a copy of the wrong bytes.
 """
 
 from collections import Counter
@@ -92,7 +92,7 @@ class Output:
 
 
 class EngineError(AssertionError):
-    """An engine would crash, or compute rubbish, for what it was asked to do."""
+    """The engine was asked for something that would make a real one crash or compute rubbish."""
 
 
 class SimulatedEngine:

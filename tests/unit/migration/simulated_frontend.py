@@ -1,5 +1,5 @@
-"""A frontend of the simulation: one client per request, and what each of them read. It runs the
-machines that a real frontend runs; here are its messages and its clients."""
+"""A frontend of the simulation: one client for each request, and what each client has read. It runs
+the machines that a real frontend runs; this module has its messages and its clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -213,7 +213,7 @@ class Frontend:
             self._take(replay.Over(request_id))
 
     def tick(self) -> None:
-        """Asks again for what is missing, and for who owns what."""
+        """Asks again for missing tokens and owners."""
         for request_id, time_s in sorted(self._wakes.items()):
             if time_s <= self.now_s:
                 del self._wakes[request_id]

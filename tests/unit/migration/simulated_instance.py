@@ -1,7 +1,8 @@
-"""An instance of the simulation: an engine, and a shell that does what its machines ask for.
+"""An instance of the simulation: an engine, and a runner that carries out what its machines
+instruct.
 
-Engine work queues up and is done between two steps; what comes of it is heard of later, in
-order, and messages may come in between. The engine may hang while the loop beside it lives.
+Work for the engine queues up and is done between two steps. Its results are heard of later, in
+order, and messages may come in between. The engine may hang while the event loop goes on.
 """
 
 from collections import deque
@@ -153,7 +154,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
         self._work.append((work, then))
 
     def engine_turn(self) -> None:
-        """All that was asked for, and a step; nobody hears of it yet."""
+        """Does all that was asked for, and a step; the results are not heard of yet."""
         if not self.is_serving or self.now_s < self.hangs_until_s:
             return
         while self._work:
@@ -429,7 +430,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
     # -- who is gone ---------------------------------------------------------------------
 
     def address_lost(self, address: str) -> None:
-        """A peer is gone. If it was a frontend, nobody reads its requests' tokens."""
+        """A peer is gone. If it was a frontend, nobody reads the tokens of its requests."""
         self._peer_lost(lambda peer: peer.address == address)
         for arriving in list(self.incoming.values()):
             if arriving.arriving.frontend == address:
@@ -488,8 +489,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
         self._client_left(request_id, FIRST_EPOCH if live is None else live.epoch)
 
     def _client_left(self, request_id: str, epoch: Epoch) -> None:
-        """One that is not here any more is followed to where it went last, if it went in that hop
-        or later: else it would be followed in a circle."""
+        """A request that is not here any more is followed to where it went last, if it went in that
+        hop or later; otherwise it would be followed in a circle."""
         if move := self.under_way(request_id) or self.last_away(request_id, epoch):
             move.handle(src.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):

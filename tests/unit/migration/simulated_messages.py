@@ -1,4 +1,4 @@
-"""What the simulated processes say to each other, and the network as they see it."""
+"""The messages of the simulated processes, and the network as the processes see it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The two ends of a move in the simulation: what the machines ask for is done here. Work of the
+"""The two ends of a move in the simulation: carries out what their machines instruct. Work for the
 engine queues up at its instance (`simulated_instance`).
 """
 

@@ -1,4 +1,5 @@
-"""Live migration under faults, cell by cell: who dies, and when (test_fault_cells_table)."""
+"""Live migration under faults, cell by cell: which process dies, and when
+(test_fault_cells_table)."""
 
 import pytest
 
@@ -270,7 +271,7 @@ def test_destination_out_of_blocks__commit_in_doubt__no_such_event_while_it_is_a
 
 
 def test_destination_out_of_blocks__committed__is_the_engines_business() -> None:
-    """It evicts somebody there; the move is over and hears nothing of it."""
+    """It evicts a request there; the move is over and hears nothing of it."""
     pair = at("committed", "committed")
     pair.no_blocks_from_stage = 0
     pair.evict()

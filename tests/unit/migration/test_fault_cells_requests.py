@@ -1,4 +1,4 @@
-"""Live migration under faults, cell by cell: what becomes of the request, or of the wish to move
+"""Live migration under faults, cell by cell: what happens to the request, or to the order to move
 it (test_fault_cells_table)."""
 
 import pytest
@@ -42,7 +42,7 @@ def test_request_finishes__copying__ended_and_abort(position: str) -> None:
 
 
 def test_request_finishes__suspended__ended() -> None:
-    """It does not decode, so somebody must have ended it."""
+    """The request does not decode, so it must have been ended."""
     pair = _finished_at("suspended", "suspended")
     assert CancelCopy() in pair.source_did
 
@@ -235,7 +235,8 @@ def test_priority_changed__committed__forwarded() -> None:
 
 
 def test_priority_changed__committed__the_last_of_several_stays() -> None:
-    """Each way may lose and double; an answer to the first change is none to the second."""
+    """Messages may get lost or doubled both ways; an answer to the first change does not answer the
+    second."""
     pair = at("committed", "committed")
     pair.doubles = lambda message: message.verb in (Verb.PRIORITY, Verb.PRIORITY_SET)
     pair.tell_source(src.PriorityChanged(3))

@@ -1,5 +1,5 @@
-"""What went wrong in an earlier public implementation, put back piece by piece: the checks of the
-simulation must find each of them, and find nothing without them.
+"""Defects of an earlier public implementation, put back one by one: the checks of the simulation
+must find each of them, and must find nothing without them.
 
     a COMMIT that timed out put the request back in the batch, while the destination had it
     a watchdog freed the blocks of a move, but not its slot

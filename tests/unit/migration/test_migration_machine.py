@@ -1,8 +1,8 @@
-"""The simulated cluster in the hands of Hypothesis, which chooses each message's fate and shrinks
-what goes wrong to a few steps.
+"""The simulated cluster driven by Hypothesis, which chooses each message's fate and shrinks
+failures to a few steps.
 
-Here nothing happens by itself: messages, bytes and deaths wait until a rule lets them happen, in
-whatever order, twice, or never. What goes between an instance and the frontend is a stream.
+Nothing happens here by itself: messages, bytes and deaths wait until a rule lets them happen, in
+any order, twice, or never. Messages between an instance and the frontend are a stream.
 """
 
 from collections import deque

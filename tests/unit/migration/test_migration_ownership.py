@@ -1,4 +1,4 @@
-"""What a frontend knows of one request's owner, where the order of what it hears matters."""
+"""What a frontend knows of one request's owner, where the order of its messages matters."""
 
 import pytest
 

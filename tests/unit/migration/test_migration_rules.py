@@ -1,8 +1,8 @@
-"""Every state with every event: both machines walked through all that can happen to them.
+"""Every state with every event: both machines are led through all that can happen to them.
 
-From the beginning on each event is tried in each situation found so far (a state, and all that
-the machine remembers but the times), until nothing new comes. So what is asserted here is
-asserted of every situation that there is, up to two stages and two changes of priority.
+From the beginning on, each event is tried in each situation found so far (a state, and all that the
+machine remembers except the times), until no new situation is found. So the assertions hold in
+every possible situation, up to two stages and two changes of priority.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -212,7 +212,8 @@ def test_what_is_ignored_leaves_no_instruction(machine: Machine) -> None:
 
 @each_machine
 def test_nothing_that_comes_late_touches_the_engine(machine: Machine) -> None:
-    """When a move is over only words are left to say, but at the one that owns the request."""
+    """When a move is over, only messages are left to send, except at the side that owns the
+    request."""
     words = (Say, src.TellLost, dst.TellFrontend)
     for state, trigger, _, instructions in _each_step(machine.walk()):
         if state in machine.over and state is not DestinationState.COMMITTED:
@@ -220,7 +221,7 @@ def test_nothing_that_comes_late_touches_the_engine(machine: Machine) -> None:
 
 
 def test_who_may_decode_it_is_decided_by_the_last_rule_before_the_end() -> None:
-    """Suspended requests are resumed, released or ended, once; others are none of these."""
+    """A suspended request is resumed, released or ended once; other requests never are."""
     stopped = (SourceState.SUSPENDED, *src.IN_DOUBT)
     for state, _, to, instructions in _each_step(_source_walk()):
         kinds = [type(each) for each in instructions]

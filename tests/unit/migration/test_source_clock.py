@@ -1,4 +1,4 @@
-"""What the source waits for, for how long, and whose fault it is that it waited in vain."""
+"""What the source waits for, for how long, and which side is at fault when it waited in vain."""
 
 from dataclasses import replace
 from unittest import mock

@@ -1,4 +1,4 @@
-"""What moves do to an engine model, rule by rule; the machine beside this does everything."""
+"""What moves do to an engine model, rule by rule; `test_model_moves_machine` tries everything."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace

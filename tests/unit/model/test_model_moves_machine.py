@@ -1,4 +1,4 @@
-"""Whatever two engine models do to each other's requests: every request gets its tokens once."""
+"""Whatever two engine models do with each other's requests, every request gets its tokens once."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Whatever is asked of an engine model: its books are right, and every request ends."""
+"""Whatever an engine model is asked for, its counts are right and every request ends."""
 
 from dataclasses import dataclass, replace
 

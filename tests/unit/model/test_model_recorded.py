@@ -1,6 +1,6 @@
 """The engine model repeats what vLLM's scheduler decided when it was recorded.
 
-That the recording is still true of the installed vLLM is tests/contract's business.
+tests/contract checks that the recording still holds for the installed vLLM.
 """
 
 import json

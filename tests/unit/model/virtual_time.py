@@ -1,4 +1,4 @@
-"""Requests through one engine model in virtual time: what each of them would have seen."""
+"""Requests run by one engine model in virtual time, and what each of them sees."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -99,7 +99,7 @@ class Bed:
         return told.dispatch
 
     def restart_controller(self) -> None:
-        """A new process at the same address, which finds what was kept."""
+        """A new process at the same address, which finds what was stored."""
         self.task.cancel()
         self.network.lose(HERE)
         self.keeper = SpecKeeper(self.keeper.spec)

@@ -223,7 +223,7 @@ class FakeMailbox:
 
 
 class FakePeer:
-    """A process of which the test speaks the lines."""
+    """A process whose messages the test sends."""
 
     def __init__(self, mailbox: FakeMailbox) -> None:
         self.mailbox = mailbox

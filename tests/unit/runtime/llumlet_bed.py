@@ -76,7 +76,7 @@ class Bed:
         frontend.send(HERE, add, [bytes(frame) for frame in frames])
 
     async def taken_in(self, num_live_reqs: int) -> None:
-        """Told by the event loop, whatever the engine thread does."""
+        """As the event loop says, whatever the engine's thread does."""
         self.controller.inbox.clear()
         await self.controller.receive(Hello, lambda h: h.num_live_reqs == num_live_reqs)
 

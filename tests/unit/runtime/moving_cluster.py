@@ -160,7 +160,7 @@ class MovingCluster:
         await self.until(lambda: self.record(request_id).state is RequestState.EVICTED)
 
     async def more(self, request_id: str, num_tokens: int, instance: Instance) -> None:
-        """Exactly so many steps. Only where nothing but this request runs."""
+        """Takes exactly so many steps; to be used only while no other request runs."""
         goal = len(self.frontend.tokens[request_id]) + num_tokens
         instance.engine.allow(num_tokens)
         await self.until(lambda: len(self.frontend.tokens[request_id]) >= goal)

@@ -47,7 +47,7 @@ class Told:
 
 
 class Bed:
-    """Without replays, unless a test wants them: what is lost shows as failed."""
+    """Without replays, unless a test wants them, so that lost requests show as failed."""
 
     def __init__(self, network: FakeNetwork, max_replays: int = 0) -> None:
         self.network = network

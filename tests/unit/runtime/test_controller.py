@@ -192,7 +192,7 @@ async def test_a_death_is_announced_to_every_frontend_once(network: FakeNetwork)
 
 @virtual_time
 async def test_a_death_is_announced_to_the_other_instances(network: FakeNetwork) -> None:
-    """They wait no longer for what they move to or from it."""
+    """They do not wait any more for moves to the instance or from it."""
     bed = Bed(network, num_instances=3)
     await bed.serve()
     network.lose("mem://i-0")

@@ -1,5 +1,5 @@
-"""A llumlet that is told to drain: nothing moves in, what is there and what still comes is served,
-and its statuses say so."""
+"""A llumlet that is told to drain: no request moves in, requests that are there or still come are
+served, and its statuses say that it drains."""
 
 from controller.core.migration.refusals import MoveRefusal
 from controller.runtime.messages.members import DrainSet, StatusPull

@@ -280,7 +280,7 @@ async def test_an_instance_that_dies_while_it_drains_comes_back_draining(
 
 @virtual_time
 async def test_whoever_begins_to_serve_is_told_whether_it_drains(network: FakeNetwork) -> None:
-    """One that was drained by a controller whose wishes were lost serves again."""
+    """An instance that was drained by a controller whose spec was lost serves again."""
     bed = SteeringBed(network)
     await bed.joins("i-1")
     assert bed.peers["i-1"].received(DrainSet) == [DrainSet(False)]

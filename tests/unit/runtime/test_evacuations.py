@@ -1,4 +1,5 @@
-"""Evacuations at the controller: an instance goes at its moment, empty or not, and stays away."""
+"""Evacuations at the controller: an instance is removed at its moment, empty or not, and for
+good."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""What the watch of the fleet takes from statuses, and how an instance measures its CPU time."""
+"""What the watch over the instances takes from statuses, and how an instance measures its CPU
+time."""
 
 from dataclasses import replace
 

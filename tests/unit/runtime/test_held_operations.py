@@ -1,8 +1,8 @@
-"""What operators and clients do to requests that the controller holds: a real controller, a real
-frontend, and llumlets with engine threads of 64 blocks each.
+"""What operators and clients do to requests that wait at the controller: with a real controller, a
+real frontend, and llumlets with engine threads of 64 blocks each.
 
-i-0 and i-1 run two requests of 24 blocks each, so 16 are free on each, and r0 to r3, of 20 blocks
-each, are held. Nothing goes on until the test says so."""
+i-0 and i-1 run two requests of 24 blocks each, so 16 blocks are free on each, and r0 to r3, of 20
+blocks each, wait. No step is taken until the test says so."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""An incarnation is given once, though controllers die too."""
+"""An incarnation is given only once, even if controllers die too."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""A frontend whose requests are held for want of room, on virtual time: each instance has room for
-one more request of 160 tokens."""
+"""A frontend whose requests wait for room, on virtual time: each instance has room for one more
+request of 160 tokens."""
 
 import asyncio
 from dataclasses import replace

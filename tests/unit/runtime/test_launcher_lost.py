@@ -1,4 +1,4 @@
-"""A controller whose launcher can start and end no process any more."""
+"""A controller whose launcher cannot start or end processes any more."""
 
 import asyncio
 from dataclasses import replace

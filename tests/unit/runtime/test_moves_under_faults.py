@@ -1,7 +1,8 @@
-"""A move is stopped in each of its phases, and there somebody leaves, dies, or is done.
+"""A move is stopped in each of its phases, and there a client leaves, a process dies, or a request
+ends.
 
-The phases are told apart by the state of the machine on either side; what holds a move there is
-the transfer, an engine's thread or a message that is under way.
+The state of the machine on either side tells the phases apart. A move is held in a phase by the
+transfer, an engine's thread or a message that is under way.
 """
 
 from collections.abc import Awaitable, Callable
@@ -203,7 +204,7 @@ async def test_the_frontend_dies(moving: MovingCluster, hold: Hold) -> None:
 async def test_the_destination_alone_hears_that_the_frontend_is_gone(
     moving: MovingCluster, hold: Hold
 ) -> None:
-    """It gives back what it holds, though the source says nothing."""
+    """The destination frees what it holds, even if the source says nothing."""
     await moving.stream()
     phase = await hold(moving)
     moving.b.llumlet.serving.address_lost("mem://f-0")

@@ -1,5 +1,5 @@
-"""An operator ends a live request: wherever it is, its client hears of it once, and nothing of it
-is left at any instance.
+"""An operator ends a live request in any place: its client is told once, and no instance has
+anything left of it.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ async def test_a_second_order_finds_it_ended(moving: MovingCluster) -> None:
 
 @virtual_time
 async def test_of_one_that_is_held(network: FakeNetwork) -> None:
-    """The controller forgets it, and nobody is sent anything."""
+    """The controller forgets it, and no message is sent."""
     bed = Bed(network)
     await bed.know()
     submitted = bed.submit()

@@ -1,4 +1,4 @@
-"""The controller hears at once of room that came up, however seldom statuses are due."""
+"""The controller hears at once of new room, however rarely statuses are due."""
 
 from collections.abc import AsyncIterator
 

@@ -1,5 +1,5 @@
-"""An operator changes the priority of a live request: wherever it is, in whatever move, the last
-change is what counts in the end, at the engine that has the request and in the listings.
+"""An operator changes the priority of a live request in any place and during any move: in the end
+the last change counts, at the engine that has the request and in the listings.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ async def test_of_one_that_runs(moving: MovingCluster, change: Asking) -> None:
 
 
 async def test_the_last_of_several_counts(moving: MovingCluster, change: Asking) -> None:
-    """And one that says nothing new is no change."""
+    """And a change to the present rank counts as none."""
     await moving.stream()
     thread = moving.a.hold_thread()
     assert [(await change(rank)).previous_level for rank in (1, -1, -1, 1, 0)] == [

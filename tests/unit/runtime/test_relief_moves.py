@@ -434,7 +434,8 @@ async def test_while_something_is_on_its_way_there_an_order_is_not_fruitless(
 
 
 async def test_who_only_waits_for_moves_elsewhere_says_nothing(moving: MovingCluster) -> None:
-    """It is no source any more once they are over: nothing speaks against the new destination."""
+    """Once they are over it is not a source any more, so nothing speaks against the new
+    destination."""
     await crowd(moving, LENGTHS)
     moving.network.hold(pre_alloc)
     await order(moving, config=TWO)

@@ -1,4 +1,4 @@
-"""What is done again and again goes on after a turn that failed."""
+"""Repeated turns go on after a turn that failed."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Who belongs to the cluster, and which incarnation of it."""
+"""Which members belong to the cluster, and which incarnation each one is."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,5 @@
-"""What a frontend does about requests that move: whom it reads, asks and answers."""
+"""What a frontend does about requests that move: from which instances it reads, and which ones it
+asks and answers."""
 
 import asyncio
 from typing import Any

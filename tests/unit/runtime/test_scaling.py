@@ -1,4 +1,4 @@
-"""More instances, or fewer, at the controller: who is started, drained, taken back and removed."""
+"""Scaling at the controller: which instances are started, drained, kept and removed."""
 
 import asyncio
 

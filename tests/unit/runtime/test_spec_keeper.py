@@ -1,4 +1,4 @@
-"""The present spec: saved before it counts, and never changed by two at once."""
+"""The present spec: it is saved before it counts, and never changed by two at once."""
 
 import pytest
 

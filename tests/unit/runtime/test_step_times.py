@@ -1,4 +1,4 @@
-"""What an engine's steps took: each, and all with what lay between them."""
+"""How long an engine's steps took: each step, and all steps with the time between them."""
 
 import pytest
 

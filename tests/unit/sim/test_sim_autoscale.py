@@ -1,4 +1,5 @@
-"""Auto-scaling in the simulated cluster: instances that start, drain and go, and what they cost."""
+"""Auto-scaling in the simulated cluster: instances start, drain and are removed, and what they
+cost."""
 
 from dataclasses import replace
 from itertools import pairwise

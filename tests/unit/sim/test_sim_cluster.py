@@ -1,4 +1,4 @@
-"""The simulated cluster: what goes in comes out once, at the times that can be computed by hand."""
+"""The simulated cluster: each request ends once, at the times that can be computed by hand."""
 
 from dataclasses import replace
 

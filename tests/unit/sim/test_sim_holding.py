@@ -1,4 +1,5 @@
-"""Late binding in a simulated cluster: what is held goes where it fits, and room is made for it."""
+"""Late binding in a simulated cluster: requests that wait go where they fit, and room is made for
+them."""
 
 import random
 from dataclasses import replace
@@ -51,7 +52,8 @@ def test_room_is_made_at_once_for_a_prompt_of_nearly_all_blocks(num_blocks, besi
 def test_no_stream_of_small_requests_starves_a_large_one(
     seed, num_instances, num_blocks, rate
 ) -> None:
-    """It waits for what ran before, 100 steps at most, whatever comes and fits elsewhere."""
+    """It waits for the requests that ran before, at most 100 steps, whatever else comes and fits
+    elsewhere."""
     dice = random.Random(seed)
     rows, at_s = [(3.0, 16 * num_blocks - 8, 5)], 0.0
     while at_s < 40.0:

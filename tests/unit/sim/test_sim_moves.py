@@ -1,5 +1,5 @@
-"""Moves in virtual time: the machines of both ends hold their invariants after each event, and
-whatever becomes of a move, its request ends once and every block is given back."""
+"""Moves in virtual time: the machines of both ends keep their invariants after each event, and
+however a move ends, its request ends once and every block is freed."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The bounds: nobody is lost, no block is, and small cases come out as computed by hand."""
+"""The bounds: no request and no block is lost, and small cases are as computed by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Room that is made on order in a simulated cluster: as on live instances."""
+"""Room that is made on orders in a simulated cluster, as on live instances."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""The estimate of the rate at which a cluster saturates, against what it serves in overload."""
+"""The estimate of the rate at which a cluster saturates, compared with what it serves in
+overload."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a simulated cluster leaves out to be fast changes no outcome."""
+"""The short cuts that make a simulated cluster fast change no outcome."""
 
 import random
 from unittest import mock

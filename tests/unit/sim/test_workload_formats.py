@@ -1,5 +1,5 @@
-"""Trace files: each format as its publisher writes it, our recordings there and back, and each bad
-line by its number."""
+"""Trace files: each format as its publisher writes it, our recordings written and read, and each
+bad line named by its number."""
 
 import json
 import os

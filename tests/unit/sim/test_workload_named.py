@@ -1,5 +1,5 @@
-"""A workload by its name: reproducible, each option by itself, files in every way they are scaled,
-and what no instance could run."""
+"""A workload by its name: it is reproducible; each option by itself; files scaled in every way; and
+requests that no instance could run."""
 
 import hashlib
 import os
