@@ -142,7 +142,7 @@ class ControlClient:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise UnreachableError(
-                f"{base_url[:100]!r} is no address of a controller: {error}", unreachable_hint
+                f"{base_url[:100]!r} is not an address of a controller: {error}", unreachable_hint
             ) from error
 
     def __enter__(self) -> Self:

@@ -166,7 +166,7 @@ def _vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
         preflight.check_kv_cache(args, config_file)
         memory = preflight.check_memory(args, num_instances)
     if memory.unknown:
-        progress(f"nobody checked whether the weights fit this machine's memory: {memory.unknown}")
+        progress(f"whether the weights fit this machine's memory was not checked: {memory.unknown}")
     return {
         "engine_args": args,
         "num_instances": num_instances,

@@ -114,7 +114,7 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
         ),
         (
             held(why="memory", instance_id=None, demand_blocks=20),
-            "head for 45s needs 20 blocks; all instances together have not so much free",
+            "head for 45s needs 20 blocks; all instances together do not have enough free memory",
         ),
         (
             held(why="no-instance", instance_id=None, demand_blocks=None, lacking_blocks=None),
@@ -122,7 +122,7 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
         ),
         (
             held(0.5, 62.0),
-            "longest 1m02s (normal) needs 20 blocks; no instance has so much free;"
+            "longest 1m02s (normal) needs 20 blocks; no instance has enough free memory;"
             " all together have; 3 before it",
         ),
     ],
@@ -257,7 +257,7 @@ def test_held_requests_and_moves_that_fail_are_the_clusters() -> None:
     queue = {"num_held_reqs": 61, "held": nowhere}
     assert texts(synthetic.instance(), ended_moves=moves, **queue, **counts) == [
         "cluster: 61 held, head for 45s; no instance takes requests",
-        "cluster: 43 of 55 moves came to nothing, mostly i-3>i-1 the link broke",
+        "cluster: 43 of 55 moves failed, mostly i-3>i-1 the link broke",
     ]
     assert not texts(synthetic.instance(), **(counts | {"num_migrated_last_minute": 43}))
 

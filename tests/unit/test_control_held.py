@@ -122,7 +122,7 @@ async def test_why_the_first_waits_and_who_may_go_ahead(bed: Bed) -> None:
     assert found.waiting.code == "held"
     assert found.waiting.why == (
         "the first at the controller; i-0 is kept for it and lacks 21 blocks;"
-        " what fits elsewhere may go ahead of it: 1 has, while it was the first"
+        " requests that fit elsewhere may go ahead of it: 1 has, while it was the first"
     )
     assert found.waiting.figures == {"needed_blocks": 30, "lacking_blocks": 21}
     assert found.request.held is not None
@@ -153,8 +153,8 @@ async def test_why_another_waits(bed: Bed) -> None:
     found = await bed.explained("r-later")
     assert found.waiting is not None
     assert found.waiting.why == (
-        "1 is before it at the controller; all instances together have not so much free;"
-        " what fits may go ahead of it, but no lower rank"
+        "1 is before it at the controller; all instances together do not have enough free memory;"
+        " requests that fit may go ahead of it, but none of a lower rank"
     )
 
 
@@ -165,7 +165,7 @@ async def test_while_no_instance_takes_any(bed: Bed) -> None:
     found = await bed.explained("r-large")
     assert found.waiting is not None
     assert found.waiting.why == (
-        "the first at the controller; no instance takes requests; nothing may go ahead of it"
+        "the first at the controller; no instance takes requests; no request may go ahead of it"
     )
     assert found.waiting.figures == {"needed_blocks": 30, "lacking_blocks": None}
 

@@ -238,7 +238,7 @@ async def test_what_was_not_done_is_not_the_last(bed: Bed, capsys: Captured) -> 
 @pytest.mark.usefixtures("bed")
 async def test_nobody_did_anything(capsys: Captured) -> None:
     assert await llumctl("undo") == 5
-    assert "nobody did anything among the last ones" in capsys.readouterr().err
+    assert "there is no operation that was done among the last ones" in capsys.readouterr().err
     assert await llumctl("undo", "op-1") == 5
     assert "there is no operation 'op-1'" in capsys.readouterr().err
     assert await llumctl("undo", "op-1", "--list") == 2

@@ -28,11 +28,11 @@ def test_parsers_that_vllm_has_are_taken() -> None:
 def test_an_unknown_parser_names_the_nearest_and_all() -> None:
     error = refusal(tool_call_parser="hermess")
     assert error.message == (
-        "endpoint.tool_call_parser 'hermess' is no parser of vLLM's; did you mean hermes?"
+        "endpoint.tool_call_parser 'hermess' is not a parser of vLLM; did you mean hermes?"
     )
     assert error.hint.startswith("one of: apertus, ")
     assert ", hermes, " in error.hint
-    assert "reasoning_parser 'hermes' is no parser" in refusal(reasoning_parser="hermes").message
+    assert "reasoning_parser 'hermes' is not a parser" in refusal(reasoning_parser="hermes").message
 
 
 def test_the_parser_of_a_plugin_may_have_any_name(tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def test_what_is_no_tls_is_refused(tmp_path: Path, options: dict[str, Any], why:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"allowed_origins": ["https://a.example/x"]}, "is no origin"),
-        ({"allowed_origins": ["a.example"]}, "is no origin"),
-        ({"allowed_origins": ["*"], "allow_credentials": True}, "cannot be with"),
-        ({"allowed_methods": ["GET POST"]}, "'GET POST' is no name of an HTTP method"),
-        ({"root_path": "llm"}, "is no path such as /llm"),
-        ({"root_path": "/llm/"}, "is no path such as /llm"),
-        ({"root_path": "/"}, "is no path such as /llm"),
+        ({"allowed_origins": ["https://a.example/x"]}, "is not an origin"),
+        ({"allowed_origins": ["a.example"]}, "is not an origin"),
+        ({"allowed_origins": ["*"], "allow_credentials": True}, "cannot be combined with"),
+        ({"allowed_methods": ["GET POST"]}, "'GET POST' is not a name of an HTTP method"),
+        ({"root_path": "llm"}, "is not a path such as /llm"),
+        ({"root_path": "/llm/"}, "is not a path such as /llm"),
+        ({"root_path": "/"}, "is not a path such as /llm"),
         ({"fingerprint_mode": "custom"}, "needs endpoint.fingerprint_value"),
         ({"fingerprint_value": "x"}, "is for endpoint.fingerprint_mode"),
     ],

@@ -126,7 +126,7 @@ def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
     ("line", "why"),
     [
         ("middleware = ['x']", "c.toml:2: endpoint.middleware is refused: it is code in front"),
-        ("enable_log_outputs = true", "endpoint.enable_log_outputs is refused: prompts and"),
+        ("enable_log_outputs = true", "endpoint.enable_log_outputs is refused: logs must not"),
         ("tool_call_parsr = 'hermes'", "did you mean endpoint.tool_call_parser?"),
         ("tool_strict_level = 'most'", "must be 'auto', 'function' or 'parameter', not 'most'"),
         ("override_generation_config = {top_p = 2}", "top_p must be at most 1, not 2"),

@@ -26,11 +26,11 @@ def refusal(name: str, value: Any = 1) -> WrongSettingError:
         ("scheduler_cls", "hooks the scheduler"),
         ("data_parallel_size", "one engine per instance"),
         ("data_parallel_backend", "one engine per instance"),
-        ("enable_log_requests", "prompts and answers are in no log"),
+        ("enable_log_requests", "logs must not contain prompts or answers"),
         ("api_key", "keys are in a file"),
         ("middleware", "code in front of the endpoint"),
         ("enable_scale_out", "opens routes"),
-        ("otlp_traces_endpoint", "sends nothing anywhere"),
+        ("otlp_traces_endpoint", "sends no telemetry"),
     ],
 )
 def test_what_is_refused_says_why(name: str, why: str) -> None:
@@ -48,8 +48,8 @@ def test_an_option_of_the_endpoint_is_sent_there() -> None:
 def test_an_unknown_argument_names_the_nearest() -> None:
     assert refusal("max_model_length").message.endswith("did you mean max_model_len?")
     error = refusal("zzz")
-    assert error.message == "engine.zzz is no engine argument of vLLM's"
-    assert "no engine argument" in refusal("_api_process_rank").message
+    assert error.message == "engine.zzz is not an engine argument of vLLM"
+    assert "not an engine argument" in refusal("_api_process_rank").message
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,9 @@ def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"max_num_seq": 1}, "is no engine argument of vLLM's; did you mean max_num_seqs?"),
+        ({"max_num_seq": 1}, "is not an engine argument of vLLM; did you mean max_num_seqs?"),
         ({"max_num_seq": 1}, "llumctl restart --rolling --engine-arg max_num_seqs=..."),
-        ({"qqqq": 1}, "is no engine argument of vLLM's | they are: async_scheduling"),
+        ({"qqqq": 1}, "is not an engine argument of vLLM | they are: async_scheduling"),
         ({"max_num_seqs": "many"}, "must be an integer"),
         ({"max_num_seqs": 0}, "at least 1"),
         ({"dtype": "float16"}, "requests move only between engines whose KV blocks are alike"),
@@ -89,9 +89,9 @@ def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
         ({"block_size": 16}, "KV blocks are alike"),
         ({"block_size": None}, "KV blocks are alike"),
         ({"tensor_parallel_size": 2}, "KV blocks are alike"),
-        ({"model": "other"}, "engine of the model on which they began"),
+        ({"model": "other"}, "only with the model with which they began"),
         ({"max_model_len": 100}, "the frontends accept requests by it"),
-        ({"tokenizer": "other"}, "the frontends may go by it"),
+        ({"tokenizer": "other"}, "the frontends may depend on it"),
         ({"scheduling_policy": "fcfs"}, "cannot be changed by a rolling restart"),
         ({"compilation_config": {"backend": "mine.py"}}, "names code to run"),
         ({"kv_cache_memory_bytes": 1 << 20}, "less than one request of max_model_len = 2000"),
@@ -106,8 +106,8 @@ def test_refusals(tmp_path: Path, given: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"sped": 2}, "is no setting of an emulated engine; did you mean speed?"),
-        ({"max_num_seqs": 2}, "is no setting of an emulated engine"),
+        ({"sped": 2}, "is not a setting of an emulated engine; did you mean speed?"),
+        ({"max_num_seqs": 2}, "is not a setting of an emulated engine"),
         ({"profile": "other"}, "KV blocks are alike"),
         ({"profile": "other"}, "set emulated.profile in the configuration"),
         ({"speed": "fast"}, "emulated.speed must be a number"),

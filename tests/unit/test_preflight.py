@@ -169,7 +169,7 @@ def test_a_hub_model_that_cannot_be_had(hub: Callable[[Any], None], answer: Any,
     hub(answer)
     with pytest.raises(LlumctlError) as caught:
         preflight.resolve_model("some/model")
-    assert caught.value.message == f"model some/model cannot be had: {why}"
+    assert caught.value.message == f"model some/model cannot be fetched: {why}"
     assert "HF_TOKEN" in caught.value.hint
 
 
@@ -183,7 +183,7 @@ def test_a_hub_model(
     config_file = tmp_path / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(config_file))
     assert preflight.resolve_model("some/model") == ("some/model", config_file)
-    with pytest.raises(LlumctlError, match="cannot be had"):
+    with pytest.raises(LlumctlError, match="cannot be fetched"):
         preflight.resolve_model("not a/model/name")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(LlumctlError, match="HF_HUB_OFFLINE is set"):
@@ -431,7 +431,7 @@ def test_up_says_that_nobody_knows_the_size_of_the_weights(
     choices = up._vllm_engines(settings(model=HUB_MODEL, instances=1), said.append)
     assert choices["engine_args"]["model"] == HUB_MODEL
     (line,) = said
-    assert "nobody checked whether the weights fit" in line
+    assert "whether the weights fit this machine's memory was not checked" in line
     assert "no network" in line
 
 
@@ -485,7 +485,7 @@ def test_how_many_instances_by_default() -> None:
     with pytest.raises(LlumctlError, match="an instance needs 4 GPUs, this machine has 2"):
         preflight.default_instances(2, 4)
     for size in (0, -1, "two", None, 1.5):
-        with pytest.raises(UsageError, match="is no number of GPUs"):
+        with pytest.raises(UsageError, match="is not a number of GPUs"):
             preflight.gpus_per_instance(settings({"pipeline_parallel_size": size}))
 
 

@@ -379,7 +379,7 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())
         if not report.changes:
-            return Plan(("it is so already",), None)
+            return Plan(("it has this value already",), None)
         lines = [
             f"{each.key}: {setting_value(each.previous)} -> {setting_value(each.value)}"
             for each in report.changes
@@ -388,7 +388,7 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
 
     def outcome(self, report: SettingChanges) -> Outcome:
         if not report.changes:
-            return Outcome("it was so already")
+            return Outcome("it had this value already")
         before = ", ".join(setting_value(each.previous) for each in report.changes)
         return Outcome(f"was {before}", can_undo=True)
 
@@ -426,8 +426,10 @@ class Autoscale(SetSettings):
     def outcome(self, report: SettingChanges) -> Outcome:
         facts = [f"was {each.previous}" for each in report.changes]
         if report.releases_autoscale:
-            facts.append("an operator's scale held it, and does no more")
-        return Outcome(", ".join(facts) or "it was so already", can_undo=bool(report.changes))
+            facts.append("an operator's scale no longer holds it")
+        return Outcome(
+            ", ".join(facts) or "it had this value already", can_undo=bool(report.changes)
+        )
 
 
 ORDERS: tuple[type[Order[Any, Any]], ...] = (

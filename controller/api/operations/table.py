@@ -79,8 +79,8 @@ def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
         each for each in done.operations if each.id == entry_id or (not entry_id and each.was_done)
     ]
     if not found:
-        what = f"there is no operation {entry_id[:60]!r}" if entry_id else "nobody did anything"
-        raise RefusedError(f"{what} among the last ones", LIST)
+        what = f"operation {entry_id[:60]!r}" if entry_id else "operation that was done"
+        raise RefusedError(f"there is no {what} among the last ones", LIST)
     entry = found[0]
     if entry.why_not:
         actions = "; ".join(entry.actions)

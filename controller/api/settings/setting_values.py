@@ -211,7 +211,7 @@ def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings
 def of_the_console(key: str) -> SettingError:
     """The error that says where a setting of `CONSOLE_TABLES` belongs."""
     return SettingError(
-        f"{key[:60]} is no setting of a cluster: top and status read it from the config file",
+        f"{key[:60]} is not a setting of a cluster: top and status read it from the config file",
         "llumctl config path",
     )
 

@@ -223,12 +223,12 @@ def code_in(engine_args: Mapping[str, Any]) -> list[str]:
     return found
 
 
-_LOGS = "prompts and answers are in no log of llumctl's"
+_LOGS = "logs must not contain prompts or answers"
 _DOORS = "it opens routes to every client; operators use llumctl's control API"
 _SERVED_BY_US = "llumctl's frontends serve HTTP"
 _CLIENT_CODE = "a client may send neither code nor settings of the server"
 _NOT_OFFERED = "llumctl does not offer it"
-_TELEMETRY = "llumctl sends nothing anywhere; /metrics tells what there is to tell"
+_TELEMETRY = "llumctl sends no telemetry; /metrics has the figures"
 
 REFUSED = {
     # These log prompts or answers.
@@ -308,9 +308,9 @@ def why_refused(name: str) -> str:
 
 
 _BLOCKS = "requests move only between engines whose KV blocks are alike, and these would not be"
-_MODEL = "requests go on only on an engine of the model on which they began"
-_FRONTENDS = "the frontends accept requests by it, and are not started anew"
-_OTHERS = "the frontends may go by it, and are not started anew"
+_MODEL = "requests can go on only with the model with which they began"
+_FRONTENDS = "the frontends accept requests by it, and are not restarted"
+_OTHERS = "the frontends may depend on it, and are not restarted"
 
 # While a rolling restart goes on, requests move from engines with the old arguments to engines with
 # the new ones, and the frontends keep the arguments that they were started with. So an argument may

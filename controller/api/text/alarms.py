@@ -226,7 +226,7 @@ def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
         if move.outcome != "migrated"
     )
     mostly = f", mostly {failed.most_common(1)[0][0]}" if failed else ""
-    words = f"{num_failed} of {num_failed + num_migrated} moves came to nothing{mostly}"
+    words = f"{num_failed} of {num_failed + num_migrated} moves failed{mostly}"
     return Alarm(CLUSTER, (words,), (_MOVES, -over), (name,))
 
 

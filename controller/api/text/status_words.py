@@ -33,18 +33,18 @@ MAX_ARGUMENT_CHARS = 300
 
 _HELD_WHYS: Mapping[str, str] = {
     "no-instance": "no instance takes requests",
-    "too-large": "no instance has so much memory",
+    "too-large": "no instance has enough memory for it",
     "next": "it fits, and goes next",
-    "behind": "it fits, and those before it go first",
-    "reserved": "it fits only where an instance is kept for another",
-    "batch-full": "all places of the batches are taken, or enough wait there",
-    "fragmented": "no instance has so much free; all together have",
-    "memory": "all instances together have not so much free",
+    "behind": "it fits, but requests before it go first",
+    "reserved": "it fits only on an instance that is kept for another request",
+    "batch-full": "all batches are full, or enough requests wait there",
+    "fragmented": "no instance has enough free memory; all together have",
+    "memory": "all instances together do not have enough free memory",
 }
 _OVERTAKEN_BY: Mapping[str, str] = {
-    "any": "what fits elsewhere may go ahead of it",
-    "its-rank": "what fits may go ahead of it, but no lower rank",
-    "nobody": "nothing may go ahead of it",
+    "any": "requests that fit elsewhere may go ahead of it",
+    "its-rank": "requests that fit may go ahead of it, but none of a lower rank",
+    "nobody": "no request may go ahead of it",
 }
 _SAVED_ORDER = ("moved", "replayed", "dispatched_again", "failed")
 _AUTOSCALE_OUTCOMES = {"done": "done", "would": "not done", "blocked": "could not be done"}

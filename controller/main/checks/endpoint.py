@@ -64,7 +64,7 @@ def _check_parser(key: str, name: str | None, known: Collection[str], plugin: st
     meant = f"; did you mean {near[0]}?" if near else ""
     raise _wrong(
         key,
-        f"{name[:60]!r} is no parser of vLLM's{meant}",
+        f"{name[:60]!r} is not a parser of vLLM{meant}",
         f"one of: {', '.join(sorted(known))}",
     )
 
@@ -115,22 +115,23 @@ def _check_browsers(options: EndpointOptions) -> None:
         if origin != "*" and not (is_origin and origin == f"{parts.scheme}://{parts.netloc}"):
             raise _wrong(
                 "allowed_origins",
-                f"{origin[:60]!r} is no origin: scheme and host, without a path",
+                f"{origin[:60]!r} is not an origin, which is a scheme and a host without a path",
                 "--allowed-origins https://chat.example",
             )
     if options.allow_credentials and "*" in options.allowed_origins:
         raise _wrong(
             "allow_credentials",
-            "cannot be with endpoint.allowed_origins = *: any page could act as its reader",
+            "cannot be combined with endpoint.allowed_origins = *: any page could act as its"
+            " reader",
             "--allowed-origins https://chat.example",
         )
     for key in ("allowed_methods", "allowed_headers"):
         for word in getattr(options, key):
             if not _TOKEN.fullmatch(word):
-                raise _wrong(key, f"{word[:60]!r} is no name of an HTTP method or header")
+                raise _wrong(key, f"{word[:60]!r} is not a name of an HTTP method or header")
     path = options.root_path
     if path is not None and not _ROOT_PATH.fullmatch(path):
-        raise _wrong("root_path", f"{path[:60]!r} is no path such as /llm", "--root-path /llm")
+        raise _wrong("root_path", f"{path[:60]!r} is not a path such as /llm", "--root-path /llm")
 
 
 def _check_tls(options: EndpointOptions) -> None:
@@ -174,7 +175,9 @@ def _check_clients(context: ssl.SSLContext, options: EndpointOptions) -> None:
         except ssl.SSLError as error:
             raise _wrong("ssl_ca_certs", f"{options.ssl_ca_certs}: {_said(error)}") from error
     elif options.ssl_cert_reqs:
-        raise _wrong("ssl_cert_reqs", "needs endpoint.ssl_ca_certs: whose certificates count?")
+        raise _wrong(
+            "ssl_cert_reqs", "needs endpoint.ssl_ca_certs, which says whose certificates count"
+        )
     if options.ssl_ciphers is not None:
         try:
             context.set_ciphers(options.ssl_ciphers)
@@ -185,7 +188,7 @@ def _check_clients(context: ssl.SSLContext, options: EndpointOptions) -> None:
 
 
 def _no_passphrase() -> str:
-    raise ValueError("the key has a passphrase, and nobody is there to type it")
+    raise ValueError("the key has a passphrase, which nobody could type at a start")
 
 
 def _said(error: OSError) -> str:

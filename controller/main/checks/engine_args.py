@@ -68,7 +68,7 @@ def check_engine_args(args: Mapping[str, Any]) -> None:
             meant = f"; did you mean {near[0]}?" if near else ""
             raise WrongSettingError(
                 key,
-                f"is no engine argument of vLLM's{meant}",
+                f"is not an engine argument of vLLM{meant}",
                 f"llumctl up --engine-arg {near[0] if near else 'max_model_len'}=...",
             )
         check_value(key, ARGUMENTS[name], value)
@@ -79,7 +79,7 @@ def check_value(key: tuple[str, ...], kind: Any, value: Any) -> None:
     try:
         text = json.dumps(value)
     except TypeError as error:
-        raise WrongSettingError(key, f"must be what JSON can write: {error}") from None
+        raise WrongSettingError(key, f"must be a value that JSON can express: {error}") from None
     try:
         TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -152,11 +152,11 @@ def check_engine_change(
     if plan.profile is not None:
         _check_emulated(plan, given, after)
         return
-    _check_names(given, CHANGEABLE, ARGUMENTS, "engine", "engine argument of vLLM's")
+    _check_names(given, CHANGEABLE, ARGUMENTS, "engine", "an engine argument of vLLM")
     if code := code_in(after):
         raise WrongSettingError(
             ("engine", code[0]),
-            "names code to run: only a configuration file of yours may set it",
+            "names code to run, so only your own configuration file may set it",
             KEYS_AT_START.format(code[0]),
         )
     try:
@@ -185,7 +185,7 @@ def _check_names(
             hint = (
                 f"{RESTART} {near[0]}=..." if near else f"they are: {' '.join(sorted(changeable))}"
             )
-            raise WrongSettingError((table, name), f"is no {what}{meant}", hint)
+            raise WrongSettingError((table, name), f"is not {what}{meant}", hint)
         at_start = KEYS_AT_START.format(name)
         if table == "emulated":
             at_start = f"set emulated.{name} in the configuration      then      llumctl up"
@@ -198,7 +198,7 @@ def _check_names(
 def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     assert plan.profile is not None
     known = EmulatedTable.model_fields
-    _check_names(given, CHANGEABLE_EMULATED, known, "emulated", "setting of an emulated engine")
+    _check_names(given, CHANGEABLE_EMULATED, known, "emulated", "a setting of an emulated engine")
     try:
         emulation.with_changes(plan.profile, plan.settings.emulated, after)
     except ValidationError as error:
@@ -208,7 +208,9 @@ def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[
             ("emulated", name), complaint(details, after.get(name)), f"{RESTART} {name}=..."
         ) from error
     except ValueError as error:
-        raise UsageError(f"emulated engines cannot start so: {error}", RESTART) from error
+        raise UsageError(
+            f"emulated engines cannot start with these arguments: {error}", RESTART
+        ) from error
 
 
 def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -154,7 +154,7 @@ def gpus_per_instance(settings: Settings) -> int:
     for name, size in sizes.items():
         if not size:
             raise UsageError(
-                f"engine.{name}: {settings.engine[name]!r:.60} is no number of GPUs",
+                f"engine.{name}: {settings.engine[name]!r:.60} is not a number of GPUs",
                 f"llumctl up --engine-arg {name}=1",
             )
     return math.prod(size for size in sizes.values() if size)
@@ -328,7 +328,7 @@ def _config_from_hub(model: str) -> Path:
     except (HFValidationError, httpx.HTTPError, OSError) as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise LlumctlError(
-            f"model {model} cannot be had: {why}",
+            f"model {model} cannot be fetched: {why}",
             "check the name and HF_TOKEN; offline, give a local folder: llumctl up PATH",
         ) from error
 
@@ -428,7 +428,8 @@ def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
         raise UsageError(f"{config_file} is not JSON: {error}", "llumctl up PATH") from error
     if not isinstance(config, dict):
         raise UsageError(
-            f"{config_file} holds no JSON object, so it is no model's", "llumctl up PATH"
+            f"{config_file} holds no JSON object, so it is not a model's config.json",
+            "llumctl up PATH",
         )
     per_token = _kv_bytes_per_token(args, config)
     longest = args.get("max_model_len") or _text_config(config).get("max_position_embeddings")

@@ -88,7 +88,8 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
     """Measures an engine and writes its profile. Raises LlumctlError; then there is no file."""
     if emulation.is_emulated(settings):
         raise UsageError(
-            "the engines of this configuration are emulated: they have a profile, and give none",
+            "the engines of this configuration are emulated: they keep a profile, and cannot be"
+            " measured",
             "LLUMCTL_CLUSTER_ENGINE=vllm llumctl profile",
         )
     check_target(wanted.path, force=wanted.force)
@@ -108,7 +109,7 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
             constants = fit(measured.points)
         except DegenerateError as error:
             raise LlumctlError(
-                f"{model} gives no profile: {error}",
+                f"{model} cannot be fitted by a profile: {error}",
                 "llumctl profile --engine-arg max_model_len=8192",
             ) from error
         profile = profile_of(measured, constants, wanted, _subject(model, num_threads))
@@ -368,7 +369,7 @@ def _inside(line: str) -> str:
 
 def _is_there(path: Path) -> RefusedError:
     return RefusedError(
-        f"{path} is there already", "llumctl profile -o FILE      or      llumctl profile --force"
+        f"{path} exists already", "llumctl profile -o FILE      or      llumctl profile --force"
     )
 
 

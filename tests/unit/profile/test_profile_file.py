@@ -74,9 +74,9 @@ def test_words_for_work(point: Point, told: str) -> None:
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("old")
-    with pytest.raises(RefusedError, match="is there already"):
+    with pytest.raises(RefusedError, match="exists already"):
         profile_run.check_target(path, force=False)
-    with pytest.raises(RefusedError, match="is there already"):
+    with pytest.raises(RefusedError, match="exists already"):
         profile_run.write(path, "new", force=False)
     assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
     profile_run.check_target(path, force=True)

@@ -159,7 +159,7 @@ def test_no_link_is_measured_if_its_figures_are_given(
         ((NoLink(),), UsageError, "nothing can be copied", "--set copy_bytes_per_s"),
         ((Said("loading"),), LlumctlError, "died while it was measured", "profile.log"),
         ((Done(replace(MEASURED, points=StepPoints())),), LlumctlError,
-         "embedded gives no profile: prefill: prompts of 0 lengths", "max_model_len"),
+         "embedded cannot be fitted by a profile: prefill: prompts of 0 lengths", "max_model_len"),
     ],
 )  # fmt: skip
 def test_what_fails_leaves_no_file(
@@ -182,7 +182,7 @@ def test_nothing_starts_for_a_file_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.toml").write_text("old")
-    with pytest.raises(RefusedError, match="is there already"):
+    with pytest.raises(RefusedError, match="exists already"):
         profiled(tmp_path, monkeypatch)
     assert (tmp_path / "mine.toml").read_text() == "old"
 

@@ -71,7 +71,7 @@ async def test_what_the_controller_refuses_is_said_and_can_be_typed_again() -> N
         assert isinstance(bed.app.screen, EditScreen)
         for text, words in (
             ("many", "migration.max_bytes_per_s must be a number, not 'many'"),
-            ("0", "it is so already"),
+            ("0", "it has this value already"),
             ("  ", "type a value"),
         ):
             await value(bed, text)

@@ -75,7 +75,7 @@ def test_what_each_is_taken_back_by(undo: Undo, line: str, call: tuple[str, str,
 
 def test_one_that_cannot_be_taken_back_says_why() -> None:
     control = FakeControl()
-    with pytest.raises(LlumctlError, match="nobody did anything"):
+    with pytest.raises(LlumctlError, match="there is no operation that was done"):
         TakeBack().plan(control)  # type: ignore[arg-type]
     control.note("drain i-1", Undo(kind="undrain", target="i-1", previous={}, made={}))
     control.note("abort r-1", None)
@@ -90,7 +90,7 @@ async def test_undo(key: str) -> None:
     back, as on the command line."""
     async with acting() as bed:
         await bed.press(key)
-        assert "nobody did anything" in await drawn(bed.pilot)
+        assert "there is no operation that was done" in await drawn(bed.pilot)
         await bed.press("y", "escape")
         wanted = bed.cursor
         await bed.press("d", "y")
