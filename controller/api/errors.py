@@ -32,6 +32,11 @@ EXIT_INTERRUPTED = 130
 """Interrupted."""
 
 
+def one_line(error: BaseException, max_chars: int = 200) -> str:
+    """The error's text on one line, or the name of its kind if it has no text."""
+    return " ".join(str(error).split())[:max_chars] or type(error).__name__
+
+
 class LlumctlError(Exception):
     """`message` says what and why, `hint` the command to try next (empty: none known)."""
 

@@ -86,17 +86,23 @@ def present_grace_s(state: RunState) -> float:
     return state.grace_s
 
 
+def audit(state: RunState, action: str, outcome: str) -> None:
+    """Makes an entry in the audit log. A controller that lives makes entries of its own. Raises
+    LlumctlError."""
+    AuditLog(run_state.state_dir(state.cluster)).write(
+        actor=actor(),
+        action=action,
+        target=f"cluster {state.cluster}",
+        outcome=outcome,
+        cause_id=f"{action.partition(':')[0]}-{state.nonce}",
+    )
+
+
 def note(state: RunState, action: str, outcome: str, progress: Callable[[str], None]) -> None:
-    """Makes an entry in the audit log, if that is possible: stopping must work on a full disk, too.
-    A controller that lives makes an entry of its own."""
+    """Makes an entry in the audit log, if that is possible. On a full disk a cluster can still be
+    stopped, and a start still counts as done or failed."""
     try:
-        AuditLog(run_state.state_path(state.cluster)).write(
-            actor=actor(),
-            action=action,
-            target=f"cluster {state.cluster}",
-            outcome=outcome,
-            cause_id=f"down-{state.nonce}",
-        )
+        audit(state, action, outcome)
     except LlumctlError as error:
         progress(f"{error.message}; going on")
 

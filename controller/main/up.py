@@ -6,7 +6,6 @@ process is a client of the control API like any other.
 """
 
 import math
-import os
 import re
 import secrets
 import subprocess
@@ -15,18 +14,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
 from controller.adapters.files.state_files import SPEC_FILE
 from controller.adapters.ray.ray_starts import failure_of
 from controller.adapters.zmq.zmq_mailbox import new_secret_key
-from controller.api.client import ControlClient, actor
+from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state, user_files
-from controller.api.state.audit import DOWN, AuditLog, last_stop_words
+from controller.api.state.audit import DOWN, last_stop_words
 from controller.api.state.run_state import RunState
 from controller.api.wire.status import (
     ClusterState,
@@ -41,7 +40,7 @@ from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
-from controller.main.down import note, present_grace_s, session_of, tear_down
+from controller.main.down import audit, note, present_grace_s, session_of, tear_down
 from controller.main.machine import capacity, run_folders
 from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
 from controller.main.machine.processes import (
@@ -104,9 +103,9 @@ def run(
                     tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
                     if head is not None:  # else the audit log has no entry that it began
                         how = "failed" if is_failure else "failed: interrupted"
-                        _audit_end(plan, how, progress)
+                        note(state, _deed(plan), how, progress)
                 raise
-            _audit_end(plan, "done", progress)
+            note(state, _deed(plan), "done", progress)
         if detach:
             return status
         _stay(head, state, progress)
@@ -213,13 +212,13 @@ def _start_head(
     ):
         # A run that was never stopped may have left its spec.
         (folder / SPEC_FILE).unlink(missing_ok=True)
-        with _private_file(folder / PLAN_FILE) as file:
+        with user_files.new_private(folder / PLAN_FILE) as file:
             file.write(plan.model_dump_json().encode())
-        with _private_file(folder / run_state.VIEW_TOKEN_FILE) as file:
+        with user_files.new_private(folder / run_state.VIEW_TOKEN_FILE) as file:
             file.write(plan.view_token.encode())
-        _audit(plan, "begun")
+        audit(state, _deed(plan), "begun")
         sockets = (endpoint.fileno(), control.fileno())
-        with _private_file(Path(plan.log_dir) / "head.log") as log:
+        with user_files.new_private(Path(plan.log_dir) / "head.log") as log:
             head = subprocess.Popen(
                 [*HEAD_COMMAND, *map(str, sockets), str(folder / PLAN_FILE)],
                 pass_fds=sockets,
@@ -237,23 +236,9 @@ def _start_head(
     return head, state
 
 
-def _audit(plan: ClusterPlan, outcome: str) -> None:
-    AuditLog(plan.state_dir).write(
-        actor=actor(),
-        action=f"up: {plan.num_instances} instances of {plan.model_name}",
-        target=f"cluster {plan.settings.cluster.name}",
-        outcome=outcome,
-        cause_id=f"up-{plan.nonce}",
-    )
-
-
-def _audit_end(plan: ClusterPlan, outcome: str, progress: Progress) -> None:
-    """Makes the audit log's last entry of a start, if that is possible. On a full disk the start
-    still counts as done or failed."""
-    try:
-        _audit(plan, outcome)
-    except LlumctlError as error:
-        progress(f"{error.message}; going on")
+def _deed(plan: ClusterPlan) -> str:
+    """What the audit log says of this start."""
+    return f"up: {plan.num_instances} instances of {plan.model_name}"
 
 
 def _on_loopback(plan: ClusterPlan) -> bool:
@@ -370,12 +355,6 @@ def _refuse_running(cluster: str, progress: Progress) -> None:
     if processes_of(state.nonce, session_of(state)):
         progress(f"clearing what a dead cluster {cluster} left behind")
     tear_down(state, drain=False, grace_s=0.0)
-
-
-def _private_file(path: Path) -> BinaryIO:
-    path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
 def _api_keys(settings: Settings) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def test_port_in_use(spare: Cluster) -> None:
     ("args", "code", "said"),
     [
         (("./no-such-model",), 2, "there is no model folder"),
-        (("no-such/model-at-all",), 1, "cannot be had"),
+        (("no-such/model-at-all",), 1, "cannot be fetched"),
         (("--engine-arg", "scheduler_cls=x"), 2, "engine.scheduler_cls is refused: llumctl hooks"),
         (("--engine-arg", "max_model_length=9"), 2, "did you mean max_model_len"),
         (("--engine-arg", "kv_cache_memory_bytes=1000000"), 2, "less than one request"),

@@ -1,4 +1,4 @@
-"""What `up` promises to itself before it starts anything: names that no other cluster shares."""
+"""The plans of `up` before it starts anything: their names are shared with no other cluster."""
 
 import contextlib
 import re
@@ -89,7 +89,7 @@ def tables_of(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture
 def remembering(made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch) -> list[ClusterPlan]:
-    """Those that `up` makes."""
+    """The plans that `up` makes."""
 
     def remember(settings: Settings, progress: up.Progress) -> ClusterPlan:
         made.append(make_plan(settings, progress))
@@ -100,7 +100,7 @@ def remembering(made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch) -> lis
     return made
 
 
-@pytest.mark.parametrize("part", ["AuditLog.write", "make_token", "run_state.save"])
+@pytest.mark.parametrize("part", ["audit", "make_token", "run_state.save"])
 def test_a_start_that_fails_at_one_of_its_first_files_leaves_nothing(
     remembering: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -126,7 +126,8 @@ def test_how_a_start_ended_is_in_the_audit_log(
     monkeypatch: pytest.MonkeyPatch,
     failure: BaseException | None,
 ) -> None:
-    """It said `begun` for as long as the cluster ran, and `undo --list` that it was not over."""
+    """The entry used to say `begun` as long as the cluster ran, and `undo --list` said that the
+    start was not over."""
 
     def watched(*_: Any) -> object:
         if failure is not None:

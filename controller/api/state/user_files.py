@@ -91,6 +91,13 @@ def home() -> Path:
         ) from error
 
 
+def new_private(path: Path) -> BinaryIO:
+    """A new file of mode 0600 for appending, in the place of an old file. Raises OSError."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
 def replace(target: Path, text: str, mode: int = 0o600) -> None:
     """Replaces a file in one step: a reader sees the whole old text or the whole new one. Raises
     OSError; then the old file stays, and no other file is left."""

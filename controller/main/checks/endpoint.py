@@ -20,6 +20,9 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PLUGIN_BYTES = 1 << 20
 # Chains and bundles of authorities have up to 300 kB.
 MAX_PEM_BYTES = 8 << 20
+NEED_CERTIFICATE = (
+    *("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "ssl_cert_reqs", "enable_ssl_refresh"),
+)
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -137,11 +140,8 @@ def _check_browsers(options: EndpointOptions) -> None:
 def _check_tls(options: EndpointOptions) -> None:
     certificate, key = options.ssl_certfile, options.ssl_keyfile
     if certificate is None:
-        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):
-            if getattr(options, name) is not None:
-                raise _wrong(name, "needs endpoint.ssl_certfile", "llumctl up --ssl-certfile FILE")
-        for name in ("ssl_cert_reqs", "enable_ssl_refresh"):
-            if getattr(options, name):
+        for name in NEED_CERTIFICATE:
+            if getattr(options, name) not in (None, 0):
                 raise _wrong(name, "needs endpoint.ssl_certfile", "llumctl up --ssl-certfile FILE")
         return
     _read("ssl_certfile", certificate, MAX_PEM_BYTES)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.api.errors import one_line
 from controller.api.settings.settings import EMBEDDED_MODEL
 from controller.api.state import user_files
 
@@ -149,8 +150,7 @@ def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> MemorySize:
             model, revision=args.get("revision"), files_metadata=True, timeout=timeout_s
         )
     except (HFValidationError, httpx.HTTPError, OSError) as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        return MemorySize(unknown=f"the hub does not tell the size of {model}: {why}")
+        return MemorySize(unknown=f"the hub does not tell the size of {model}: {one_line(error)}")
     files = {each.rfilename: each.size for each in info.siblings or () if each.size is not None}
     num_bytes = _num_bytes({name: size for name, size in files.items() if "/" not in name}, {})
     if not num_bytes:

@@ -22,7 +22,7 @@ import psutil
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.listener import listen
-from controller.api.errors import LlumctlError, UsageError
+from controller.api.errors import LlumctlError, UsageError, one_line
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.api.settings.vllm_options import engine_options
 from controller.api.state import user_files
@@ -326,9 +326,8 @@ def _config_from_hub(model: str) -> Path:
             raise OSError(f"the hub answers {answer.status_code} {answer.reason_phrase}")
         return Path(hf_hub_download(model, "config.json"))
     except (HFValidationError, httpx.HTTPError, OSError) as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
         raise LlumctlError(
-            f"model {model} cannot be fetched: {why}",
+            f"model {model} cannot be fetched: {one_line(error)}",
             "check the name and HF_TOKEN; offline, give a local folder: llumctl up PATH",
         ) from error
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from controller.api.errors import one_line
 from controller.main.doctor import probe
 
 NODE_TIMEOUT_S = 30.0
@@ -94,7 +95,7 @@ def main(address: str, questions_json: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
-        _tell(RayFacts(problem=one_line(error)))
+        _tell(RayFacts(problem=one_line(error, MAX_REASON_CHARS)))
         return
     try:
         here = ray.util.get_node_ip_address()
@@ -166,7 +167,7 @@ def _answers(asked: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], d
         try:
             answers[node_id] = ray.get(ref)
         except Exception as error:
-            problems[node_id] = one_line(error)
+            problems[node_id] = one_line(error, MAX_REASON_CHARS)
     return answers, problems
 
 
@@ -198,10 +199,6 @@ def is_mine(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:MAX_REASON_CHARS] or type(error).__name__
 
 
 if __name__ == "__main__":

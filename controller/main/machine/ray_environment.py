@@ -8,6 +8,8 @@ import pwd
 import secrets
 from pathlib import Path
 
+from controller.api.state import user_files
+
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 """Marks every process of one cluster, so that `down` finds processes that an accident left
 behind."""
@@ -67,11 +69,8 @@ def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
 
 def make_token(authentication: dict[str, str]) -> None:
     """Makes the token file of our own Ray anew."""
-    token = Path(authentication["RAY_AUTH_TOKEN_PATH"])
-    token.unlink(missing_ok=True)
-    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(16))
+    with user_files.new_private(Path(authentication["RAY_AUTH_TOKEN_PATH"])) as file:
+        file.write(secrets.token_hex(16).encode())
 
 
 def own_environment() -> dict[str, str]:

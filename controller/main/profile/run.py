@@ -24,7 +24,7 @@ import msgspec
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.settings.settings import Settings
-from controller.api.state import run_state
+from controller.api.state import run_state, user_files
 from controller.api.text.hints import own_version
 from controller.main import emulation
 from controller.main.checks import preflight
@@ -193,6 +193,7 @@ def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
 
 def _measured(task: Task, num_threads: int, model: str, report: Report) -> Measured:
     log = run_state.state_root() / LOG
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     report(f"starting an engine of {model}; log: {log}")
     with _engine_process(task, num_threads, log) as messages:
         for line in messages:
@@ -222,7 +223,7 @@ def _engine_process(task: Task, num_threads: int, log: Path) -> Iterator[IO[byte
     process: subprocess.Popen[bytes] | None = None
     with os.fdopen(ours, "rb") as messages:
         try:
-            with _log_file(log) as output, os.fdopen(theirs, "wb"):
+            with user_files.new_private(log) as output, os.fdopen(theirs, "wb"):
                 process = subprocess.Popen(
                     [*COMMAND, str(theirs)],
                     stdin=subprocess.PIPE,
@@ -250,12 +251,6 @@ def _end(process: subprocess.Popen[bytes] | None, nonce: str) -> None:
         process.stdin.close()
         session = Session(process.pid, Path.cwd())
     sweep(nonce, session)
-
-
-def _log_file(path: Path) -> IO[bytes]:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def _subject(model: str, num_threads: int) -> str:
