@@ -323,7 +323,8 @@ def test_why_a_queue_waits() -> None:
 
 
 def test_what_is_reserved_has_no_room_for_what_waits_elsewhere() -> None:
-    """Blocks beside a high priority, or for a held request, are free and not to be had."""
+    """Blocks that are kept beside a high priority, or for a held request, are free but cannot be
+    used."""
     starved = synthetic.instance(
         "i-0", num_waiting_reqs=2, queue_head=head(demand_blocks=500), num_free_blocks=100
     )

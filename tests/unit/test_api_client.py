@@ -275,7 +275,7 @@ def test_somebody_elses_stream(body: bytes) -> None:
 
 @pytest.mark.parametrize("figure", ["1e999", "1e308", "-1e300", "NaN", "Infinity", "9" * 400])
 def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> None:
-    """They ended the dashboard that drew them."""
+    """Such figures used to end the dashboard that drew them."""
     body = f'{{"type": "ping", "time_s": 1}}\n{{"type": "ping", "time_s": {figure}}}\n'.encode()
     with client(answering(200, body)) as control:
         frames = control.watch()
@@ -297,7 +297,8 @@ def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> 
 def test_an_event_that_cannot_be_shown_is_a_gap_and_the_stream_goes_on(
     bad: str, reason: str
 ) -> None:
-    """It stays in the controller's log: asked for again, it ended every stream."""
+    """The event stays in the controller's log, so it used to end every stream that asked for it
+    again."""
     good = '{"kind": "a", "time_s": 3, "cause_id": "c", "position": "a-2"}'
     lines = [
         '{"type": "ping", "time_s": 7}',
@@ -357,7 +358,8 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch)
 
 
 def refusal_codes() -> Iterator[str]:
-    """Of all answers with 409 that the controller's sources spell out, or the core decides."""
+    """The codes of all answers with 409 that the controller's sources spell out or the core
+    decides."""
     yield from (each.value for each in (*OrderRefusal, *RollingRefusal))
     for path in Path(next(iter(controller.__path__))).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -372,7 +374,8 @@ def refusal_codes() -> Iterator[str]:
 
 
 def test_every_refusal_is_a_kind_of_its_own() -> None:
-    """Otherwise it is told as a conflict: look again, though looking again would not help."""
+    """Otherwise the client would call the answer a conflict, after which looking again should
+    help."""
     found = set(refusal_codes())
     assert {"stopping", "max_instances", "ended", "revision_conflict", "ambiguous"} <= found
     assert found <= set(client_module._BY_CODE)

@@ -17,7 +17,7 @@ Stream = Callable[[], Iterator[Frame]]
 
 
 def gone(*frames: Frame) -> Stream:
-    """These, then the connection is lost."""
+    """A stream of these frames, after which the connection is lost."""
 
     def stream() -> Iterator[Frame]:
         yield from frames
@@ -57,7 +57,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def follow(client: FakeClient, num_asked: int, after: str = "latest") -> list[Frame | Lost]:
-    """What is heard until it has asked so often."""
+    """What the follower hears until it has asked this often."""
     heard: list[Frame | Lost] = []
     follower = Follower(lambda: client, heard.append, after=after, status_every_s=0.5)
     follower.start()

@@ -1,4 +1,4 @@
-"""Durations, times of day and foreign text, as commands and dashboard say them."""
+"""Durations, times of day and foreign text, as the commands and the dashboard show them."""
 
 from datetime import UTC, timedelta, timezone
 

@@ -1,4 +1,4 @@
-"""The audit log on a disk that fills up: what is not on the record is not done."""
+"""The audit log on a disk that fills up: an operation that cannot be recorded is not done."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def log(tmp_path: Path) -> AuditLog:
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A disk that takes so many bytes of a write."""
+    """A disk that takes only this many bytes of a write."""
     write = os.write
 
     def takes(num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The controller's ports are held from before it begins until the cluster ends."""
+"""The controller's ports are held from before its start until the cluster ends."""
 
 import asyncio
 import errno
@@ -37,7 +37,8 @@ def held(tmp_path: Path) -> Iterator[tuple[ClusterPlan, list[Keeper]]]:
 
 
 def taken(port: int) -> bool:
-    """For another program: one that asks plainly, as Ray's servers do."""
+    """Whether the port is taken for another program that binds without options, as Ray's servers
+    do."""
     with socket.socket() as other:
         return _error_of_bind(other, port) == errno.EADDRINUSE
 
@@ -83,7 +84,8 @@ def test_without_a_head_they_are_bound_again(held: tuple[ClusterPlan, list[Keepe
 def test_the_last_connections_of_a_dead_controller_do_not_keep_the_next_one_out(
     held: tuple[ClusterPlan, list[Keeper]],
 ) -> None:
-    """The head has died, and then the controller: it closed, so the kernel remembers it."""
+    """First the head died, and then the controller. It closed the connection, so the kernel still
+    remembers the port."""
     made, keepers = held
     with controller_ports.inbox_socket(made, HOST) as inbox:
         inbox.setblocking(True)

@@ -263,7 +263,7 @@ def test_the_real_thing_finishes(capsys: Captured) -> None:
 
 
 def folder_that_takes_no_file(_tmp_path: Path) -> str:
-    """For root too, whom permissions do not stop."""
+    """The check works for root, too, whom permissions do not stop."""
     return "/proc/llumctl-test"
 
 

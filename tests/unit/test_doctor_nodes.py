@@ -1,5 +1,5 @@
-"""What `llumctl doctor` makes of the facts of each node, with facts that are made up; and what a
-probe finds on this machine."""
+"""How `llumctl doctor` judges the facts of each node, with facts that are made up; and what a probe
+finds on this machine."""
 
 import socket
 import sys

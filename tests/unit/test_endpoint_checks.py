@@ -1,4 +1,4 @@
-"""What `up` refuses of the endpoint's options before it starts anything."""
+"""Which options of the endpoint `up` refuses before it starts anything."""
 
 import os
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def test_a_plugin_that_others_can_change_is_refused(tmp_path: Path, mode: int) -
 
 
 def test_a_template_that_compiles_is_taken(tmp_path: Path) -> None:
-    """As models have them: loop controls, JSON, and the tag that only training uses."""
+    """Templates of models have loop controls, JSON, and the tag that only training uses."""
     template = tmp_path / "chat.jinja"
     template.write_text(
         "{% for m in messages %}{% if m.x %}{% continue %}{% endif %}"
@@ -119,7 +119,7 @@ def _large(path: Path) -> None:
 def test_a_template_that_is_no_file_is_refused(
     tmp_path: Path, becomes: Callable[[Path], None], why: str
 ) -> None:
-    """A pipe too, and at once: opening one waits for a writer."""
+    """A pipe is refused, too, and at once, though opening a pipe waits for a writer."""
     template = tmp_path / "chat.jinja"
     template.write_text("")
     becomes(template)

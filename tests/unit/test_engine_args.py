@@ -1,4 +1,4 @@
-"""What may stand in `[engine]`; tests/contract compares the table with vLLM."""
+"""Which arguments `[engine]` may have; tests/contract compares the table with vLLM."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which engine arguments a rolling restart may change, and what it says of the others."""
+"""Which engine arguments a rolling restart may change, and how it refuses the others."""
 
 import json
 from pathlib import Path

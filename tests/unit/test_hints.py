@@ -26,7 +26,7 @@ PROSE = ("runs", "hooks", "hosts", "extends", "moves", "does", "sends", "balance
 
 @cache
 def commands() -> dict[str, Any]:
-    """By name, those of a group with the group's name before theirs."""
+    """All commands by name; those of a group have the group's name before theirs."""
     found = dict(typer.main.get_command(app).commands)
     groups = {name: each.commands for name, each in found.items() if hasattr(each, "commands")}
     return found | {
@@ -35,7 +35,7 @@ def commands() -> dict[str, Any]:
 
 
 def literals(file: Path) -> Iterator[tuple[int, str]]:
-    """Every string of a file with its line; what is filled in is a placeholder. No docstrings."""
+    """Every string of a file with its line, except docstrings. A placeholder stands for values."""
     text = file.read_text(encoding="utf-8")
     if "llumctl " not in text:
         return

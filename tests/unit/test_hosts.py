@@ -1,4 +1,4 @@
-"""Which Host headers are this machine's."""
+"""Which Host headers name this machine."""
 
 import pytest
 

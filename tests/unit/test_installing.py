@@ -1,4 +1,4 @@
-"""What is asked for when llumctl is installed: locks, extras, and the commands in messages."""
+"""What an installation of llumctl needs: locks, extras, and the commands in messages."""
 
 import os
 import re
@@ -71,7 +71,8 @@ def test_both_locks_have_the_same_vllm_and_only_one_wheel_is_not_on_pypi() -> No
 
 
 def test_the_cpu_lock_is_complete() -> None:
-    """Whatever a locked package asks for is locked too: `make` installs it with `--no-deps`."""
+    """All requirements of a locked package are locked, too, as `make` installs it with
+    `--no-deps`."""
     pins = lock("cpu")
     missing = {
         f"{name}: {text}"
@@ -146,7 +147,7 @@ def test_a_command_names_the_extra_that_is_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before it looks for a cluster, sends load, or simulates."""
+    """The command says so before it looks for a cluster, sends load, or simulates."""
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     monkeypatch.setattr(hints, "is_checkout", lambda: checkout)
     assert run(arguments.split()) == 1
@@ -190,7 +191,7 @@ def index_of_torch(folder: Path, *, empty: bool = False) -> str:
 def test_make_asks_for_cpu_wheels_only_where_the_configured_index_has_none(
     tmp_path: Path, has_it: str
 ) -> None:
-    """By the Makefile's own commands, with folders as both indexes."""
+    """The Makefile's own commands install llumctl, with folders in place of both indexes."""
     configured = index_of_torch(tmp_path / "configured", empty=has_it != "the configured index")
     pytorch = index_of_torch(tmp_path / "pytorch", empty=has_it != "PyTorch's index")
     done = subprocess.run(
@@ -224,8 +225,9 @@ def is_reachable(url: str) -> bool:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_the_documented_command_resolves_with_plain_pypi(installer: str, tmp_path: Path) -> None:
-    """Without this machine's configuration of pip. Where PyTorch's index cannot be reached, a
-    folder stands for it. uv takes seconds; pip, which fetches every wheel, took 7 minutes."""
+    """The commands run without this machine's configuration of pip. If PyTorch's index cannot be
+    reached, a folder stands in for it. uv takes seconds; pip, which fetches every wheel, took 7
+    minutes."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
     environ |= {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
     if certificates := os.environ.get("PIP_CERT"):

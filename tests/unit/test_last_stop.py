@@ -1,4 +1,4 @@
-"""When a cluster was stopped, and by whom: read from the audit log, whatever is in there."""
+"""When a cluster was stopped, and by whom, by the audit log, whatever else is in that file."""
 
 import json
 import os

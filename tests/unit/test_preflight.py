@@ -139,7 +139,7 @@ def test_a_model_folder_that_is_none(tmp_path: Path, model: str, why: str) -> No
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], None]:
-    """An empty cache and a hub that answers what it is given."""
+    """An empty cache, and a hub that gives these answers."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -235,7 +235,7 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_sizes_that_are_none_are_left_to_vllm(tmp_path: Path) -> None:
-    """Each of them was a traceback, or a size below zero."""
+    """Each of these values once led to a traceback, or to a size below zero."""
     args = {"kv_cache_memory_bytes": 1, "max_model_len": 9, "block_size": 32}
     names = ("num_attention_heads", "hidden_size", "num_hidden_layers")
     bad: list[Any] = [0, -4, None, "four", 1.5, [], {}]
@@ -357,7 +357,7 @@ def weights(hub_timeout_s: float | None = 1.0, **args: Any) -> MemorySize:
 
 @pytest.mark.usefixtures("hub_sizes")
 def test_weights_in_the_hub_s_cache(tmp_path: Path) -> None:
-    """Links to nowhere and shards that have not come do not count as the whole."""
+    """Weights are not complete while there are links to nowhere, or shards are missing."""
     snapshot = cached(tmp_path, config__json=config(), model__safetensors=5 * GIB)
     assert weights(None) == MemorySize(5 * GIB)
     (snapshot / "consolidated.safetensors").write_bytes(b"again")

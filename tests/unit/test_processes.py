@@ -104,7 +104,7 @@ def test_the_same_process_is_known_by_pid_and_start(start: Start) -> None:
 def test_members_of_a_session_are_found_without_their_mark(
     start: Start, nonce: str, tmp_path: Path
 ) -> None:
-    """As Ray's agents, which overwrite their environment, and outlive the head."""
+    """Ray's agents are such processes: they overwrite their environment, and outlive the head."""
     child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {IDLE!r}],"
     child += " env={}, stdout=subprocess.DEVNULL).pid, flush=True)"
     head = subprocess.Popen(

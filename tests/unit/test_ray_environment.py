@@ -28,7 +28,7 @@ def test_a_ray_that_the_user_talks_to_is_not_joined(monkeypatch: pytest.MonkeyPa
 
 
 def test_ray_s_own_settings_are_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that docs/reliability.md names, for starts that hang."""
+    """The user's variable is one that docs/reliability.md names for starts that hang."""
     monkeypatch.delenv("RAY_worker_register_timeout_seconds", raising=False)
     assert "RAY_worker_register_timeout_seconds" not in head_environment()
     monkeypatch.setenv("RAY_worker_register_timeout_seconds", "20")
@@ -75,7 +75,7 @@ def test_strangers_with_our_names_are_not_on_the_path(
 
 
 def test_a_user_without_an_entry_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray and torch look up who runs them."""
+    """Ray and torch look up the name of the user who runs them."""
 
     def nobody(uid: int) -> None:
         raise KeyError(uid)

@@ -1,4 +1,5 @@
-"""Requests in a recording: numbered once, told as they change, and the same when read back."""
+"""Requests in a recording get one number each, are recorded when they change, and read back the
+same."""
 
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ def waiting(id_: str, **fields: Any) -> RequestStatus:
 
 
 def recorded(*found: RequestStatus) -> dict[int, RequestStatus]:
-    """As it is written and read back."""
+    """The frame after it was written and read back."""
     frame = RequestNumbers().frame(listed(*found), 105.0)
     assert frame is not None
     return dict(after({}, RequestsFrame.model_validate_json(frame.model_dump_json())))

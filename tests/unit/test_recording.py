@@ -113,7 +113,7 @@ def test_a_bad_line_is_named(path: Path) -> None:
     ],
 )
 def test_figures_that_no_clock_shows_are_no_frame(path: Path, line: str) -> None:
-    """They ended the dashboard that replayed them."""
+    """Such figures used to end the dashboard that replayed them."""
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:2], line + "\n"]))
     with RecordingReader(path) as reader, pytest.raises(UsageError, match=":3: not a frame"):
@@ -165,7 +165,7 @@ def test_headers_carry_the_version() -> None:
 
 
 def test_marks_tell_where_frames_are_without_parsing_them(path: Path) -> None:
-    """Also of lines in another order than ours, as another writer may leave them."""
+    """Lines with their keys in another order, as another writer may leave them, have marks, too."""
     lines = path.read_text().splitlines(keepends=True)
     event = Event(kind="instance_died", time_s=8.0, cause_id="x", position="a1-1")
     lines.append(EventFrame(time_s=8.0, event=event).model_dump_json() + "\n")

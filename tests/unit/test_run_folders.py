@@ -1,4 +1,5 @@
-"""A cluster's temporary folder: new for each run, and deleted only where it is proved."""
+"""A cluster's temporary folder is new for each run, and is deleted only if its marker proves what
+it is."""
 
 import os
 import stat
@@ -19,7 +20,8 @@ NONCE = "0123456789abcdef"
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made; long paths are none for Ray's sockets."""
+    """The folder in which temporary folders are made; its path may be too long for Ray's
+    sockets."""
     monkeypatch.setattr(run_folders, "MAX_RAY_BYTES", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path

@@ -1,4 +1,5 @@
-"""The run state on disk: private, atomic, and clear when it cannot be used."""
+"""The run state on disk is private, is written in one step, and says clearly if it cannot be
+used."""
 
 import json
 import os

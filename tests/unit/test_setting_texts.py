@@ -1,4 +1,4 @@
-"""Settings in words: which values they may have, and what a change of them would do."""
+"""Settings in words: which values they may have, and what a change would do."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ids in little room: pieces of them, and different ones stay different."""
+"""Ids in little room: they are cut, and different ids stay different."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`up` in the foreground, when its cluster ends under it."""
+"""`up` in the foreground, when its cluster ends without it."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ STATE = RunState(
 
 @pytest.fixture
 def head() -> subprocess.Popen[bytes]:
-    """Ray's, which has ended."""
+    """The head process of Ray, which has ended."""
     head = subprocess.Popen([sys.executable, "-c", "raise SystemExit(15)"])
     head.wait()
     return head
@@ -83,7 +83,7 @@ def test_a_head_that_died_is_told_and_cleared(
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Signals) -> None:
-    """A terminal that hangs up used to leave the cluster to nobody."""
+    """A terminal that hung up used to leave a cluster that ran on without an owner."""
     told: list[object] = []
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head,
@@ -97,7 +97,7 @@ def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Sign
 
 
 def test_a_hang_up_that_is_ignored_stays_so() -> None:
-    """As under nohup."""
+    """A hang-up is ignored under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with processes.stops_interrupt():

@@ -1,4 +1,4 @@
-"""What `up` says while it waits, and that it does not wait for what is given up."""
+"""What `up` says while it waits; it does not wait for a process that is given up."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Points as an engine of known constants would give them."""
+"""Points as they would be measured of an engine with known constants."""
 
 from dataclasses import replace
 

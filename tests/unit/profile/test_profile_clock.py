@@ -59,7 +59,7 @@ def test_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_machines_own_account() -> None:
-    """Sleeping is no waiting for a core."""
+    """A thread that sleeps does not wait for a core."""
     clock = CoreClock()
     began_s = clock()
     time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The file: it reads back as what was written, and is written whole or not at all."""
+"""The profile's file reads back as it was written, and is written whole or not at all."""
 
 from dataclasses import replace
 from pathlib import Path

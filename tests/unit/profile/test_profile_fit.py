@@ -1,5 +1,5 @@
-"""The fit: constants that are known come out again, noise is borne, and what cannot be told is
-refused."""
+"""The fit finds known constants again, also with noise, and refuses points that do not determine
+them."""
 
 import random
 from dataclasses import asdict, replace
@@ -74,7 +74,7 @@ def test_relative_errors_count() -> None:
 
 
 def test_no_constant_is_negative() -> None:
-    """Prompts that get cheaper by the token, faster than a line: a free fit would have a negative
+    """Prompts whose time grows more slowly than a line: a fit without bounds would have a negative
     square."""
     points = [Point(prompt(n), 0.01 + 1e-3 * n**0.5) for n in LENGTHS]
     assert min(fit_prefill(points)) >= 0

@@ -1,4 +1,4 @@
-"""The measurement, on an emulated engine in virtual time: what it keeps to comes out again."""
+"""The measurement of an emulated engine in virtual time finds the profile that the engine keeps."""
 
 import itertools
 from collections import deque
@@ -75,7 +75,7 @@ def test_the_mixed_steps_agree_with_the_rule_of_the_model(points: StepPoints) ->
 
 
 def test_another_rule_would_show(points: StepPoints) -> None:
-    """The mixed points tell the rule of the larger one from a sum."""
+    """The mixed points show whether a step takes the larger of both times or their sum."""
     summed = [
         p.fitted_s(PROFILE) + min(PROFILE.decode_base_s, _prefill_s(p.steps[0]))
         for p in points.mixed
@@ -109,7 +109,7 @@ def test_a_tiny_engine_is_measured_too() -> None:
 
 
 def test_what_lies_between_two_steps_counts() -> None:
-    """As an instance's thread takes its time there."""
+    """Between two steps an instance's thread takes time, too."""
     clock = Clock()
     with driven(clock=clock) as (engine, emulated):
         take_events = emulated.take_events

@@ -1,4 +1,4 @@
-"""The command around the measurement: a stand-in for the engine's process says what that would."""
+"""The command around the measurement. A stand-in for the engine's process sends the messages."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def profiled(
     *messages: Message,
     **fields: object,
 ) -> list[str]:
-    """What was reported."""
+    """The texts that were reported."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setattr(run_module, "COMMAND", stand_in(folder, *messages))
     said: list[str] = []
@@ -208,7 +208,7 @@ sys.exit(guarded(lambda: run.run(Settings(), wanted, lambda text: None) and 0))
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_leaves_no_process_and_no_file(number: int, tmp_path: Path) -> None:
-    """SIGKILL leaves it to the engine's process, which ends with its stdin."""
+    """After a SIGKILL of the command, the engine's process ends by itself when its stdin ends."""
     command = stand_in(tmp_path, Said("loading"), stays=True)
     if number == signal.SIGKILL:
         command = (sys.executable, "-P", "-c", ENDS_WITH_PARENT.format(tmp_path / "pids"))
