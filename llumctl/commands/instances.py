@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from controller.api.client import ControlClient
-    from controller.api.operations.on_instances import CordonReport, Drain, DrainReport, MarkReport
+    from controller.api.operations.on_instances import CordonReport, DrainReport, MarkReport
     from controller.api.operations.order import Order
     from controller.api.wire import OrderModel
     from controller.api.wire.status import ClusterStatus, InstanceStatus
@@ -105,10 +105,10 @@ def drain(
     gone. Ctrl-C does not end the drain; llumctl uncordon takes it back.
     """
     wanted_ids = ids_once(instance_ids)
+    flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
     if remove:
         of_drain = {"--deadline": deadline is not None, "--on-deadline": on_deadline != "keep"}
         check_flags(of_drain, "--remove", "llumctl drain --help")
-        flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
         _remove(flags, wanted_ids, DEFAULT_WITHIN if within is None else within)
         return
     if within is not None:
@@ -117,7 +117,6 @@ def drain(
     deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
         raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
-    name = connect.attached(cluster)
     from controller.api.operations.on_instances import Drain, DrainRequest
 
     wanted = DrainRequest(
@@ -129,18 +128,32 @@ def drain(
         if_revision=if_revision,
     )
     orders = Drain.of_each(wanted_ids, wanted)
-    if not (yes or dry_run):
-        orders = agreed(name, orders, f"llumctl drain {' '.join(wanted_ids)}")
-    reports = _sent(name, orders)
-    if dry_run or detach:
-        output.emit(text(reports, output_format))
-    if dry_run and any(report.changes for report in reports):
+    carry_out(flags, orders, deadline_s, command=f"llumctl drain {' '.join(wanted_ids)}")
+
+
+def carry_out(
+    flags: Flags,
+    orders: "Sequence[Given]",
+    deadline_s: float | None,
+    *,
+    command: str = "",
+    detached: "Callable[[Sequence[DrainReport]], str] | None" = None,
+) -> None:
+    """Plans and asks, sends the orders, and follows their drains. `command` as for `agreed`,
+    `detached` as for `follow`."""
+    name = connect.attached(flags.cluster)
+    if not (flags.yes or flags.dry_run):
+        orders = agreed(name, orders, command)
+    reports = _sent(name, orders, dry_run=flags.dry_run)
+    if flags.dry_run or flags.detach:
+        output.emit(text(reports, flags.output_format))
+    if flags.dry_run and any(report.changes for report in reports):
         raise typer.Exit(EXIT_WOULD_CHANGE)
-    if not (dry_run or detach):
-        follow(name, reports, deadline_s, output_format)
+    if not (flags.dry_run or flags.detach):
+        follow(name, reports, deadline_s, flags.output_format, detached)
 
 
-def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
+def _sent(cluster: str, orders: "Sequence[Given]", *, dry_run: bool) -> "list[DrainReport]":
     """Sends the orders. At the first one the controller checks whether all instances may drain."""
     reports: list[DrainReport] = []
     try:
@@ -148,7 +161,7 @@ def _sent(cluster: str, orders: "Sequence[Drain]") -> "list[DrainReport]":
             for report in _in_turn(client, orders):
                 reports.append(report)
     except LlumctlError:
-        if reports and not orders[0].wanted.dry_run:
+        if reports and not dry_run:
             begun = " ".join(report.instance_id for report in reports)
             output.say(f"draining has begun: {begun} (llumctl uncordon {begun})")
         raise
@@ -326,7 +339,6 @@ def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
         raise UsageError(
             "--within: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
         )
-    name = connect.attached(flags.cluster)
     from controller.api.operations.on_instances import Evacuate, EvacuateRequest
 
     wanted = EvacuateRequest(
@@ -337,16 +349,7 @@ def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
         if_revision=flags.if_revision,
     )
     order = Evacuate(instance_ids[0], wanted)
-    if not (flags.yes or flags.dry_run):
-        (order,) = agreed(name, [order])
-    with connect.client(name) as client:
-        report = client.send(order)
-    if flags.dry_run or flags.detach:
-        output.emit(text((report,), flags.output_format))
-    if flags.dry_run:
-        raise typer.Exit(EXIT_WOULD_CHANGE)
-    if not flags.detach:
-        follow(name, (report,), within_s, flags.output_format, _evacuation_goes_on)
+    carry_out(flags, [order], within_s, detached=_evacuation_goes_on)
 
 
 def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:

@@ -139,7 +139,6 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
     arguments.an_id(instance_id, "ID")
     if now and deadline_s is not None:
         raise UsageError("--now: not with --deadline", "llumctl restart --help")
-    name = connect.attached(flags.cluster)
     from controller.api.operations.on_instances import Restart, RestartRequest
 
     wanted = RestartRequest(
@@ -151,16 +150,7 @@ def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bo
         if_revision=flags.if_revision,
     )
     order = Restart(instance_id, wanted)
-    if not (flags.yes or flags.dry_run):
-        (order,) = instances.agreed(name, [order])
-    with connect.client(name) as client:
-        report = client.send(order)
-    if flags.dry_run or flags.detach:
-        output.emit(instances.text((report,), flags.output_format))
-    if flags.dry_run and report.changes:
-        raise typer.Exit(EXIT_WOULD_CHANGE)
-    if not (flags.dry_run or flags.detach):
-        instances.follow(name, (report,), deadline_s, flags.output_format, _restart_goes_on)
+    instances.carry_out(flags, [order], deadline_s, detached=_restart_goes_on)
 
 
 def _restart_goes_on(going_on: "Sequence[DrainReport]") -> str:

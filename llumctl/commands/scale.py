@@ -154,52 +154,57 @@ def scale(
     for flag, value in (of_number if is_auto else of_auto).items():
         if value is not None and value is not False:
             raise UsageError(f"{flag}: {'not' if is_auto else 'only'} with {AUTO}", HELP)
+    flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, force=force)
     if is_auto:
-        flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format)
         _scale_auto(flags, _auto_changes(mode, minimum, maximum, target_ttft, target_tpot))
         return
-    target_count, change = _wanted(target)
-    deadline_s = deadline_of(deadline)
-    timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
-    if timeout_s is not None and not wait:
+    if timeout is not None and not wait:
         raise UsageError("--timeout: only with --wait", HELP)
-    name = connect.attached(cluster)
+    timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
+    _scale_by_hand(flags, target, deadline_of(deadline), timeout_s, wait=wait)
+
+
+def _scale_by_hand(
+    flags: Flags, target: str, deadline_s: float | None, timeout_s: float | None, *, wait: bool
+) -> None:
+    """Plans and asks, sets the number of instances, and waits if that is wanted."""
+    target_count, change = _wanted(target)
+    name = connect.attached(flags.cluster)
     connect.check(name)
     from controller.api.operations.on_cluster import Scale, ScaleRequest
 
-    is_planned_first = not dry_run and (change is not None or not yes)
-    wanted = ScaleRequest(
-        target=target_count,
-        change=change,
-        if_revision=if_revision,
-        dry_run=dry_run or is_planned_first,
-        force=force,
-        reason=reason,
-        deadline_s=deadline_s,
+    is_planned_first = not flags.dry_run and (change is not None or not flags.yes)
+    order = Scale(
+        ScaleRequest(
+            target=target_count,
+            change=change,
+            if_revision=flags.if_revision,
+            dry_run=flags.dry_run or is_planned_first,
+            force=flags.force,
+            reason=flags.reason,
+            deadline_s=deadline_s,
+        )
     )
-    order = Scale(wanted)
     if is_planned_first:
-        order = agreed(name, f"llumctl scale {target}", order, yes=yes)
+        order = agreed(name, f"llumctl scale {target}", order, yes=flags.yes)
     with connect.client(name) as client:
         report = client.send(order)
-        changed = _changes(report)
-        if wait and not dry_run and not changed:
+        if wait and not flags.dry_run and not _changes(report):
             report = _begun_before(client, report)
-            changed = _changes(report)
     if report.holds_autoscale:
-        would = "would leave" if dry_run else "leaves"
+        would = "would leave" if flags.dry_run else "leaves"
         output.say(f"auto-scaling {would} it at {report.target}, until llumctl scale auto on")
-    if not wait or dry_run or not changed:
-        output.emit(_text(report, output_format))
-        if not changed:
-            output.say("nothing to change")
-        elif dry_run:
-            raise typer.Exit(EXIT_WOULD_CHANGE)
+    if wait and not flags.dry_run and _changes(report):
+        if timeout_s is None:
+            until_s = None if deadline_s is None or not report.draining else deadline_s
+            timeout_s = DEFAULT_TIMEOUT_S if until_s is None else until_s + DEADLINE_MARGIN_S
+        _wait(name, report, timeout_s, deadline_s, flags.output_format)
         return
-    if timeout_s is None:
-        until_s = None if deadline_s is None or not report.draining else deadline_s
-        timeout_s = DEFAULT_TIMEOUT_S if until_s is None else until_s + DEADLINE_MARGIN_S
-    _wait(name, report, timeout_s, deadline_s, output_format)
+    output.emit(_text(report, flags.output_format))
+    if not _changes(report):
+        output.say("nothing to change")
+    elif flags.dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
 def _changes(report: "ScaleReport") -> bool:

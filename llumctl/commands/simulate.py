@@ -255,11 +255,7 @@ def simulate(
     positive(target_ttft_p99, "--target-ttft-p99")
     positive(target_tpot_p99, "--target-tpot-p99")
     check_plot(plot)
-    if recording is not None and workload is not None:
-        raise UsageError("--from: not with --workload", f"{HINT}      or      --from FILE")
-    if recording is None and not workload:
-        raise UsageError("--workload: name a workload", HINT)
-    names = [_file(recording)] if recording is not None else list(dict.fromkeys(workload or ()))
+    names = _names(workload, recording)
     targeted = target_ttft_p99 is not None or target_tpot_p99 is not None
     if autoscale is not None and targeted:
         raise UsageError(
@@ -373,6 +369,17 @@ def find_knee(
     )
 
 
+def _names(workload: list[str] | None, recording: Path | None) -> list[str]:
+    """The names of the workloads. A recording is a workload whose name is its path."""
+    if recording is not None:
+        if workload is not None:
+            raise UsageError("--from: not with --workload", f"{HINT}      or      --from FILE")
+        return [str(recording) if recording.is_absolute() else f"./{recording}"]
+    if not workload:
+        raise UsageError("--workload: name a workload", HINT)
+    return list(dict.fromkeys(workload))
+
+
 def _nothing_before(context: typer.Context) -> None:
     """Refuses options before the subcommand: they belong to `simulate` and would be lost."""
     for name in context.params:
@@ -394,11 +401,6 @@ def _check_numbers(
     for value, flag in ((requests, "--requests"), (clients, "--clients"), (jobs, "--jobs")):
         within(1, value, flag)
     within(0, warm_up, "--warm-up", 0.9)
-
-
-def _file(path: Path) -> str:
-    """The path as a workload's name: a name with a slash means a file."""
-    return str(path) if path.is_absolute() else f"./{path}"
 
 
 _SIZES = re.compile(r"(\d{1,5})(?:\.\.(\d{1,5}))?")
