@@ -187,7 +187,7 @@ bench-tui: $(STAMP)
 # What differs afterwards is for `git diff` to show, and for somebody to look at.
 pictures: $(STAMP)
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest tests/unit/tui/test_tui_snapshots.py $(ARGS)
-	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python -m tests.unit.tui.pictures
 
 bench-against: $(STAMP)
 	$(BIN)/python -m benchmarks.against --old $(OLD) $(ARGS)
@@ -219,7 +219,7 @@ paper-plots: $(STAMP)
 	$(BIN)/python -m tools.paper_plots
 
 paths: $(STAMP)
-	$(BIN)/python -m benchmarks.paths $(ARGS)
+	$(BIN)/python -m tests.unit.runtime.paths $(ARGS)
 
 sizes: $(STAMP)
 	$(BIN)/python -m tools.sizes $(ARGS)

@@ -1,8 +1,8 @@
 """This checkout beside an older one: `--old PATH`, a checkout with its own installation.
 
-The older one runs twice, so that the table shows what the same code differs by from round to
-round. All three clusters stay up and take turns in another order each round. A ratio is that of
-two measurements in one round; above 1 is slower or longer, and for throughput less of it.
+The older checkout runs twice, so that the table shows how much the same code differs from round to
+round. All three clusters stay up and take turns, in another order each round. A ratio compares two
+measurements of one round; above 1 means slower or longer, or a lower throughput.
 """
 
 import argparse
@@ -24,10 +24,9 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.downtimes import Case, Downtimes
 from benchmarks.engine_plan import CLUSTER, EnginePlan, free_port, make_plan
 from benchmarks.load import Workload, run_load
-from benchmarks.migration import KV_BYTES
+from benchmarks.migration import KV_BYTES, Case, Downtimes
 from benchmarks.moved_streams import MigrationCluster, MovedStreams
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, control_of, running
@@ -42,7 +41,7 @@ CASES = (Case(1024, 0), Case(7500, 0), Case(7500, 3))
 
 @dataclass(slots=True)
 class Figures:
-    """Of each round: by what was measured, by side, the value; smaller is better."""
+    """For each round the values, by the name of the measurement and by side; smaller is better."""
 
     values: dict[str, dict[str, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
@@ -53,7 +52,7 @@ class Figures:
             self.values[name][side].append(value)
 
     def ratios(self, name: str, side: str) -> list[float]:
-        """To the old one, round by round."""
+        """The ratios to the old checkout, round by round."""
         sides = self.values[name]
         return [a / b for a, b in zip(sides[side], sides[OLD], strict=False)]
 
@@ -63,7 +62,7 @@ class Figures:
             table.add_column(column, justify="left" if column == "measured" else "right")
         for name, sides in self.values.items():
             if len(sides) < 3:
-                continue  # cut short in the first round
+                continue  # the first round was cut short
             new, again = self.ratios(name, NEW), self.ratios(name, OLD_AGAIN)
             table.add_row(
                 name,
@@ -99,7 +98,7 @@ def main() -> int:
 
 
 def _endpoint(checkouts: dict[str, Path], options: argparse.Namespace, figures: Figures) -> None:
-    """One engine each."""
+    """Compares clusters of one engine each."""
     plans = _plans(checkouts, make_plan(1))
     servers = {side: LlumctlServer(plans[side], side, path) for side, path in checkouts.items()}
     with running(*servers.values()):
@@ -133,7 +132,7 @@ def _workload(plan: EnginePlan, num_streams: int, index: int) -> Workload:
 
 
 def _migration(checkouts: dict[str, Path], options: argparse.Namespace, figures: Figures) -> None:
-    """Two engines each; medians of a round's live moves."""
+    """Compares clusters of two engines each, by the medians of a round's live moves."""
     plan = make_plan(2)
     plan = replace(plan, engine_args=plan.engine_args | {"kv_cache_memory_bytes": KV_BYTES})
     plans = _plans(checkouts, plan)
@@ -185,7 +184,7 @@ def _core_times(checkout: Path) -> dict[str, float]:
 
 
 def _loop_times(checkout: Path) -> dict[str, float]:
-    """What a frontend waits for a dispatch, the naming of its candidates included."""
+    """How long a frontend waits for a dispatch, with the naming of the candidates."""
     options = ("--parts", "loop", "--seconds", "3", "--rounds", "1")
     *_, both = _scheduler_figures(checkout, options)["loop"]
     return {
@@ -196,7 +195,7 @@ def _loop_times(checkout: Path) -> dict[str, float]:
 
 
 def _scheduler_figures(checkout: Path, options: Sequence[str]) -> dict[str, Any]:
-    """Of the checkout's own benchmark."""
+    """The figures of the checkout's own benchmark."""
     command = [str(checkout / ".venv" / "bin" / "python"), "-m", "benchmarks.scheduler"]
     before = set(_results(checkout))
     subprocess.run([*command, *options], cwd=checkout, check=True, stdout=subprocess.DEVNULL)
@@ -219,7 +218,7 @@ PARTS: dict[str, Callable[[dict[str, Path], argparse.Namespace, Figures], None]]
 
 
 def _plans(sides: dict[str, Path], plan: EnginePlan) -> dict[str, EnginePlan]:
-    """The same engines; clusters and ports of their own."""
+    """The same engines for each side, with a cluster and ports of its own."""
     return {
         side: replace(
             plan,
@@ -232,7 +231,7 @@ def _plans(sides: dict[str, Path], plan: EnginePlan) -> dict[str, EnginePlan]:
 
 
 def _rounds(sides: dict[str, Any], number: int) -> Iterator[tuple[int, Sequence[str]]]:
-    """Each with an order of its own."""
+    """The rounds, each with the sides in another order."""
     dice = random.Random(1)
     for index in range(number):
         yield index, dice.sample(list(sides), len(sides))

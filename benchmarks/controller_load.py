@@ -1,13 +1,14 @@
-"""A controller alone in its process, and two more that play its cluster.
+"""A controller alone in its process, and two more processes that stand in for its cluster.
 
-The controller is the real one with its real, encrypted mailbox. One process plays all instances:
-each pushes a status every few milliseconds through a socket of its own. The other plays a
-frontend that asks for dispatches, open loop. Nothing is emulated beyond that: no engine, no HTTP.
+The controller is the real one with its real, encrypted mailbox. One process stands in for all
+instances: each pushes a status every few milliseconds through a socket of its own. The other one
+stands in for a frontend that asks for dispatches in an open loop. There is no engine and no HTTP.
 """
 
 import asyncio
 import ctypes
 import gc
+import os
 import random
 import threading
 import time
@@ -22,7 +23,6 @@ from typing import Any
 import uvloop
 import zmq
 
-from benchmarks.loop_probe import LoopProbe
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox, new_secret_key
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceSnapshot
@@ -36,17 +36,68 @@ from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import EngineInfo, StatusPushed, Welcome
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 
+# How late an event loop runs its callbacks: one is due every millisecond by the kernel's clock. The
+# loop's own timers cannot show this: uvloop counts whole milliseconds on a clock that it reads once
+# per turn, so its timers are up to 0.4 ms early and 1 ms late on an idle loop. Linux only.
+
+PERIOD_S = 0.001
+_TFD_NONBLOCK = os.O_NONBLOCK
+_TFD_TIMER_ABSTIME = 1
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = [("interval", _TimeSpec), ("first", _TimeSpec)]
+
+
+class LoopProbe:
+    """Measures the running loop from its creation until `stop`. There is one value in seconds for
+    each period: if two periods passed before a callback ran, both were late."""
+
+    def __init__(self) -> None:
+        self.late_s: list[float] = []
+        self._loop = asyncio.get_running_loop()
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._timer = libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK)
+        if self._timer < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._due_ns = time.monotonic_ns() + 10_000_000
+        first = _TimeSpec(*divmod(self._due_ns, 1_000_000_000))
+        spec = _TimerSpec(_TimeSpec(0, int(PERIOD_S * 1e9)), first)
+        if libc.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+        self._loop.add_reader(self._timer, self._on_time)
+
+    def stop(self) -> list[float]:
+        self._loop.remove_reader(self._timer)
+        os.close(self._timer)
+        return self.late_s
+
+    def _on_time(self) -> None:
+        num_periods = int.from_bytes(os.read(self._timer, 8), "little")
+        now_ns = time.monotonic_ns()
+        for _ in range(num_periods):
+            self.late_s.append((now_ns - self._due_ns) / 1e9)
+            self._due_ns += int(PERIOD_S * 1e9)
+
+
+# The processes
+
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 60.0
 SETTLE_S = 2.0
 INFO = EngineInfo(8192, 852, 16, ("generate",))
-# Least wait of the process that plays the instances: what is due by then goes out together.
+# The shortest wait of the process that stands in for the instances: messages that are due by then
+# are sent together.
 PUSH_TURN_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the controller has to do: `status_every_s` of each instance, None: no statuses."""
+    """What the controller has to do. `status_every_s`: of each instance; None for no statuses."""
 
     name: str
     status_every_s: float | None
@@ -55,8 +106,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Seconds. `loop_cores` are those of the loop's thread, `cores` of the whole process.
-    `num_statuses` and `num_dispatches` are what the controller took in."""
+    """What was measured, in seconds. `loop_cores`: of the loop's thread; `cores`: of the whole
+    process. `num_statuses` and `num_dispatches`: how many the controller handled."""
 
     load: Load
     stall_s: list[float]
@@ -69,7 +120,7 @@ class Seen:
 
 
 class NoLauncher:
-    """The members are there already."""
+    """Launches nothing: the members are there already."""
 
     def loss(self) -> None:
         return None
@@ -124,7 +175,7 @@ class ControllerBench:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=play, args=(theirs, *arguments), daemon=True)
         process.start()
-        theirs.close()  # so that its end shows here
+        theirs.close()  # so that this process notices the end of the other
         self._processes.append(process)
         self._pipes.append(ours)
         return ours
@@ -182,7 +233,7 @@ async def _observe(controller: ControllerProcess, seconds: float) -> dict[str, A
 
 
 def _num_statuses(controller: ControllerProcess) -> int:
-    """Each names its number, as a count of steps."""
+    """Counts statuses: each has its number in the count of steps."""
     return sum(status.num_steps for status in controller.statuses.values())
 
 
@@ -198,7 +249,8 @@ def _instances(
 async def _serve_instances(
     pipe: Connection, key: ClusterKey, address: str, num_instances: int, seqs: Sequence[int]
 ) -> None:
-    """Statuses from a thread, all else on the loop: a status must not wait for a Hello."""
+    """Sends statuses from a thread and everything else from the loop: a status must not wait for a
+    Hello."""
     mailbox = ZmqMailbox(HOST, key=key)
     members = [
         ControllerLink("instance", f"i-{n}", mailbox, address, "node", lambda: 0)
@@ -225,7 +277,7 @@ async def _serve_instances(
 
 
 class _Pusher:
-    """`every_s`: how often each instance pushes; None: once per second, as idle ones do."""
+    """`every_s`: how often each instance pushes; None for once per second, as idle ones do."""
 
     def __init__(
         self, key: ClusterKey, address: str, members: Sequence[ControllerLink], seqs: Sequence[int]
@@ -256,7 +308,7 @@ class _Pusher:
                     due_s[index] = max(due_s[index] + every_s, now_s - every_s)
                     with suppress(zmq.Again):
                         socket.send(self._status(index), zmq.NOBLOCK)
-                elif due_s[index] > now_s + every_s:  # it was slower before
+                elif due_s[index] > now_s + every_s:  # its rate was lower before
                     due_s[index] = now_s + self._dice.random() * every_s
             time.sleep(PUSH_TURN_S)
 
@@ -319,7 +371,7 @@ class _Frontend:
         self._dice = random.Random(2)
 
     async def keep_asking(self) -> None:
-        """Open loop: however long answers take."""
+        """Asks in an open loop, however long answers take."""
         due_s = time.perf_counter()
         while True:
             if not self.asks_per_s:
@@ -340,7 +392,7 @@ class _Frontend:
         match decode(head):
             case Dispatched(dispatch):
                 self.taken_s.append(now_s - self._asked_s.pop(dispatch.request_id))
-                # The instance has it: its next status says so.
+                # The instance has the request: its next status says so.
                 self._seqs[int(dispatch.instance_id[2:])] = dispatch.seq
             case Welcome() as welcome:
                 self._member.welcomed(welcome)

@@ -1,10 +1,10 @@
 """What moves cost on a GPU: copies of KV blocks, alone and beside steps.
 
-Blocks of a LLaMA-7B's size (16 tokens, 32 layers of 32 heads, 16 bits: 8 MiB) in caches as vLLM's
-FlashAttention has them. First gather and scatter by the number of blocks, as CudaBlocks does them,
-beside a plain copy of as many bytes from and to pinned memory, which is what the bus can do. Then
-a step of matrix products that takes about what a decode step of that model takes, alone and while
-another thread gathers or scatters without a pause: how much longer the steps are.
+Blocks have the size of LLaMA-7B's (16 tokens, 32 layers of 32 heads, 16 bits: 8 MiB) in caches like
+those of vLLM's FlashAttention. The first table has the speed of gather and scatter in CudaBlocks by
+the number of blocks, beside a plain copy of as many bytes from and to pinned memory, which is the
+limit of the bus. The second one shows how much longer a step of matrix products (about as long as a
+decode step of that model) takes while another thread gathers or scatters without a pause.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _copies(blocks: CudaBlocks, size: int, num_blocks: int) -> dict[str, Any]:
-    """MB/s, medians."""
+    """Median speeds in MB/s."""
     ids = _scattered(size, num_blocks)
     buffer = blocks.buffer(size)
     plain = torch.empty_like(buffer.on_device)
@@ -125,7 +125,7 @@ def _step() -> Callable[[], None]:
 
 
 def _step_times(step: Callable[[], None], blocks: CudaBlocks) -> list[float]:
-    """As an engine's loop: each step is waited for."""
+    """Runs steps as an engine's loop does: it waits for each."""
     taken = []
     for _ in range(NUM_STEPS):
         began_s = time.perf_counter()
@@ -139,7 +139,8 @@ def _step_times(step: Callable[[], None], blocks: CudaBlocks) -> list[float]:
 def _beside(
     steps: Callable[[], list[float]], copy: Callable[[], Any]
 ) -> tuple[list[float], int, float]:
-    """The steps' times, how many copies were made beside them, and in how many seconds."""
+    """Returns the times of the steps, the number of copies beside them, and their total time in
+    seconds."""
     over = threading.Event()
     num_copies = 0
 

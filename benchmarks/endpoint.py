@@ -1,9 +1,9 @@
 """Throughput and latency of the endpoint beside vLLM's own server, and several engines also beside
 vllm-router in front of as many of these servers.
 
-Both servers stay up and take turns under the very same load, so that whatever else the
-machine does falls on both; who goes first alternates. The figures are ratios and
-differences within a round, and their median over the rounds.
+Both servers stay up and take turns under exactly the same load, so that other work of the machine
+affects both; which one goes first alternates. The figures are ratios and differences within a
+round, and their median over the rounds.
 """
 
 import argparse
@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.cpu_meter import CpuMeter, CpuUse, wait_until_quiet
 from benchmarks.engine_plan import EnginePlan, make_plan
 from benchmarks.load import LoadFigures, Workload, run_load
-from benchmarks.process_groups import signals_interrupt
+from benchmarks.process_groups import CpuMeter, CpuUse, signals_interrupt, wait_until_quiet
 from benchmarks.servers import (
     IDLE_CPU_LIMIT,
     LlumctlServer,
@@ -39,7 +38,7 @@ IDLE_WATCH_S = 5.0
 DEFAULT_REQUESTS_PER_STREAM = 4
 MIN_REQUESTS = 8
 ROUTER_POLICIES = ("round_robin", "cache_aware")
-# Of everybody else together: above it a figure says as much about them.
+# The cores of all other programs together: above this number a figure says as much about them.
 MAX_OTHER_CORES = 0.25
 
 
@@ -48,15 +47,15 @@ class Options:
     rounds: int
     streams: tuple[int, ...]
     requests: int | None
-    """Of one measurement; None: four per stream, at least eight."""
+    """The number in one measurement; None for four per stream, at least eight."""
     staggered: bool
     patience_s: float
-    """How long each measurement may wait for others on the machine to be quiet, or be
-    repeated because they were not."""
+    """How long each measurement may wait until other programs are quiet, or be repeated because
+    they were not."""
     pairs: tuple[int, ...]
-    """Engines of each comparison: 1, then 2."""
+    """The number of engines in each comparison: 1, then 2."""
     router: Path | None
-    """The command vllm-router."""
+    """The path of the command vllm-router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Round:
 
     @property
     def ttft_difference_ms(self) -> float:
-        """Of the medians."""
+        """The difference of the medians."""
         return 1000 * (self.ours.load.ttft_s - self.vllm.load.ttft_s)
 
     @property
@@ -131,7 +130,7 @@ def main() -> int:
 
 
 def _others(plan: EnginePlan, options: Options) -> Iterator[Server]:
-    """What the endpoint is compared with."""
+    """The servers with which the endpoint is compared."""
     yield VllmServer(plan)
     if options.router is not None and plan.num_engines > 1:
         for policy in ROUTER_POLICIES:
@@ -187,13 +186,14 @@ def _workload(plan: EnginePlan, streams: int, options: Options, index: int) -> W
 
 
 def _warm_up(server: Server, options: Options) -> None:
-    """Every size of batch once, from one stream to the most."""
+    """Runs every size of batch once, from one stream to the most."""
     workload = _workload(server.plan, max(options.streams), options, index=-1)
     run_load(server.base_url, replace(workload, num_requests=workload.num_streams))
 
 
 def _measure(server: Server, workload: Workload, patience_s: float) -> Measurement:
-    """The first that others did not disturb, or the last before patience ended."""
+    """The first measurement that other programs did not disturb, or the last one before patience
+    ended."""
     give_up_s = time.monotonic() + patience_s
     while True:
         wait_until_quiet(MAX_OTHER_CORES, give_up_s - time.monotonic())
@@ -202,7 +202,7 @@ def _measure(server: Server, workload: Workload, patience_s: float) -> Measureme
         measured = Measurement(load, meter.used())
         if measured.cpu.other_cores <= MAX_OTHER_CORES or time.monotonic() >= give_up_s:
             return measured
-        workload = replace(workload, seed=workload.seed + 1)  # its prompts are cached now
+        workload = replace(workload, seed=workload.seed + 1)  # the old prompts are cached
 
 
 def _summary(done: list[Round]) -> dict[str, Any]:

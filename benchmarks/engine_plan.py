@@ -1,4 +1,4 @@
-"""What both servers run: llumctl's own plan, and the same engine arguments for vLLM."""
+"""The plan of both servers: llumctl's own plan, and the same engine arguments for vLLM."""
 
 import json
 import os
@@ -13,11 +13,12 @@ from typing import Any
 from controller.main import up
 from llumctl.config import settings as llumctl_settings
 
-# Its own, so that two runs, or a user's cluster, do not end one another.
+# The name of the cluster has the pid, so that this run ends neither another one nor a user's
+# cluster.
 CLUSTER = f"bench-{os.getpid()}"
 FIRST_WORD_ID = 300
-"""Below it the embedded model's vocabulary has special tokens and single bytes."""
-# Below the ports that the kernel gives to connections: Ray opens many while it starts.
+"""Smaller ids of the embedded model's vocabulary are special tokens and single bytes."""
+# These ports are below those that the kernel gives to connections: Ray opens many while it starts.
 _ports = count(18100)
 
 
@@ -43,15 +44,15 @@ class EnginePlan:
         return [words.randrange(FIRST_WORD_ID, self.vocab_size) for _ in range(num_tokens)]
 
     def vllm_arguments(self) -> list[str]:
-        """The command line of vLLM's own server; llumctl's writes no access log either."""
+        """The command line of vLLM's own server; like llumctl's, it writes no access log."""
         arguments = [part for item in self.engine_args.items() for part in _as_flag(*item)]
         if self.num_engines > 1:
             arguments += ["--data-parallel-size", str(self.num_engines)]
         return [*arguments, "--disable-uvicorn-access-log"]
 
     def llumctl_arguments(self) -> list[str]:
-        """The command line of `llumctl up`. The size of the KV cache follows the memory that
-        is free, so it is given: the servers start one after the other."""
+        """The command line of `llumctl up`. It names the size of the KV cache, which would
+        otherwise depend on the free memory: the servers start one after the other."""
         kv_bytes = self.engine_args.get("kv_cache_memory_bytes")
         fixed = ["--engine-arg", f"kv_cache_memory_bytes={kv_bytes}"] if kv_bytes else []
         return [
@@ -62,7 +63,7 @@ class EnginePlan:
 
 
 def make_plan(num_engines: int) -> EnginePlan:
-    """As `llumctl up -n num_engines` chooses, config file and environment included."""
+    """The plan that `llumctl up -n num_engines` would make, with config file and environment."""
     port, control_port = free_port(), free_port()
     settings = llumctl_settings.load(
         flags={
@@ -87,13 +88,13 @@ def make_plan(num_engines: int) -> EnginePlan:
 
 
 def emulated_plan(num_engines: int) -> EnginePlan:
-    """Emulated engines, which have no memory that would limit their number."""
+    """A plan of emulated engines, whose number no memory limits."""
     engine_args = {"served_model_name": "embedded"}
     return replace(make_plan(1), num_engines=num_engines, engine_args=engine_args)
 
 
 def _kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
-    """Of a model with full attention in all layers, from its config.json."""
+    """The size for a model with full attention in all layers, from its config.json."""
     heads = config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // heads
     element = 4 if "float32" in (dtype, config.get("torch_dtype") if dtype == "auto" else "") else 2

@@ -1,8 +1,8 @@
-"""Costly grammars beside one stream: what each is answered, and what it costs everybody else.
+"""Costly grammars beside one stream: the answer to each, and its cost for other requests.
 
-For each grammar: the answer, how long it took, the longest gap between two tokens of a stream
-that runs all the while, and the engine's and the frontend's memory a few seconds afterwards. At
-the end, what the engine computes while it has no request.
+For each grammar the table has the answer, how long it took, the longest gap between two tokens of a
+stream that runs all the time, and the memory of the engine and the frontend a few seconds later. At
+the end stands how much the engine computes without a request.
 """
 
 import argparse
@@ -20,13 +20,12 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import make_plan
-from benchmarks.process_groups import signals_interrupt
+from benchmarks.process_groups import CpuMeter, signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
 
-# A stream that shall outlive an attack, and what the engine may need after one.
+# The lengths of a stream that has to outlive an attack, and of what the engine may need after one.
 NUM_TOKENS = 3000
 SETTLE_S = 3.0
 PATIENCE_S = 60.0
@@ -134,7 +133,7 @@ async def _attack(
     await asyncio.sleep(0.5)
     times = list(stream.event_times_s[from_token - 1 :])
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    if not stream.ended:  # it may stand still even now
+    if not stream.ended:  # it may still be waiting
         gaps.append(time.perf_counter() - times[-1])
     await stream.stop()
     await asyncio.sleep(SETTLE_S)

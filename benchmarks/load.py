@@ -1,10 +1,10 @@
 """Closed-loop load: `num_streams` clients, each sending its next request when one ends.
 
-All of the requests have the same length, so streams that begin together stay in step: they
-prefill in one batch or two, and the median time to the first token is that of the first or
-of the second, as it happens (32 streams of 128 tokens on one engine: 16 wait 0.2 s, 16 wait
-0.35 s; only the mean compares). Staggered streams do not: each begins with a
-request of a share of the length and ends with the rest, neither of which counts for latency.
+All requests have the same length, so streams that begin together stay in step: they prefill in one
+batch or two, and the median time to the first token is that of the first batch or of the second, by
+chance. (Of 32 streams of 128 tokens on one engine, 16 wait 0.2 s and 16 wait 0.35 s; only means can
+be compared.) Staggered streams do not stay in step: each begins with a request of a share of the
+length and ends with one of the rest, and neither counts for latency.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ REQUEST_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`is_edge`: a first or last one of a staggered stream."""
+    """`is_edge`: whether this is the first or the last request of a staggered stream."""
 
     prompt: list[int]
     num_output_tokens: int
@@ -35,20 +35,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`seed` fixes the prompts: the same for both servers, others in every round."""
+    """`seed` fixes the prompts, which are the same for both servers and others in each round."""
 
     model: str
     vocab_size: int
     num_streams: int
     num_requests: int
-    """Of full length, edges counted as one; divided evenly among the streams."""
+    """The number of requests of full length, with the two edges counted as one. They are divided
+    evenly among the streams."""
     seed: int
     staggered: bool = True
     num_prompt_tokens: int = 128
     num_output_tokens: int = 128
 
     def streams(self) -> list[list[Request]]:
-        """The requests of each stream in turn."""
+        """For each stream its requests in order."""
         prompts = _Prompts(self)
         each = max(1, round(self.num_requests / self.num_streams))
         return [self._stream(index, each, prompts) for index in range(self.num_streams)]
@@ -64,8 +65,8 @@ class Workload:
 
 
 class _Prompts:
-    """Token ids, so that nobody tokenises; the first token numbers the request, so that no two
-    prompts share a prefix that a cache could serve."""
+    """Prompts as token ids, so that nothing is tokenised. The first token is the number of the
+    request, so that no two prompts share a prefix that a cache could serve."""
 
     def __init__(self, workload: Workload) -> None:
         self._rng = random.Random(workload.seed)
@@ -81,7 +82,7 @@ class _Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One request; times are of time.perf_counter(). `error` is empty if the answer is right."""
+    """The times of one request, by time.perf_counter(). `error` is empty if the answer is right."""
 
     sent_s: float
     answer: Answer
@@ -93,7 +94,7 @@ class Timing:
 
     @property
     def event_times_s(self) -> "array[float]":
-        """One per piece of text."""
+        """When each piece of text came."""
         return self.answer.token_times_s
 
     @property
@@ -102,13 +103,13 @@ class Timing:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time per output token after the first."""
+        """The mean time per output token after the first."""
         gaps = max(1, self.num_output_tokens - 1)
         return (self.event_times_s[-1] - self.event_times_s[0]) / gaps
 
     @property
     def itl_s(self) -> list[float]:
-        """Gaps between pieces; a server that lags may put several tokens into one."""
+        """The gaps between pieces; a slow server may put several tokens into one piece."""
         return [later - earlier for earlier, later in pairwise(self.event_times_s)]
 
     @property
@@ -118,7 +119,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Medians over the requests of full length of one measurement, `itl` over all gaps."""
+    """Medians over the requests of full length in one measurement, and of `itl` over all gaps."""
 
     num_requests: int
     num_failed: int
@@ -219,7 +220,7 @@ def _figures(timings: list[tuple[Request, Timing]], duration_s: float, cpu_s: fl
 
 
 def median(values: Sequence[float]) -> float:
-    """0 of nothing: a measurement whose every request failed still prints."""
+    """The median, or 0 without values: a measurement in which every request failed is shown too."""
     return statistics.median(values) if values else 0.0
 
 

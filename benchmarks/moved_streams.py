@@ -9,29 +9,28 @@ from typing import Any
 import httpx
 
 from benchmarks.engine_plan import FIRST_WORD_ID, EnginePlan
-from benchmarks.lifetimes import CONTEXT_TOKENS
 from benchmarks.servers import LlumctlServer
-from benchmarks.token_stream import StreamEndedError, TokenStream
+from benchmarks.token_stream import CONTEXT_TOKENS, StreamEndedError, TokenStream
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_requests import Migrate, MigrateRequest, MigrationReport
 from controller.api.wire.requests import RequestStatus
 
 OTHER_LENGTH = 128
-# What the others say: about all that the model takes after their prompts.
+# The length of the other streams' outputs: about all that the model takes after their prompts.
 OTHER_TOKENS = CONTEXT_TOKENS - OTHER_LENGTH
-# A prefill of 7,500 tokens takes steps of 512: about what a GPU's takes beside its decode steps.
+# A prefill of 7,500 tokens runs in steps of 512, which slow decode steps about as much as on a GPU.
 STEP_TOKENS = 512
-# A stream that has said so much of what it may is replaced before the next measurement.
+# A stream with more than this share of its outputs is replaced before the next measurement.
 OLD_SHARE = 0.4
 
 
 class MigrationCluster(LlumctlServer):
-    """A block that is found in the destination's prefix cache is not copied: there would be
-    nothing to measure."""
+    """A cluster without prefix caches: a move does not copy blocks that the destination's cache
+    has, and there would be nothing to measure."""
 
     def __init__(self, plan: EnginePlan, name: str = "llumctl", checkout: Path | None = None):
-        """Nothing moves but what is measured."""
+        """Only the moves that are measured take place."""
         super().__init__(plan, name, checkout, settings={"migration.enabled": False})
 
     def _command(self) -> list[str]:
@@ -40,7 +39,7 @@ class MigrationCluster(LlumctlServer):
 
 
 class MovedStreams:
-    """Begins streams, tells where each one runs, and moves it."""
+    """Begins streams, finds out where each one runs, and moves it."""
 
     def __init__(self, plan: Any, http: httpx.AsyncClient, control: ControlClient) -> None:
         self._model = plan.served_model_name
@@ -91,7 +90,7 @@ class MovedStreams:
                 await self.move(stream, to)
 
     async def others(self, num_on_each: int) -> list[TokenStream]:
-        """New streams that stay where they are, so many on each instance."""
+        """New streams that do not move, `num_on_each` on each instance."""
         found = [self.begin(OTHER_LENGTH, OTHER_TOKENS) for _ in range(2 * num_on_each)]
         await self.place(found[:num_on_each], "i-0")
         await self.place(found[num_on_each:], "i-1")

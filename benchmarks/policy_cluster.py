@@ -1,41 +1,155 @@
 """A live cluster under one policy, and a load on it, from `up` to `down`."""
 
+import re
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.cluster_events import EventTap, Told, evictions, preemption_loss_s
-from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import emulated_plan
+from benchmarks.process_groups import CpuMeter
 from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady, live_steps
 from benchmarks.servers import LlumctlServer, control_of, running
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.api.wire.requests import Event
 from controller.sim.setup import SimPolicy
 from llumctl.lab import bench
 from llumctl.lab.bench import Measured
 from llumctl.lab.bench_load import Load
+from llumctl.lab.bench_run import Result
 
-# Of one run: far more than any has events between two looks at them.
+# What a cluster's own events say of a load: moves, and what evictions cost its requests
+
+POLL_S = 1.0
+LAST_S = 10.0
+"""How long the last poll may take to succeed; if an earlier poll fails, the next one makes up for
+it."""
+RETRY_S = 0.1
+PAGE = 1000
+
+
+@dataclass(slots=True)
+class Told:
+    """`num_missed`: events that the controller had forgotten, or never got."""
+
+    events: list[Event] = field(default_factory=list)
+    num_missed: int = 0
+
+    def number(self, kind: str) -> int:
+        return sum(event.kind == kind for event in self.events)
+
+
+class EventTap(threading.Thread):
+    """Collects events from now on until `finish`."""
+
+    def __init__(self, control: ControlClient) -> None:
+        super().__init__(daemon=True)
+        self.told = Told()
+        self._control = control
+        self._is_over = threading.Event()
+        self._position = ""
+        self._take()
+        self.told = Told()  # earlier events do not belong to the load
+
+    def run(self) -> None:
+        while not self._is_over.wait(POLL_S):
+            self._take()
+        deadline_s = time.monotonic() + LAST_S
+        while not (is_all := self._take()) and time.monotonic() < deadline_s:
+            time.sleep(RETRY_S)
+        if not is_all:
+            self.told.num_missed += 1  # at least
+
+    def finish(self) -> Told:
+        self._is_over.set()
+        self.join()
+        return self.told
+
+    def _take(self) -> bool:
+        """Returns False if the controller did not answer: it is busy, or away."""
+        while True:
+            try:
+                page = self._control.events(self._position, PAGE)
+            except LlumctlError:
+                return False
+            self._position = page.next_position
+            self.told.events += page.events
+            self.told.num_missed += page.missed or 0
+            for event in page.events:
+                if event.kind == "events_lost":
+                    self.told.num_missed += int(event.numbers.get("num_lost") or 0)
+            if len(page.events) < PAGE:
+                return True
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """`num_tokens`: prompt and outputs of the request by then; `time_s`: on the client's clock."""
+
+    time_s: float
+    num_tokens: int
+
+
+def evictions(
+    events: Iterable[Event], salt: str, clock_offset_s: float
+) -> Mapping[int, list[Eviction]]:
+    """The evictions in order, by a request's number in its load. `clock_offset_s`: seconds since
+    the epoch less the client's clock."""
+    its_id = re.compile(rf"\b{re.escape(salt)}-(\d+)(?!\d)")
+    found: dict[int, list[Eviction]] = {}
+    for event in events:
+        if event.kind == "evicted" and (match := its_id.search(event.request_id or "")):
+            num_tokens = int(event.numbers.get("num_tokens") or 0)
+            eviction = Eviction(event.time_s - clock_offset_s, num_tokens)
+            found.setdefault(int(match[1]), []).append(eviction)
+    return found
+
+
+def preemption_loss_s(result: Result, its_evictions: Sequence[Eviction]) -> float:
+    """The sum of the times from each eviction to the next new token. Of two evictions without a
+    token in between, the first counts."""
+    times_s = result.answer.token_times_s
+    loss_s, until_s = 0.0, float("-inf")
+    for eviction in its_evictions:
+        if eviction.time_s < until_s:
+            continue
+        num_merged = result.num_output_tokens - len(times_s)
+        next_token = eviction.num_tokens - result.request.num_prompt_tokens - num_merged
+        # Earlier tokens may arrive after the eviction; tokens that came together have one time.
+        place = max(bisect_right(times_s, eviction.time_s), next_token)
+        if place < len(times_s):
+            until_s = times_s[place]
+            loss_s += until_s - eviction.time_s
+    return loss_s
+
+
+# A run
+
+# How many events one poll may return: far more than there are between two polls.
 MAX_EVENTS = 200_000
-# In profile time. A request waits its turn in an overloaded cluster: none is to fail by the clock.
+# In the profile's time. In an overloaded cluster requests wait long, and none should time out.
 TIMEOUT_S = 7200.0
-# Beyond these the machine was too busy for its figures to be the policy's.
+# Beyond these limits the machine was too busy, and the figures say little about the policy.
 MAX_TIME_RATIO = 1.02
 MAX_LATE_RATIO = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who plays: `num_instances` engines of a profile, `speed` times as fast, under a policy."""
+    """The cluster of a run: `num_instances` engines of a profile, `speed` times as fast, with a
+    policy."""
 
     policy: SimPolicy
     num_instances: int
     profile: str
     speed: float
     num_blocks: int | None = None
-    """KV blocks of an engine; None: the profile's."""
+    """The number of KV blocks of an engine; None for the profile's."""
 
     def settings(self) -> Mapping[str, Any]:
         settings = live_settings(self.policy, self.speed) | {

@@ -1,13 +1,14 @@
 """What a client sees when an instance dies under its stream, with replays and without.
 
-An instance of a cluster under load is killed again and again. With replays the cluster goes on with
-the lost requests. Without (`replay.max_replays=0`) each client gets an error at once and sends its
-request again, from the beginning or with the tokens that it has at the end of the prompt. A pause
-is the longest time between two tokens of a lost stream that the client did not have before.
+An instance of a cluster under load is killed again and again. With replays the cluster continues
+the lost requests. Without them (`replay.max_replays=0`) each client gets an error at once and sends
+its request again, from the beginning or with the tokens that it has at the end of the prompt. A
+pause is the longest time between two tokens of a lost stream that were new to the client.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
@@ -15,8 +16,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from itertools import count, pairwise
+from typing import Any
 
 import httpx
 from rich import box
@@ -25,7 +28,6 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.engine_plan import EnginePlan, emulated_plan, make_plan
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.recovery_client import Client, Strategy
 from benchmarks.servers import LlumctlServer, ServerError, control_of, running, until
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
@@ -34,9 +36,110 @@ from controller.api.wire import SettingValue
 from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterState
 
+# The client: its stream is lost with its instance, and it only waits, or sends the request again
+
+SEND_AGAIN_S = 0.05
+"""The wait after an answer without a token. The next answer usually comes from a live instance."""
+
+
+class Strategy(StrEnum):
+    """What the client does when its stream breaks off."""
+
+    REPLAY = "replay"
+    """The client does nothing: the cluster continues the request."""
+    AGAIN = "again"
+    """The client sends the request again, and waits until it has as many tokens as before."""
+    APPENDED = "appended"
+    """The client sends the request again, with its tokens at the end of the prompt."""
+
+
+@dataclass
+class Client:
+    """A client with one request of `num_outputs` tokens. `came_s`: when each new token came, by
+    time.perf_counter()."""
+
+    name: str
+    model: str
+    prompt: Sequence[int]
+    num_outputs: int
+    strategy: Strategy
+    tokens: list[int] = field(default_factory=list)
+    came_s: list[float] = field(default_factory=list)
+    num_attempts: int = 0
+    error: str = ""
+    """The error of the last attempt."""
+
+    def body(self) -> dict[str, Any]:
+        """The body of the next attempt."""
+        had = len(self.tokens) if self.strategy is Strategy.APPENDED else 0
+        return {
+            "model": self.model,
+            "prompt": [*self.prompt, *self.tokens[:had]],
+            "max_tokens": self.num_outputs - had,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+
+    async def run(self, http: httpx.AsyncClient) -> None:
+        """Runs until the client has all its tokens. With replays an error is the end."""
+        while len(self.tokens) < self.num_outputs:
+            if self.num_attempts and self.strategy is Strategy.REPLAY:
+                return
+            self.num_attempts += 1
+            self.error = ""
+            num_before = len(self.tokens)
+            try:
+                await self._attempt(http)
+            except httpx.HTTPError as error:
+                self.error = type(error).__name__
+            if len(self.tokens) == num_before:
+                await asyncio.sleep(SEND_AGAIN_S)
+
+    async def _attempt(self, http: httpx.AsyncClient) -> None:
+        known = 0 if self.strategy is not Strategy.APPENDED else len(self.tokens)
+        headers = {"X-Request-Id": self.name}
+        async with http.stream(
+            "POST", "/v1/completions", json=self.body(), headers=headers
+        ) as answer:
+            if answer.status_code != httpx.codes.OK:
+                self.error = (await answer.aread()).decode(errors="replace")[:200]
+                return
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    self.error = str(chunk["error"])[:200]
+                    return
+                for choice in chunk["choices"]:
+                    known = self._take(choice.get("token_ids") or [], known)
+
+    def _take(self, token_ids: Sequence[int], known: int) -> int:
+        """`known`: how many tokens of this attempt's answer came before. Returns the new number."""
+        new = token_ids[max(0, len(self.tokens) - known) :]
+        self.tokens += new
+        self.came_s += [time.perf_counter()] * len(new)
+        return known + len(token_ids)
+
+    def longest_pause(self, since_s: float) -> tuple[float, int]:
+        """The longest time between two new tokens of which the second came after `since_s`, and how
+        many tokens the client had meanwhile. Raises ValueError if there is none."""
+        gaps = (
+            (after - before, number)
+            for number, (before, after) in enumerate(pairwise(self.came_s), start=1)
+            if after > since_s
+        )
+        return max(gaps)
+
+
+# The clusters and the command
+
 PATIENCE_S = 120.0
 ON_THEIR_WAY = 20
-"""Tokens that an instance had sent when it died, at most. A client that has more has gone on."""
+"""At most so many tokens were on their way when the instance died. A client that gets more has
+recovered."""
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)
 WORDS = {
     Strategy.REPLAY: "replayed by the cluster",
@@ -47,7 +150,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One lost stream. `num_had`: tokens that its client had during the pause."""
+    """One lost stream. `num_had`: how many tokens its client had during the pause."""
 
     strategy: Strategy
     kill: int
@@ -55,16 +158,16 @@ class Sample:
     num_had: int
     pause_s: float
     error: str = ""
-    """Why the stream ended, if it did not go on."""
+    """Why the stream did not continue, if it ended."""
 
     @property
     def num_again(self) -> int:
-        """Tokens that were computed a second time."""
+        """How many tokens were computed a second time."""
         return self.num_prompt + self.num_had
 
     @property
     def num_one_by_one(self) -> int:
-        """Of these, those that were decoded, and not computed at once."""
+        """How many of these were decoded one by one."""
         return self.num_had if self.strategy is Strategy.AGAIN else 0
 
 
@@ -115,7 +218,7 @@ class Kills:
         return [_sample(strategy, kill, each, killed_s) for each in lost]
 
     def _strike(self, kill: int, clients: Sequence[Client]) -> list[Client]:
-        """Kills an instance, each in its turn; returns those whose requests it had."""
+        """Kills an instance, another one each time; returns the clients whose requests it had."""
         instances = self._control.status().instances
         victim = instances[kill % len(instances)]
         there = [each.client_id for each in self._control.requests(victim.id, LIVE).requests]
@@ -155,7 +258,7 @@ async def measure(
     options: argparse.Namespace,
     samples: list[Sample],
 ) -> None:
-    """Adds to `samples`, strategy by strategy."""
+    """Adds the samples of each strategy to `samples`."""
     url = f"http://127.0.0.1:{plan.port}"
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
@@ -172,7 +275,7 @@ def main() -> int:
     emulated = options.engine == "emulated"
     num_instances = options.instances or (4 if emulated else 2)
     plan = emulated_plan(num_instances) if emulated else make_plan(num_instances)
-    # No request leaves its instance but by the instance's death.
+    # No request moves: it leaves its instance only when that dies.
     cluster = LlumctlServer(plan, settings={"migration.enabled": False}, emulated=emulated)
     samples: list[Sample] = []
     code = 0

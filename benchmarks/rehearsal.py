@@ -1,7 +1,7 @@
 """A rehearsal: emulated instances on this machine under open-loop load.
 
-What it costs (CPU, memory), whether every token came right, and how well the machine kept the
-time of the profile. The load and its figures are those of `llumctl bench`.
+It shows CPU and memory use, whether every token was right, and how well the machine kept the
+profile's time. The load and its figures are those of `llumctl bench`.
 """
 
 import argparse
@@ -19,13 +19,12 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import emulated_plan
-from benchmarks.process_groups import signals_interrupt
+from benchmarks.process_groups import CpuMeter, signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, llumctl, running
 
 IDLE_S = 15.0
-# What the first requests of a run cost is not what it goes on to cost.
+# The first requests of a run cost more than later ones.
 SETTLE_S = 20.0
 
 
@@ -84,7 +83,8 @@ def _cores(parts: dict[int, str], seconds: float) -> dict[str, float]:
 
 
 def _memory(parts: Mapping[int, str]) -> dict[str, dict[str, int]]:
-    """Per part: resident, and its own share of what processes have in common."""
+    """For each role of a process, resident memory, and memory with its share of what it has in
+    common with others."""
     found: dict[str, dict[str, int]] = {}
     for pid, part in parts.items():
         info = psutil.Process(pid).memory_full_info()

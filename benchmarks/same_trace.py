@@ -1,5 +1,5 @@
-"""One trace, live and simulated: the same requests at the same times, the same policy and settings,
-and the same figures of both, in seconds of the profile's time."""
+"""One trace, live and simulated, with the same requests at the same times and the same policy and
+settings; and the same figures of both, in seconds of the profile's time."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
@@ -29,15 +29,15 @@ from llumctl.lab.bench_run import Result
 
 STATUS_INTERVAL_S = 0.005
 LIMIT_FACTOR = 1.0
-"""The load's client asks for exactly the tokens that it gets."""
+"""The client asks for exactly as many tokens as it gets."""
 _MOST_PER_MINUTE = 32
-"""The setting's bound: a cluster that is more than five times as fast has the same number."""
+"""The upper bound of the setting: clusters that are more than five times as fast all have it."""
 Figures = dict[str, Any]
 Config = ReschedulingConfig | HoldingConfig
 
 
 def write_trace(trace: Trace, path: Path) -> Path:
-    """As a recording, which `llumctl bench` replays."""
+    """Writes the trace as a recording, which `llumctl bench` can replay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [header_line(trace.prefix_hash_tokens), *map(request_line, trace.requests)]
     path.write_text("".join(lines), encoding="utf-8")
@@ -45,11 +45,10 @@ def write_trace(trace: Trace, path: Path) -> Path:
 
 
 def live_settings(policy: SimPolicy, speed: float) -> dict[str, Any]:
-    """The settings of a live cluster that schedules as the simulated policy does, by their names
-    in `llumctl set`; those per time are for a cluster that is `speed` times as fast.
+    """The settings of a live cluster that schedules as the simulated policy does, by their names in
+    `llumctl set`. Settings per time are for a cluster that is `speed` times as fast.
 
-    Raises ValueError: the policy differs from its defaults in what a live cluster has no setting
-    for.
+    Raises ValueError: the policy differs from its defaults where a live cluster has no setting.
     """
     status_interval_s = max(policy.status_age_s, STATUS_INTERVAL_S)
     moves = policy.rescheduling
@@ -78,7 +77,7 @@ def _settings_of(table: str, model: type, config: Config, default: Config) -> di
 
 
 def smaller(profile: LatencyProfile, num_blocks: int | None) -> LatencyProfile:
-    """As `emulated.num_blocks` makes it."""
+    """The profile with the number of blocks that `emulated.num_blocks` would set."""
     if num_blocks is None:
         return profile
     max_model_len = min(profile.max_model_len, num_blocks * profile.block_size)
@@ -100,14 +99,14 @@ def simulated(setup: ClusterSetup, trace: Trace) -> Figures:
 
 
 def as_sent(trace: Trace, lags_s: Sequence[float]) -> Trace:
-    """The trace as a live run's client sent it, each request so much after it was due."""
+    """The trace as a live run's client sent it, with each request as late as it was sent."""
     sent = zip(trace.requests, lags_s, strict=True)
     return _in_order(trace, (each.arriving(each.arrival_s + lag_s) for each, lag_s in sent))
 
 
 def delayed(trace: Trace, mean_s: float, seed: int) -> Trace:
-    """Each request reaches the cluster later, by an exponential delay of this mean. No two live
-    runs are alike either, and how long a request waits may hang on a few milliseconds."""
+    """The trace with each request delayed by an exponential time of this mean. Two live runs differ
+    too, and how long a request waits can depend on a few milliseconds."""
     rng = Random(f"{seed}/delays")
     delays_s = iter(lambda: rng.expovariate(1 / mean_s), None)
     late = zip(trace.requests, delays_s, strict=False)
@@ -120,7 +119,8 @@ def _in_order(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
 
 
 def live_latencies(measured: Measured, speed: float) -> Figures:
-    """Of the right answers, from when each request was due; the TTFT also from when it went out."""
+    """The latencies of the right answers, from the time at which each request was due; the TTFT
+    also from the time at which the request was sent."""
     right = [result for result in measured.results.ended if result.is_right]
     streams = [result for result in right if result.num_output_tokens > 1]
     values = {
@@ -138,19 +138,20 @@ def live_latencies(measured: Measured, speed: float) -> Figures:
 
 
 def live_steady(measured: Measured) -> bool | None:
-    """As the simulator judges it, by the statuses that the cluster gave during the load."""
+    """Whether the load was steady by the simulator's rule, judged by the cluster's statuses during
+    the load."""
     requests = measured.workload.requests
     sampled = _sampled(measured.statuses)
     if not sampled.times_s:
         return None
-    # The first status was asked for just before the load began.
+    # The first status is from just before the load began.
     began_s = sampled.times_s[0]
     return is_steady(sampled, [began_s + each.at_s for each in requests])
 
 
 def live_steps(statuses: Sequence[ClusterStatus], speed: float) -> Figures:
-    """Of all instances between the first status and the last: what their steps took, with what lay
-    between steps that followed each other, and the mean step. None where there were none, or an
+    """For all instances, between the first status and the last, the time of their steps with the
+    gaps between consecutive steps, and the mean step. None if there were no steps, or if an
     instance restarted."""
     known: Figures = {"busy_s": None, "step_s": None}
     if not statuses:

@@ -17,9 +17,8 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, free_port
-from benchmarks.process_groups import end_session, no_interrupts, session_members
+from benchmarks.process_groups import CpuMeter, end_session, no_interrupts, session_members
 from controller.api.client import DEFAULT_TIMEOUT_S, ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
@@ -30,14 +29,14 @@ POLL_S = 0.1
 WATCH_S = 0.02
 DOWN_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 10.0
-# A core of the machine: above it an idle server disturbs the one that is measured.
+# In cores: an idle server that uses more disturbs the one that is measured.
 IDLE_CPU_LIMIT = 0.05
 RESULTS = Path(__file__).parent / "results"
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ServerError(Exception):
-    """A server did not start; says where its log is."""
+    """A server did not start; the message says where its log is."""
 
 
 def control_of(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> ControlClient:
@@ -58,7 +57,8 @@ def until(condition: Callable[[], bool], what: str, patience_s: float) -> None:
 
 
 class Server(ABC):
-    """Started by `start`, serving after `wait_ready`, and gone after `stop`."""
+    """A server, which is started by `start`, serves after `wait_ready`, and is gone after
+    `stop`."""
 
     def __init__(self, name: str, plan: EnginePlan, port: int) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Server(ABC):
             self.started_s, self.started_at_s = time.perf_counter(), time.time()
             self._process = subprocess.Popen(
                 self._command(),
-                cwd=self.log_file.parent,  # not the repository: nothing there shadows anything
+                cwd=self.log_file.parent,  # not the repository, whose files would shadow others
                 env=os.environ | self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -105,17 +105,17 @@ class Server(ABC):
         """Leaves no process, whatever state it is in; safe to call twice."""
         if self._process is not None:
             end_session(self._process)
-        if self._has_served:  # else its logs are wanted
+        if self._has_served:  # otherwise somebody needs its logs
             self._forget_plan()
 
     def _forget_plan(self) -> None:
-        """Planning alone made the cluster's state folder."""
+        """Removes the cluster's state folder, which planning makes."""
         if run_state.load(self.plan.cluster) is None:
             shutil.rmtree(run_state.state_path(self.plan.cluster), ignore_errors=True)
 
     @abstractmethod
     def parts(self) -> dict[int, str]:
-        """Its processes: pid -> the part it plays."""
+        """For each pid the role of the process."""
 
     @abstractmethod
     def _command(self) -> list[str]: ...
@@ -140,8 +140,8 @@ class Server(ABC):
 
 
 class LlumctlServer(Server):
-    """A cluster through the real command line, of this checkout where none is given. `settings`:
-    what it starts with. Its engines are real ones unless `emulated`."""
+    """A cluster that is started by the real command line, of this checkout or of `checkout`.
+    `settings`: those with which it starts. Its engines are real ones unless `emulated`."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class LlumctlServer(Server):
         return self.wait_first_completion()
 
     def stop(self) -> None:
-        super().stop()  # an `up` that still runs tears its cluster down itself
+        super().stop()  # a running `up` takes its cluster down itself
         if (state := run_state.load(self.plan.cluster)) is not None:
             self._bring_down()
             if sweep(state.nonce):
@@ -200,7 +200,8 @@ class LlumctlServer(Server):
         return [self._llumctl, "up", "-d", "--wait", *self.plan.llumctl_arguments(), *engine]
 
     def _environment(self) -> dict[str, str]:
-        """By variables: `up` of an older checkout has no `--set`."""
+        """The environment, with the settings as variables: `up` of an older checkout has no
+        `--set`."""
         return as_variables(self._settings)
 
     def _has_failed(self) -> bool:
@@ -208,7 +209,7 @@ class LlumctlServer(Server):
 
 
 def as_variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of an `up` that starts with these settings."""
+    """The variables for an `up` that starts with these settings."""
     return {
         f"LLUMCTL_{name.replace('.', '_').upper()}": str(value).lower()
         if isinstance(value, bool)
@@ -220,20 +221,19 @@ def as_variables(settings: Mapping[str, Any]) -> dict[str, str]:
 class VllmServer(Server):
     """vLLM's own server, as its project starts it.
 
-    Left to itself vLLM binds the worker of every engine to core 0, so that on two cores a
-    pair of them runs at half its speed: `nobind` leaves them to the operating system, as
-    llumctl's are.
+    By default vLLM binds the worker of every engine to core 0, so that a pair of them on two cores
+    runs at half its speed. `nobind` leaves the workers to the operating system, as llumctl does.
     """
 
     def __init__(self, plan: EnginePlan, name: str = "vllm", arguments: Sequence[str] = ()) -> None:
         super().__init__(f"{name} {plan.num_engines}", plan, free_port())
         self.arguments = arguments
-        """More of its command line; those that stand when it starts count."""
+        """Further arguments; they may be changed until the server starts."""
 
     def terminate(self, grace_s: float) -> None:
-        """Ends it as an init system does: SIGTERM, and SIGKILL to what is left after `grace_s`.
-        vLLM ends its engine at once, or after `--shutdown-timeout`, and waits then until clients
-        close the connections of streams that get nothing more."""
+        """Ends the server as an init system does: by SIGTERM, and by SIGKILL after `grace_s`. vLLM
+        ends its engine at once, or after `--shutdown-timeout`, and then waits until clients close
+        the connections of streams that get nothing any more."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -268,8 +268,8 @@ class VllmServer(Server):
 
 
 class RoutedVllmServers(Server):
-    """One vLLM server for each engine, and vllm-router (PyPI) in front of them. `router`: its
-    command, which has an installation of its own."""
+    """One vLLM server for each engine, and vllm-router (PyPI) in front of them. `router`: the path
+    of its command, which has its own installation."""
 
     def __init__(
         self, plan: EnginePlan, router: Path, policy: str, arguments: Sequence[str] = ()
@@ -314,7 +314,8 @@ class RoutedVllmServers(Server):
 
 @contextlib.contextmanager
 def running(*servers: Server) -> Iterator[list[float]]:
-    """Start one after the other; seconds each took. Stops all of them, come what may."""
+    """Starts the servers one after the other, and yields how many seconds each took. Stops all of
+    them in any case."""
     try:
         taken_s = []
         for server in servers:
@@ -329,14 +330,14 @@ def running(*servers: Server) -> Iterator[list[float]]:
 
 
 def idle_cpu(server: Server, seconds: float) -> float:
-    """Cores that a server uses while nobody asks anything of it."""
+    """The cores that a server uses without any request."""
     meter = CpuMeter(server.parts())
     time.sleep(seconds)
     return meter.used().total_s / seconds
 
 
 def llumctl(checkout: Path | None = None) -> str:
-    """The command of a checkout that has an installation; this one where none is given."""
+    """The path of the command `llumctl` of an installed checkout, or of this one."""
     scripts = checkout / ".venv" / "bin" if checkout else Path(sys.executable).parent
     return str(scripts / "llumctl")
 

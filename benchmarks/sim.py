@@ -1,7 +1,7 @@
 """How fast the simulator is: decode steps per second of CPU time, by policy, and the memory taken.
 
-One run after the other, each in a process of its own, so that the memory is that of one run. CPU
-seconds are those of the run alone; to draw the trace is told apart. `--million` is the large case:
+Runs follow one another, each in its own process, so that the memory is that of one run. The CPU
+seconds of drawing the trace are shown apart from those of the run. `--million` is the large case:
 1,000,000 requests on 64 instances, for the policies that are named.
 """
 
@@ -26,7 +26,7 @@ from controller.sim.setup import ClusterSetup, sim_policy, with_settings
 from controller.sim.workload.named import workload
 
 POLICIES = ("dispatch-only", "llumnix", "llumnix+", "infaas++")
-# As runs that repeat the paper have them (docs/simulation.md).
+# The same as in runs that repeat the paper (docs/simulation.md).
 MOVES = {
     "migration.guard": False,
     "migration.source_below_steps": 160.0,
@@ -38,7 +38,7 @@ MEMORY_MIB = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`max_cpu_s`: no run of it should take longer."""
+    """`max_cpu_s`: no run of this case should take longer."""
 
     num_requests: int
     num_instances: int
@@ -60,7 +60,7 @@ class Run:
     num_failed_moves: int
     virtual_s: float
     memory_mib: float
-    """The most that the process ever had, the trace with it."""
+    """The peak memory of the process, with the trace."""
 
     @property
     def steps_per_s(self) -> float:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def measure(policy: str, rate_per_instance: float, case: Case, seed: int) -> Run:
-    """M-M, Poisson."""
+    """Runs lengths of M-M with Poisson arrivals."""
     began_s = time.process_time()
     rate = rate_per_instance * case.num_instances
     trace = workload("M-M", rate=rate, num_requests=case.num_requests, seed=seed)
@@ -112,7 +112,7 @@ def measure(policy: str, rate_per_instance: float, case: Case, seed: int) -> Run
 
 
 def _alone(work: Callable[..., Run], *arguments: Any) -> Run:
-    """In a new process, which ends with it."""
+    """Runs the work in a new process, which ends with it."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(work, *arguments).result()

@@ -1,24 +1,77 @@
-"""Time from starting a server until it serves, beside vLLM's own.
+"""The time from starting a server until it serves, beside vLLM's own server.
 
-One at a time, in turn, for some rounds: the first round pays for a cold page cache, so the
-medians speak of a warm one. `first` is the first completion that succeeds; `ready` is the
-first after every engine serves (for vLLM's own server the same thing).
+The servers start in turn, one at a time, for some rounds. The first round has a cold page cache, so
+the medians are those of a warm one. `first` is the first completion that succeeds; `ready` is the
+first one after every engine serves (for vLLM's own server both are the same).
 """
 
 import argparse
+import re
 import statistics
 import sys
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.cpu_meter import wait_until_quiet
 from benchmarks.engine_plan import make_plan
-from benchmarks.process_groups import no_interrupts, signals_interrupt
+from benchmarks.process_groups import no_interrupts, signals_interrupt, wait_until_quiet
 from benchmarks.servers import LlumctlServer, Server, ServerError, VllmServer
-from benchmarks.startup_phases import PHASES, phases
+from controller.api.state import run_state
+
+# Where llumctl's start goes: the log lines of its processes that mark a step, by their time
+
+# Of all matching lines in a pattern's files the last one counts: it is the slowest member's.
+_MARKS = (
+    ("Ray is up", "head.log", r"Started a local Ray instance"),
+    ("controller launched", "head.log", r"controller launched"),
+    ("members said hello", "controller.log", r"is incarnation"),
+    ("vLLM imported by instances", "i-*.log", r"global random seed is set"),
+    ("engine built", "i-*.log", r"Initializing a V1 LLM engine"),
+    ("model loading", "i-*.log", r"Starting to load model"),
+    ("engine ready", "i-*.log", r"init engine"),
+    ("instances serve", "controller.log", r"i-\d+ \(incarnation \d+\) serves"),
+    ("vLLM imported by frontend", "f-*.log", r"global random seed is set"),
+    ("frontend configured", "f-*.log", r"Enabled custom fusions"),
+    ("frontend serves", "controller.log", r"f-\d+ \(incarnation \d+\) serves"),
+)
+PHASES = tuple(name for name, _, _ in _MARKS)
+_TIME = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d) (\d\d:\d\d:\d\d)(?:,(\d{3}))?")
+
+
+def phases(server: LlumctlServer) -> dict[str, float]:
+    """Seconds from the start of `llumctl up` until each phase; vLLM's own lines have whole
+    seconds."""
+    state = run_state.load(server.plan.cluster)
+    if state is None:
+        return {}
+    found = {}
+    for name, files, text in _MARKS:
+        times_s = [
+            seconds
+            for file in Path(state.log_dir).glob(files)
+            for line in file.read_text("utf-8", "replace").splitlines()
+            if re.search(text, line) and (seconds := _line_time_s(line)) is not None
+        ]
+        if times_s:
+            found[name] = max(times_s) - server.started_at_s
+    return found
+
+
+def _line_time_s(line: str) -> float | None:
+    """Seconds since the epoch."""
+    match = _TIME.search(line)
+    if match is None:
+        return None
+    year, month, day, clock, millis = match.groups()
+    text = f"{year or datetime.now().year}-{month}-{day} {clock}.{millis or '000'}"
+    return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+# The command
 
 MAX_OTHER_CORES = 0.25
 BASELINE = "vllm 1"
@@ -58,7 +111,7 @@ def main() -> int:
 
 
 def _start_once(server: Server) -> dict[str, float]:
-    """Seconds from the start of the process, by what was reached."""
+    """Seconds from the start of the process until each state was reached."""
     try:
         server.start()
         taken_s = {"first": server.wait_first_completion(), "ready": server.wait_ready()}

@@ -1,4 +1,8 @@
-"""One streaming request whose tokens are counted, and timed as they arrive."""
+"""One streaming request: counts its tokens and records when they arrive.
+
+A stream ends when the model's context is full. So a stream with a long prompt has little time, and
+on a fast machine less than a measurement takes.
+"""
 
 import asyncio
 import contextlib
@@ -10,26 +14,46 @@ from collections.abc import Sequence
 
 import httpx
 
+CONTEXT_TOKENS = 8160
+"""The context of the embedded model, less what a step may be ahead."""
+MARGIN = 1.5
+"""A reserve, as steps vary and the time that is needed is an estimate."""
+
+
+def prompt_that_lives(wanted_tokens: int, needed_s: float, step_s: float) -> int:
+    """The longest prompt, of at most `wanted_tokens`, whose stream still runs `needed_s` after its
+    first token, with one token every `step_s`. Raises ValueError if there is none."""
+    num_output_tokens = round(MARGIN * needed_s / step_s)
+    if num_output_tokens >= CONTEXT_TOKENS:
+        raise ValueError(f"no stream lives {needed_s:.1f} s at {step_s * 1000:.2f} ms per token")
+    return min(wanted_tokens, CONTEXT_TOKENS - num_output_tokens)
+
+
+def time_left_s(num_output_tokens: int, num_said: int, step_s: float) -> float:
+    """How long a stream still runs that has sent `num_said` of its tokens."""
+    return max(0, num_output_tokens - num_said) * step_s
+
+
 _NUM_SAID = re.compile(r'"completion_tokens":(\d+)')
 
 
 class StreamEndedError(RuntimeError):
-    """The stream was over before the measurement that needs it."""
+    """The stream ended before the measurement that needs it."""
 
 
 class TokenStream:
-    """`reference` is what the control API knows the request by. Cancelled by `stop`."""
+    """A stream; `stop` cancels it. `reference`: the name of the request in the control API."""
 
     def __init__(
         self, client: httpx.AsyncClient, model: str, prompt: Sequence[int], num_tokens: int
     ) -> None:
         self.reference = f"cmpl-bench-{uuid.uuid4().hex[:12]}"
         self.num_tokens = num_tokens
-        """That it says at most; then it has ended."""
+        """How many tokens the stream has at most; then it ends."""
         self.num_said = 0
-        """Tokens that have come. An event carries several where the client reads late."""
+        """How many tokens have come. An event carries several if the client reads late."""
         self.event_times_s: array[float] = array("d")
-        """Of time.perf_counter(); one per event of the stream."""
+        """When each event of the stream came, by time.perf_counter()."""
         self._client = client
         self._body = {
             "model": model,
@@ -44,7 +68,8 @@ class TokenStream:
         self._task = asyncio.create_task(self._read())
 
     async def wait_tokens(self, count: int) -> None:
-        """Until so many have come. Raises StreamEndedError if the stream ends before."""
+        """Waits until so many tokens have come. Raises StreamEndedError if the stream ends
+        before."""
         while self.num_said < count:
             self._grew.clear()
             grew = asyncio.create_task(self._grew.wait())

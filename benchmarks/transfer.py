@@ -1,9 +1,9 @@
-"""Throughput of one link between two processes of this machine, by the size of a slice.
+"""The throughput of one link between two processes of this machine, by the size of a slice.
 
-Each side has blocks of the embedded model's size in main memory (128 KiB; `HostBlocks` as vLLM's
-engine would have them) and nothing else to do. A round copies one stage of `--blocks` blocks and
-one of a single block, which is what a last stage is like. `gather` and `scatter` are their parts of
-the wall time of the big stage; they overlap with sending, and with each other.
+Each side has blocks of the embedded model's size in main memory (128 KiB; `HostBlocks`, as in
+vLLM's engine) and does nothing else. A round copies one stage of `--blocks` blocks, and one stage
+of a single block, as a last stage may have. `gather` and `scatter` are shares of the wall time of
+the big stage; they overlap with sending, and with each other.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Figures = dict[str, float]
 
 
 class TimedBlocks(HostBlocks):
-    """Counts the time of its copies."""
+    """Measures the time of its copies."""
 
     def __init__(self, num_blocks: int) -> None:
         row = BLOCK_BYTES // NUM_LAYERS // 4
@@ -56,7 +56,7 @@ class TimedBlocks(HostBlocks):
 
 
 class Side:
-    """One end: its transfer, and a pipe to the other that carries what the two have to say."""
+    """One end of the link: its transfer, and a pipe for messages to the other end."""
 
     def __init__(self, rank: int, pipe: Connection, num_blocks: int, slice_bytes: int) -> None:
         torch.set_num_threads(1)
@@ -102,7 +102,7 @@ class Side:
                 self.answers.put_nowait(answer)
 
     def tell(self, _: Peer, frames: Sequence[Any]) -> None:
-        with contextlib.suppress(OSError):  # the other one has ended
+        with contextlib.suppress(OSError):  # the other side has ended
             self.say("told", list(frames))
 
     async def close(self) -> None:
@@ -145,7 +145,7 @@ async def _send_all(
 ) -> list[Figures]:
     side = Side(0, pipe, num_blocks, slice_bytes)
     try:
-        await side.answer()  # it is there
+        await side.answer()  # the other side is ready
         side.transfer.warm_up(side.other)
         await _copy(side, "warm-up", num_blocks)
         return [await _round(side, n, num_blocks) for n in range(rounds)]
@@ -166,9 +166,10 @@ async def _round(side: Side, number: int, num_blocks: int) -> Figures:
 
 
 async def _copy(side: Side, stage_id: str, num_blocks: int) -> tuple[float, float, float]:
-    """Seconds until the other side said that it has all: in all, gathering, scattering."""
+    """Seconds until the other side said that it has everything, and those of gathering and
+    scattering."""
     side.say("ask", stage_id, num_blocks)
-    await side.answer()  # it expects the stage
+    await side.answer()  # the other side expects the stage
     side.blocks.copy_time_s = 0.0
     began_s = time.perf_counter()
     await side.transfer.send(side.other, stage_id, range(num_blocks))

@@ -1,36 +1,47 @@
-"""What the dashboard costs, as a real process on a terminal of its own: `llumctl top` beside a
-controller of 64 instances and 2,000 requests that sends 5 statuses a second over HTTP.
+"""The cost of the dashboard as a real process on its own terminal: `llumctl top` with a controller
+of 64 instances and 2,000 requests that sends 5 statuses per second over HTTP.
 
-Costs are CPU seconds of the dashboard's process, so that they are right on a busy machine too.
-Latencies, from a status on its way to its number on the terminal, and the times from the command
-to the first paint are of the wall clock: right on a quiet machine only, so what others used of the
-CPU meanwhile stands beside them.
+Costs are CPU seconds of the dashboard's process, which hold on a busy machine too. Latencies, from
+sending a status until its number is on the terminal, and the times from the command to the first
+paint are wall-clock times. These hold only on a quiet machine, so the CPU use of other programs
+stands beside them.
 """
 
 import argparse
+import contextlib
+import hashlib
 import os
+import random
 import re
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
+from controller.api.wire import ErrorBody
+from pydantic import BaseModel
 from rich import box
 from rich.table import Table
 
-from benchmarks import dashboard_feed, results
-from benchmarks.cpu_meter import CpuMeter
-from benchmarks.dashboard_feed import BusyController
-from benchmarks.process_groups import signals_interrupt
-from tests.unit.cli_support import remember
-from tests.unit.tui import tui_synthetic as synthetic
-from tests.unit.tui.pty_process import Terminal, terminal
+from benchmarks import results
+from benchmarks.process_groups import CpuMeter, signals_interrupt
+from controller.api.recording import RecordingHeader, RecordingWriter
+from controller.api.state import run_state
+from controller.api.state.run_state import RunState
+from controller.api.wire.requests import Event
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
+from controller.api.wire.stream import EventFrame, StatusFrame
+from tools import synthetic_cluster as synthetic
+from tools.pty_process import Terminal, terminal
 
 SIZES = ((80, 24), (120, 36), (200, 60))
 SETTLE_S = 4.0
@@ -40,6 +51,194 @@ MAX_FIRST_PAINT_S, MAX_DATA_S = 0.7, 1.0
 REPLAY_S = 600
 _NUMBER = re.compile(rb"\((\d{7,})/min")
 _FIRST_PAINT = b"Instances"
+
+
+# The cluster
+
+FIRST_NUMBER = 1_000_000
+"""The number of the first status: no other figure on the screen is as large."""
+CYCLE_S = 60
+"""The length of the statuses that are made beforehand and repeated."""
+TOKEN = "right"
+
+
+class BusyController:
+    """A controller behind real HTTP, of a large made-up cluster that changes all the time.
+
+    Each status has a number that the screen shows, so that the output of the dashboard's terminal
+    tells which status was painted, and when.
+    """
+
+    def __init__(
+        self, num_instances: int, num_requests: int, statuses_per_s: float, events_per_s: float
+    ) -> None:
+        """`num_requests`: how many run and wait on all instances together."""
+        self.sent_s: dict[int, float] = {}
+        """When each status was handed to the socket (time.perf_counter), by its number."""
+        self._requests = synthetic.requests("i-0", num_requests)
+        self._statuses = statuses(CYCLE_S, num_instances, num_requests)
+        self._every_s = 1 / statuses_per_s
+        self._num_events = round(events_per_s / statuses_per_s)
+        self._events = routine_events(1000, num_instances)
+        self._stopping = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> "BusyController":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def remember(self) -> None:
+        """Leaves the run state that `up` would leave, for `llumctl top` to find."""
+        state = RunState(
+            cluster="default",
+            nonce="00",
+            control_url=f"http://127.0.0.1:{self._server.server_address[1]}",
+            control_token=TOKEN,
+            endpoint_url="http://127.0.0.1:8000",
+            ray_address="127.0.0.1:6379",
+            owns_ray=True,
+            ray_head_pid=None,
+            ray_head_started_s=None,
+            namespace="n",
+            started_at_s=1.0,
+            log_dir="/l",
+            temp_dir="/t",
+        )
+        run_state.save(state)
+
+    def _lines(self) -> Iterator[bytes]:
+        """The frames of a status and its events go out at once, as the real controller sends them.
+        Numbers go on from the stream before: one dashboard at a time."""
+        first = FIRST_NUMBER + len(self.sent_s)
+        begun_s = time.perf_counter()
+        for place in count():
+            due_s = begun_s + place * self._every_s
+            if self._stopping.wait(max(0.0, due_s - time.perf_counter())):
+                return
+            now_s = time.time()
+            frames: list[BaseModel] = [
+                EventFrame(
+                    time_s=now_s,
+                    event=self._events[number % len(self._events)].model_copy(
+                        update={"time_s": now_s, "position": f"a-{number}"}
+                    ),
+                )
+                for number in range(place * self._num_events, (place + 1) * self._num_events)
+            ]
+            status = self._statuses[place % len(self._statuses)].model_copy(
+                update={"time_s": now_s, "num_migrated_last_minute": first + place}
+            )
+            frames.append(StatusFrame(time_s=now_s, status=status))
+            lines = b"".join(frame.model_dump_json().encode() + b"\n" for frame in frames)
+            self.sent_s[first + place] = time.perf_counter()
+            yield lines
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        controller = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = urlsplit(self.path).path
+                if path == "/v1/watch":
+                    self._stream()
+                elif path == "/v1/requests":
+                    self._send(200, controller._requests)
+                elif path == "/v1/status":
+                    self._send(200, controller._statuses[0])
+                else:
+                    self._send(404, ErrorBody(code="not_found", message=path, hint=""))
+
+            def _stream(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader left
+                    for lines in controller._lines():
+                        self.wfile.write(lines)
+                        self.wfile.flush()
+
+            def _send(self, code: int, body: BaseModel) -> None:
+                raw = body.model_dump_json().encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.wfile.write(raw)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+def record(path: Path, seconds: int, num_instances: int, num_requests: int) -> None:
+    """Writes a recording with a status and some events in each second."""
+    writer = RecordingWriter(path, RecordingHeader(cluster="prod-a", time_s=synthetic.START_S))
+    known = statuses(CYCLE_S, num_instances, num_requests)
+    events = routine_events(1000, num_instances)
+    for second in range(seconds):
+        now_s = synthetic.START_S + second
+        for number in range(20):
+            place = second * 20 + number
+            found = {"time_s": now_s, "position": f"a-{place}"}
+            event = events[place % len(events)].model_copy(update=found)
+            writer.append(EventFrame(time_s=now_s, event=event))
+        status = known[second % len(known)].model_copy(update={"time_s": now_s})
+        writer.append(StatusFrame(time_s=now_s, status=status))
+    writer.close()
+
+
+def statuses(seconds: int, num_instances: int, num_requests: int) -> list[ClusterStatus]:
+    """All instances serve, and the figures of each differ from one status to the next."""
+    chance = random.Random(11)
+    found = []
+    for frame in synthetic.frames(seconds, num_instances, events_per_s=0):
+        if isinstance(frame, StatusFrame):
+            items = frame.status.instances
+            served = tuple(
+                _serving(item, round(num_requests / len(items)), chance) for item in items
+            )
+            found.append(frame.status.model_copy(update={"instances": served}))
+    return found
+
+
+def _serving(item: InstanceStatus, num_requests: int, chance: random.Random) -> InstanceStatus:
+    if item.state is not InstanceState.ACTIVE:
+        item = synthetic.instance(item.id, node="10.0.0.20", kv_cache_usage=chance.random())
+    waiting = min(item.num_waiting_reqs or 0, num_requests)
+    high = num_requests // 8
+    levels = {"normal": num_requests - waiting - high, "high": high}
+    return item.model_copy(
+        update={
+            "num_running_reqs": num_requests - waiting,
+            "num_running_by_level": levels,
+            "num_waiting_reqs": waiting,
+            "step_time_s": chance.uniform(0.02, 0.06),
+        }
+    )
+
+
+def routine_events(count_: int, num_instances: int) -> list[Event]:
+    """Events of requests whose ids are as long as real ones."""
+    frames = synthetic.frames(count_ // 200 + 2, num_instances, events_per_s=200)
+    found = [frame.event for frame in frames if isinstance(frame, EventFrame)]
+    return [event.model_copy(update={"request_id": _long(event)}) for event in found[:count_]]
+
+
+def _long(event: Event) -> str | None:
+    if event.request_id is None:
+        return None
+    digest = hashlib.sha256(event.request_id.encode()).hexdigest()
+    return f"cmpl-{digest[:16]}-0-{digest[16:24]}"
+
+
+# The command
 
 
 def main() -> int:
@@ -72,7 +271,7 @@ def main() -> int:
 
 @contextmanager
 def _home(folder: Path) -> Iterator[None]:
-    """Neither configuration nor clusters of whoever runs this count."""
+    """Hides the configuration and the clusters of the user who runs this."""
     own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")}
     dropped = ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG", "NO_COLOR")
     before = dict(os.environ)
@@ -92,8 +291,7 @@ def _controller(options: argparse.Namespace) -> Iterator[BusyController]:
         options.instances, options.requests, options.statuses, options.events
     )
     with controller:
-        controller.requests = synthetic.requests("i-0", options.requests)
-        remember(controller.url)
+        controller.remember()
         yield controller
 
 
@@ -110,7 +308,7 @@ def _start(controller: BusyController) -> dict[str, float]:
     with terminal("top") as screen:
         process = psutil.Process(screen.process.pid)
         meter = CpuMeter({process.pid: "dashboard"})
-        number = dashboard_feed.FIRST_NUMBER + len(controller.sent_s)
+        number = FIRST_NUMBER + len(controller.sent_s)
         while not (painted_s := _painted_s(screen)):
             _alive(screen)
         paint_cpu_s = _cpu_s(process)
@@ -160,7 +358,7 @@ def _main_screen(
 
 
 def _requests_screen(options: argparse.Namespace) -> dict[str, Any]:
-    """That of an instance, which asks for its requests too."""
+    """Measures the screen of an instance, which asks for its requests too."""
     with terminal(*_top(options)) as screen:
         screen.until("FREENESS", "live 0.")
         screen.press("\r")
@@ -171,7 +369,7 @@ def _requests_screen(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _watched(screen: Terminal, seconds: float) -> dict[str, Any]:
-    """CPU, memory and bytes painted of so many seconds."""
+    """Measures CPU, memory and painted bytes for so many seconds."""
     time.sleep(SETTLE_S)
     process = psutil.Process(screen.process.pid)
     meter = CpuMeter({process.pid: "dashboard"})
@@ -189,7 +387,7 @@ def _watched(screen: Terminal, seconds: float) -> dict[str, Any]:
 
 
 def _numbers(screen: Terminal) -> list[tuple[float, int]]:
-    """(when it came, the number) of each status that was painted."""
+    """The time and the number of each status that was painted."""
     found, tail = [], b""
     for at_s, chunk in list(screen.chunks):
         heard = tail + chunk
@@ -202,8 +400,8 @@ def _numbers(screen: Terminal) -> list[tuple[float, int]]:
 
 
 def _latencies_s(controller: BusyController, screen: Terminal) -> list[float]:
-    """Of each status until it, or a later one, was on the terminal; of those of the last seconds
-    not all were painted."""
+    """For each status the time until it, or a later one, was on the terminal; some of the last ones
+    were never painted."""
     painted = _numbers(screen)
     if not painted:
         return []
@@ -227,9 +425,9 @@ def _percentiles(values: list[float]) -> dict[str, Any]:
 
 
 def _replay(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Memory at each minute of a recording of ten, which `--speed` makes shorter."""
+    """Measures memory at each minute of a recording of ten minutes, replayed at `--speed`."""
     path = folder / "ten-minutes.jsonl"
-    dashboard_feed.record(path, REPLAY_S, options.instances, options.requests)
+    record(path, REPLAY_S, options.instances, options.requests)
     rss_bytes: list[int] = []
     with terminal("top", "--replay", str(path), "--speed", f"{options.speed:g}") as screen:
         screen.until("FREENESS", "REPLAY")
@@ -294,7 +492,7 @@ def _memory_table(figures: dict[str, Any]) -> Table:
 
 
 def _missed(figures: dict[str, Any]) -> list[str]:
-    """What was aimed at and not reached, a line for each."""
+    """A line for each aim that was missed."""
     found = []
     for each in figures["screens"]:
         if each["cores"] > MAX_CORES:

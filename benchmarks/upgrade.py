@@ -1,10 +1,11 @@
-"""What clients see while all engines get new arguments, and while one is scaled away.
+"""What clients see while all engines get new arguments, and while one engine is removed.
 
 Three engines run 16 long streams; each client sends its next request when one ends. First the
-engines get another argument, one after the other, then one of them is taken away. Four ways are
+engines get another argument, one after the other, then one of them is removed. Four ways are
 compared: llumctl, which empties an instance by moving its requests; llumctl without moves, which
-waits until they end; and vLLM's own servers behind vllm-router, ended by SIGTERM as an init system
-does, with 120 s for their streams to end (`--shutdown-timeout`), and with vLLM's default of none.
+waits until they end; and vLLM's own servers behind vllm-router, which are ended by SIGTERM as an
+init system does, with 120 s for their streams to end (`--shutdown-timeout`) and with vLLM's default
+of 0 s.
 
 A stream is cut if its answer ends with an error or too early. The tokens that its client had by
 then are lost, as they have to be computed again. A gap is the time between two tokens of one
@@ -46,7 +47,7 @@ from llumctl.lab.bench_client import Answer, Endpoint, ExchangeError, Pool
 PATIENCE_S = 1200.0
 POLL_S = 0.05
 GRACE_S = 30.0
-"""After it, beyond its own time, a vLLM server is killed: Kubernetes' default."""
+"""A vLLM server is killed so long after its own time limit: Kubernetes' default."""
 NUM_ENGINES = 3
 NUM_PROMPT_TOKENS = 128
 WAY_WORDS = {
@@ -87,7 +88,7 @@ class Streams:
         )
 
     def stop(self) -> None:
-        """What still runs counts for the gaps only."""
+        """Streams that still run count only for the gaps."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -129,7 +130,7 @@ class Streams:
         self.num_cut += 1
         self.num_tokens_lost += len(answer.token_times_s)
         self.errors[why] = self.errors.get(why, 0) + 1
-        await asyncio.sleep(1.0)  # as a client that was refused does
+        await asyncio.sleep(1.0)  # as a refused client waits
 
     def _request(self, number: int, turn: int, num_tokens: int) -> bytes:
         body = {
@@ -145,7 +146,7 @@ class Streams:
 
 
 def _fault(answer: Answer, num_tokens: int) -> str:
-    """Why the answer is not whole; empty: it is."""
+    """Why the answer is incomplete; empty if it is complete."""
     if answer.status != 200:
         return f"status {answer.status}"
     if answer.errors:
@@ -157,11 +158,11 @@ def _fault(answer: Answer, num_tokens: int) -> str:
 
 @dataclass(slots=True)
 class Figures:
-    """Seconds from the beginning of each change."""
+    """Times in seconds from the beginning of each change."""
 
     way: str
     first_free_s: float = 0.0
-    """Until the first engine had no request any more, and could be replaced."""
+    """The time until the first engine had no requests and could be replaced."""
     all_upgraded_s: float = 0.0
     scaled_away_s: float = 0.0
     num_whole: int = 0
@@ -172,18 +173,18 @@ class Figures:
 
 
 class Way(ABC):
-    """How engines are upgraded and taken away."""
+    """A way in which engines are upgraded and removed."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
     @abstractmethod
     def upgrade(self) -> float:
-        """Gives each engine other arguments; returns the time at which the first was free."""
+        """Gives each engine other arguments; returns when the first one was free."""
 
     @abstractmethod
     def scale_away(self) -> None:
-        """Takes the first engine away, which has served the longest since the upgrade."""
+        """Removes the first engine, which has served the longest since the upgrade."""
 
 
 class Ours(Way):

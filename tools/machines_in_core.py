@@ -2,17 +2,17 @@
 
 Decisions that have a state belong to machines in `controller/core`, which simulations, tests and
 the live cluster all run. Runners (`controller/runtime`, `controller/sim`,
-`controller/adapters/http`) await, send and time. What a state machine in a runner looks like cannot
-be told exactly, so this looks for its usual trace: one function that both
+`controller/adapters/http`) await, send and time. A state machine in a runner cannot be recognised
+with certainty, so this looks for its usual form: one function that both
 
 - decides by time: it compares (`<`, `<=`, `>`, `>=`) where either side names a time in seconds, as
-  `now_s`, `self._since_s` or `SILENCE_S`, and
-- keeps state: it sets, changes or deletes an attribute, or an entry of a container that is one
-  (`self._since_s = now_s`, `move.told += 1`, `self._asked.pop(request_id)`).
+`now_s`, `self._since_s` or `SILENCE_S`, and - keeps state: it sets, changes or deletes an
+attribute, or an entry of a container that is one (`self._since_s = now_s`, `move.told += 1`,
+`self._asked.pop(request_id)`).
 
-The body of a function counts with those of the functions inside of it. `KNOWN` names those of today
-that this finds, each with the reason why it is no decision of the core. The list may only shrink:
-one more fails, and so does an entry that is found no more.
+The functions inside a function belong to its body. `KNOWN` names the functions that this finds
+today, each with the reason why it is no decision of the core. The list may only shrink: a new
+function fails the check, and so does an entry that is no longer found.
 """
 
 import ast
@@ -28,7 +28,7 @@ CHANGING = frozenset(
         *("insert", "pop", "popitem", "popleft", "remove", "setdefault", "update"),
     }
 )
-"""Methods by which a container is changed."""
+"""Methods that change a container."""
 ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 SHORT_CUT = "It spares a simulated run what would change nothing: outcomes are equal without it."
@@ -72,7 +72,7 @@ KNOWN: Mapping[str, str] = {
         "The pace at which moves under way are told that time has passed; their machines decide."
     ),
 }
-"""What this finds and is no machine, with the reason."""
+"""The functions that this finds and that are no machines, with the reasons."""
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ TESTS = "tests"
 SHORT_LINES = 60
 AT_MOST = (320, 49_000, 40, 60)
 BETTER = ("", 46_000)
-"""The aims, in the table's columns: what is to be reached, and what would be better still."""
+"""The aims, in the table's columns: the limits, and better values."""
 MAX_CIRCLES = 0
 MAX_TEST_LINES, BETTER_TEST_LINES = 50_000, 42_000
 NO_CODE = frozenset(
@@ -49,11 +49,11 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 class Module:
     name: str
     path: str
-    """From the root, with slashes."""
+    """The path from the root, with slashes."""
     num_lines: int
     num_code_lines: int
     imports: frozenset[str]
-    """Other modules of the product."""
+    """The other modules of the product that this one imports."""
 
     @property
     def room(self) -> str:
@@ -117,8 +117,8 @@ def num_code_lines(text: str) -> int:
 
 
 def imported(tree: ast.Module, known: Set[str]) -> Iterator[str]:
-    """Names of what a module imports anywhere; of `from package import module`, the module, which
-    `known` tells from a name in the package. Imports of this tree are absolute."""
+    """The names of the modules that a module imports anywhere. `known` tells whether `from a import
+    b` imports a module. Imports of this tree are absolute."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -129,7 +129,7 @@ def imported(tree: ast.Module, known: Set[str]) -> Iterator[str]:
 
 
 def importers(modules: Iterable[Module]) -> Counter[str]:
-    """By module, how many other modules import it."""
+    """For each module, how many other modules import it."""
     return Counter(name for module in modules for name in module.imports)
 
 

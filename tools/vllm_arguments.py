@@ -1,14 +1,14 @@
-"""Writes what the installed vLLM declares of its engine arguments and parsers, as types.
+"""Writes the engine arguments and parsers that the installed vLLM declares, as types.
 
 `make vllm-arguments` writes `controller/main/checks/vllm_arguments.py`. The product reads that
 module, as importing vLLM takes 9 s; a contract test compares it with the installed vLLM.
 
 An annotation becomes a type against which pydantic checks values as JSON or TOML can write them.
-The members of a union that only Python can write (a class, a function) are left out, and an
-annotation of which nothing is left becomes Any. A class of vLLM's configuration becomes a table of
-its fields. A field that a validator of vLLM's sees first (mode "before") may take more than its
-annotation says, so it becomes Any, too. An argument has the bounds of the configuration's field in
-which it ends; only the source of vLLM's `EngineArgs` says where that is.
+The members of a union that only Python can write (a class, a function) are left out; if none is
+left, the annotation becomes Any. A class of vLLM's configuration becomes a table of its fields. A
+field that one of vLLM's validators sees first (mode "before") may take more than its annotation
+says, so it becomes Any, too. An argument has the bounds of the configuration's field that gets its
+value; only the source of vLLM's `EngineArgs` says which field that is.
 """
 
 import ast
@@ -54,7 +54,7 @@ class Declared:
     bounds: Mapping[str, Any]
     is_none_by_default: bool
     takes_any: bool
-    """Whether a validator of vLLM's sees the value before its annotation counts."""
+    """Whether one of vLLM's validators sees the value before the annotation is applied."""
 
 
 class _UnwritableError(Exception):
@@ -90,8 +90,8 @@ def _literal(value: Any) -> str:
 
 
 class _Types:
-    """Writes types as source. `tables`: the classes that it has named, each behind those that it
-    names itself."""
+    """Writes types as source. `tables`: the classes that were named, each after those that it names
+    itself."""
 
     def __init__(self) -> None:
         self.tables: dict[str, str] = {}
@@ -106,7 +106,7 @@ class _Types:
         return _union([*members, "None"] if declared.is_none_by_default else members)
 
     def _members(self, kind: Any, bounds: Mapping[str, Any]) -> list[str]:
-        """Those of a union, or the type itself. Raises _UnwritableError."""
+        """The members of a union, or the type itself. Raises _UnwritableError."""
         found = []
         for each in get_args(kind) if _is_union(kind) else (kind,):
             try:
@@ -131,7 +131,7 @@ class _Types:
         if kind in _ALONE or kind in _WORDS:
             return _ALONE.get(kind) or _WORDS[kind]
         if isinstance(kind, type) and issubclass(kind, Enum):
-            return "Any"  # its own parser takes names or values
+            return "Any"  # vLLM's own parser takes names or values
         if _is_config(kind):
             return self._table(kind)
         raise _UnwritableError
@@ -153,7 +153,7 @@ def _union(members: list[str]) -> str:
 
 
 def _bounded(text: str, kind: Any, bounds: Mapping[str, Any]) -> str:
-    """Bounds are those of the numbers, or of the collections, in a union."""
+    """In a union, bounds apply to the numbers or the collections."""
     wanted = int if bounds.keys() - {"min_length", "max_length"} else _ALONE
     is_meant = kind in (int, float) if wanted is int else (get_origin(kind) or kind) in _ALONE
     if not bounds or not is_meant:
@@ -181,7 +181,7 @@ def _arguments(cls: type) -> dict[str, Declared]:
 
 
 def _fields(config: Any) -> dict[str, Declared]:
-    """Those that may be set."""
+    """The fields that may be set."""
     validators = config.__pydantic_decorators__.field_validators.values()
     first = {name for v in validators if v.info.mode == "before" for name in v.info.fields}
     return {
@@ -207,7 +207,7 @@ def _validates_all_first(config: Any) -> bool:
 
 
 def _ends(cls: type) -> dict[str, Declared]:
-    """Argument -> the configuration's field that gets its value unchanged."""
+    """For each argument, the configuration's field that gets its value unchanged."""
     found: dict[str, Declared] = {}
     for owner in cls.__mro__[:-1]:
         module = vars(sys.modules[owner.__module__])
@@ -218,7 +218,7 @@ def _ends(cls: type) -> dict[str, Declared]:
 
 
 def _ends_in(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """Argument, configuration and field, of `Config(field=self.argument)` in a method; then of
+    """Argument, configuration and field: first of `Config(field=self.argument)` in methods, then of
     defaults, `argument = Config.field` and `argument = get_field(Config, "field")`."""
     nodes = list(ast.walk(tree))
     for node in nodes:

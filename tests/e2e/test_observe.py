@@ -25,9 +25,9 @@ from controller.sim.workload.trace_files import read_trace
 from tests.certificates import make
 from tests.e2e.emulated import NUM_BLOCKS, check_cut, held, one_on_each
 from tests.e2e.steering import change
-from tests.unit.tui.pty_process import terminal
 from tools.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
 from tools.emulated_answers import first_wrong
+from tools.pty_process import terminal
 
 NUM_INSTANCES = 4
 

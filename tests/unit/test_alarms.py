@@ -22,7 +22,7 @@ from controller.api.wire.status import (
     QueueHeadStatus,
 )
 from tests.unit.cli_support import cluster
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 
 LIMITS = ConsoleTable()
 

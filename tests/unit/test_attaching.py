@@ -15,7 +15,7 @@ from llumctl.commands import record, top
 from tests.unit import fake_controller
 from tests.unit.cli_support import TOKEN, cluster, remember, stop
 from tests.unit.fake_controller import FakeController
-from tests.unit.tui.pty_process import terminal
+from tools.pty_process import terminal
 
 Captured = pytest.CaptureFixture[str]
 

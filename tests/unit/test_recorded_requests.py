@@ -19,7 +19,7 @@ from controller.api.recording import (
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, RequestsFrame, StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 
 
 def request(id_: str, instance_id: str = "i-0", **fields: Any) -> RequestStatus:

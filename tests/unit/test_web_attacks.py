@@ -18,8 +18,8 @@ from llumctl.web.server import Doors, Server, cookie_name, listening
 from tests.unit import fake_controller
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController, until
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.web_server import Served, secrets_of, served
+from tools import synthetic_cluster as synthetic
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from tests.unit.fake_controller import until
-from tests.unit.tui.pty_process import Terminal, terminal
+from tools.pty_process import Terminal, terminal
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/\?code=(\S+)")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.autoscale_load import BURST, NOTHING, SLOW_S, Tide, mean_over_time
-from benchmarks.cluster_runs import PROFILE
+from benchmarks.autoscale import BURST, NOTHING, SLOW_S, Tide, mean_over_time
+from benchmarks.cluster import PROFILE
 from controller.model.profile import load_profile
 from controller.sim.setup import ClusterSetup, sim_policy
 

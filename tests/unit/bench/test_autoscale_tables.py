@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.autoscale_load import Tide
-from benchmarks.autoscale_sim import SCALED, Scene, simulate
-from benchmarks.autoscale_tables import draw, figures_table, health_table, saving_lines
+from benchmarks.autoscale import (
+    SCALED,
+    Scene,
+    Tide,
+    draw,
+    figures_table,
+    health_table,
+    saving_lines,
+    simulate,
+)
 
 TIDE = Tide(600.0, low_rate=0.2, high_rate=2.4, burst_rate=6.0)
 SCENE = Scene(TIDE, "M-M", seed=1, least=1, most=4, speed=6.0)

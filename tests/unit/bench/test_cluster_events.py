@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import cluster_events
-from benchmarks.cluster_events import EventTap, Eviction, evictions, preemption_loss_s
+from benchmarks import policy_cluster
+from benchmarks.policy_cluster import EventTap, Eviction, evictions, preemption_loss_s
 from controller.api.errors import UnreachableError
 from controller.api.wire.requests import Event, EventPage
 from llumctl.lab.bench_client import Answer
@@ -98,8 +98,8 @@ class BusyControl:
 def test_the_last_events_are_asked_for_again_and_missed_only_if_they_never_come(
     monkeypatch: pytest.MonkeyPatch, num_failures: int, num_events: int, num_missed: int
 ) -> None:
-    monkeypatch.setattr(cluster_events, "RETRY_S", 0.001)
-    monkeypatch.setattr(cluster_events, "LAST_S", 0.1)
+    monkeypatch.setattr(policy_cluster, "RETRY_S", 0.001)
+    monkeypatch.setattr(policy_cluster, "LAST_S", 0.1)
     tap = EventTap(BusyControl(num_failures))
     tap.start()
     told = tap.finish()

@@ -8,8 +8,15 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster_runs import RUNS, ClusterLoad, Collected, Wanted
-from benchmarks.cluster_tables import health_table, latency_table, ratio_lines
+from benchmarks.cluster import (
+    RUNS,
+    ClusterLoad,
+    Collected,
+    Wanted,
+    health_table,
+    latency_table,
+    ratio_lines,
+)
 from benchmarks.same_trace import simulated
 
 LOAD = ClusterLoad("M-M", 6.86, 100, 16)

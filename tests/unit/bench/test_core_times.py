@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.core_times import core_times, relief_times
+from benchmarks.scheduler import core_times, relief_times
 
 
 @pytest.mark.parametrize("num_running", [10, 1000])

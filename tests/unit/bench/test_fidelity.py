@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.core_waits import CoreWaits, step_on_a_core_s
-from benchmarks.fidelity_parts import emulated
-from benchmarks.fidelity_rows import rows, slowdown
+from benchmarks.fidelity import CoreWaits, emulated, rows, slowdown, step_on_a_core_s
 from benchmarks.same_trace import as_sent, delayed, live_steps, simulated
 from controller.api.wire.status import (
     AutoscaleStatus,

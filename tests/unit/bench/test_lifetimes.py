@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.lifetimes import CONTEXT_TOKENS, prompt_that_lives, time_left_s
-from benchmarks.slowdowns import LIMITS_BYTES_PER_S, MOVING_TOKENS, needed_s
+from benchmarks.migration import LIMITS_BYTES_PER_S, MOVING_TOKENS, needed_s
+from benchmarks.token_stream import CONTEXT_TOKENS, prompt_that_lives, time_left_s
 
 MOVING_BYTES = 4096 * MOVING_TOKENS  # of the embedded model
 STEPS_S = (0.0015, 0.002, 0.0035, 0.007, 0.012, 0.03)

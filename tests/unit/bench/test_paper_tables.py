@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from benchmarks import paper_points, paper_runs, paper_tables
-from benchmarks.paper_cells import Table
+from benchmarks import paper_tables
+from benchmarks.paper_tables import Table
 from llumctl.app import app
 
 
@@ -83,7 +83,7 @@ def _ratio(line: dict[str, str]) -> list[str]:
 
 def test_a_geometric_mean_is_of_the_ratios_of_the_runs() -> None:
     points = [_point(name, "ttft_s p99") for name in ("M-M", "L-L")]
-    table = paper_points.figures([_file(*points, times=(2.0, 8.0))])
+    table = paper_tables.figures([_file(*points, times=(2.0, 8.0))])
     (line,) = _lines(table, point="geometric mean, generated")
     assert _ratio(line) == ["4", "4", "4", "3"]
 
@@ -95,7 +95,7 @@ def test_a_point_without_a_ratio_is_left_out_of_the_geometric_mean() -> None:
         _point("L-L", "ttft_s p99"),
         _point("S-S", "ttft_s p99", ratios=unknown),
     ]
-    table = paper_points.figures([_file(*points, times=(2.0, 8.0, 100.0))])
+    table = paper_tables.figures([_file(*points, times=(2.0, 8.0, 100.0))])
     (line,) = _lines(table, point="S-S 2/s", policy="llumnix")
     assert _ratio(line) == ["", "", "", ""]
     (line,) = _lines(table, point="geometric mean, generated")
@@ -104,7 +104,7 @@ def test_a_point_without_a_ratio_is_left_out_of_the_geometric_mean() -> None:
 
 def test_figures_have_a_line_for_each_point_and_policy_and_the_geometric_means() -> None:
     points = [_point(name, "ttft_s p99") for name in ("M-M", "L-L", "sharegpt", "burstgpt")]
-    table = paper_points.figures([_file(*points, times=(2.0, 8.0, 4.0, 4.0))])
+    table = paper_tables.figures([_file(*points, times=(2.0, 8.0, 4.0, 4.0))])
     title = "prefill (TTFT) P99, s"
     assert table.lines[0] == [title, "M-M 2/s", "infaas++", "6.000", "4.500", "12.00", *[""] * 4]
     assert table.lines[1][2:] == ["llumnix", "6.000", "4.500", "12.00", "4", "2", "8", "3"]
@@ -120,7 +120,7 @@ def test_geometric_means_alone() -> None:
         for metric in ("ttft_s p99", "ttft_s mean")
         for name in ("M-M", "L-L", "sharegpt", "burstgpt")
     ]
-    table = paper_points.means([_file(*points, times=(2.0, 8.0, 16.0, 16.0))])
+    table = paper_tables.means([_file(*points, times=(2.0, 8.0, 16.0, 16.0))])
     assert table.header[1:] == ["llumnix, generated", "llumnix, real", "llumnix, all"]
     assert [line[0] for line in table.lines] == ["prefill (TTFT) P99, s", "prefill mean, s"]
     assert table.lines[0][1:] == ["4 (4 to 4)", "16 (16 to 16)", "8 (8 to 8)"]
@@ -129,7 +129,7 @@ def test_geometric_means_alone() -> None:
 
 def test_ranks_are_told_apart() -> None:
     points = [_point("M-M", "ttft_s p99", rank=rank) for rank in (0, 1)]
-    titles = dict.fromkeys(line[0] for line in paper_points.figures([_file(*points)]).lines)
+    titles = dict.fromkeys(line[0] for line in paper_tables.figures([_file(*points)]).lines)
     assert list(titles) == ["high: prefill (TTFT) P99, s", "normal: prefill (TTFT) P99, s"]
 
 
@@ -146,7 +146,7 @@ def test_what_the_points_of_auto_scaling_lack_comes_from_the_runs() -> None:
         "points": [_point("poisson", "ttft_s p99", **place)],
         "runs": runs,
     }
-    by_metric = {point["metric"]: point for point in paper_points.all_points(file)}
+    by_metric = {point["metric"]: point for point in paper_tables.all_points(file)}
     assert set(by_metric) == {"ttft_s p99", "ttft_s max", "preemption_loss_s"}
     found = by_metric["ttft_s max"]
     assert found["policies"]["llumnix"]["simulated"]["mean"] == 2.0
@@ -175,7 +175,7 @@ def test_instances_at_a_latency_are_read_off_the_curve() -> None:
         "points": [*points(5, 12.0, 50.0), *points(25, 14.0, 0.5)],
         "runs": [],
     }
-    table = paper_points.cost([file])
+    table = paper_tables.cost([file])
     assert table.lines[0][:2] == ["prefill (TTFT) P99 of 5 s", "13.00"]
 
 
@@ -183,14 +183,14 @@ def test_round_robin_has_no_ratio() -> None:
     point = _point("sharegpt", "ttft_s p99")
     point["policies"]["round-robin"] = {"simulated": _interval(6.0), "paper": 80.0}
     file = {"figure": "figure11", "baseline": "infaas++", "points": [point], "runs": []}
-    (line,) = _lines(paper_points.figures([file]), policy="round-robin")
+    (line,) = _lines(paper_tables.figures([file]), policy="round-robin")
     assert (line["simulated"], line["paper"]) == ("6.000", "80.00")
     assert _ratio(line) == ["", "", "", ""]
 
 
 def test_the_gap_to_the_bound() -> None:
     runs = [_with_ttft("infaas++", 10.0), _with_ttft("llumnix+", 4.0)]
-    (line,) = paper_runs.bound([{"runs": runs}, [_with_ttft("O1", 2.0)]]).lines
+    (line,) = paper_tables.bound([{"runs": runs}, [_with_ttft("O1", 2.0)]]).lines
     assert line[:2] == ["M-M 2/s", "75 %"]
     # The loss is the same in all three: there is no gap to close.
     assert line[4] == "no gap (0.5000, O1 0.5000)"
@@ -199,7 +199,7 @@ def test_the_gap_to_the_bound() -> None:
 def test_seeds_whose_maximum_is_above_that_of_llumnix_are_counted() -> None:
     runs = [_with_ttft("llumnix+", value, seed=seed) for seed, value in ((1, 2.0), (2, 9.0))]
     runs += [_with_ttft("llumnix", value, seed=seed) for seed, value in ((1, 3.0), (2, 8.0))]
-    assert paper_runs.overtaken([{"runs": runs}]).lines == [
+    assert paper_tables.overtaken([{"runs": runs}]).lines == [
         ["M-M 2/s", "4.0", "5", "9.0", "8.0", "1 of 2"]
     ]
 
@@ -208,7 +208,7 @@ def test_parts_are_told_as_times_the_whole() -> None:
     whole = [_with_ttft("llumnix+", 2.0), _with_ttft("llumnix+", 2.0)]
     without = [_with_ttft("llumnix+", 3.0), _with_ttft("llumnix+", 3.0)]
     other = [_with_ttft("llumnix+", 5.0, workload="S-L")]
-    table = paper_runs.parts([("all", whole), ("room off", without), ("all", other)])
+    table = paper_tables.parts([("all", whole), ("room off", without), ("all", other)])
     mean, off = _lines(table, trace="M-M", metric="prefill mean, s")
     assert (mean["part"], mean["simulated"], mean["plus_minus"]) == ("all", "2.000", "0")
     assert (off["part"], off["ratio"], off["ratio_low"]) == ("room off", "1.5", "1.5")
@@ -218,7 +218,7 @@ def test_parts_are_told_as_times_the_whole() -> None:
 
 def test_policies_that_do_the_same_share_a_line() -> None:
     runs = [_run("llumnix-base"), _run("llumnix"), _with_ttft("llumnix+", 0.5)]
-    table = paper_runs.policies([runs])
+    table = paper_tables.policies([runs])
     assert [line[0] for line in table.lines] == ["`llumnix-base`, `llumnix`", "`llumnix+`"]
 
 
@@ -264,7 +264,7 @@ def test_committed_tables_have_the_columns_that_are_written(path: Path) -> None:
     header, *lines = csv.reader(path.read_text("utf-8").splitlines())
     kind, _ = paper_tables.plan()[path.stem]
     if kind == "figures":
-        assert header == list(paper_points.COLUMNS)
+        assert header == list(paper_tables.COLUMNS)
     assert {len(line) for line in lines} == {len(header)}
 
 

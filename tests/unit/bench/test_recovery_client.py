@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from benchmarks.recovery_client import Client, Strategy
+from benchmarks.recovery import Client, Strategy
 
 PROMPT, NUM_OUTPUTS = [7, 8], 6
 LOST = 'data: {"error":{"message":"its instance died"}}\n\n'

@@ -18,9 +18,9 @@ from controller.api.operations.on_requests import PriorityRequest
 from controller.api.settings.settings import ConsoleTable
 from controller.api.wire.status import DrainStatus
 from controller.api.wire.stream import StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, presses, replaying, settle
+from tools import synthetic_cluster as synthetic
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.dialogs import ChooseScreen, ConfirmScreen
 from tui.screens.lists import LogScreen

@@ -8,9 +8,9 @@ from controller.api.operations.on_cluster import SettingsPatch
 from controller.api.settings.setting_values import changed
 from controller.api.wire.status import AutoscaleCheck, AutoscaleHoldStatus, AutoscaleStatus
 from controller.api.wire.stream import StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses, settle
+from tools import synthetic_cluster as synthetic
 from tui.drawing import ASCII, Line, Tone
 from tui.panes import header
 from tui.screens.dialogs import ChooseScreen

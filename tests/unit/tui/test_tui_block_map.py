@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.api.wire.status import QueueHeadStatus
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 from tui import drawing
 from tui.drawing import UNICODE
 from tui.panes import facts

@@ -15,8 +15,8 @@ from tests.unit import fake_controller
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController
 from tests.unit.tui import chromium
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.web_server import served
+from tools import synthetic_cluster as synthetic
 
 pytestmark = [
     pytest.mark.process,

@@ -13,9 +13,9 @@ from controller.api.errors import LlumctlError, NotFoundError, UsageError
 from controller.api.operations.on_cluster import RollingRequest, RollingStopRequest
 from controller.api.operations.on_instances import DrainRequest, EvacuateRequest, RestartRequest
 from controller.api.operations.on_requests import AbortRequest, PriorityRequest
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
+from tools import synthetic_cluster as synthetic
 from tui import typed_commands
 from tui.actions import ACTIONS
 from tui.own_commands import Program

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
+from tools import synthetic_cluster as synthetic
 from tui import actions
 from tui.actions import ACTIONS, KeymapError, Place
 from tui.screens.dashboard import DashboardScreen

@@ -18,7 +18,6 @@ from tests.unit.tui import (
     test_tui_tuning,
     test_tui_undo,
 )
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
     TESTED,
@@ -29,6 +28,7 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
+from tools import synthetic_cluster as synthetic
 from tui.actions import ACTIONS, TOGETHER, Place, Target
 from tui.app import Dashboard
 from tui.drawing import ASCII

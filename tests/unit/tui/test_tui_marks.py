@@ -5,9 +5,9 @@ import pytest
 from controller.api.operations.on_instances import DrainRequest, RestartRequest, UndrainRequest
 from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from controller.api.wire.status import ClusterStatus
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import drawn, presses
+from tools import synthetic_cluster as synthetic
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.dialogs import ChooseScreen, ConfirmScreen
 

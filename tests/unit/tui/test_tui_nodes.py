@@ -2,8 +2,8 @@
 
 from controller.api.wire.status import InstanceState, InstanceStatus
 from controller.api.wire.stream import StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
+from tools import synthetic_cluster as synthetic
 from tui.app import Dashboard
 from tui.drawing import UNICODE
 from tui.panes import instances

@@ -9,8 +9,8 @@ from controller.api.client import ControlClient
 from tests.unit import cli_support
 from tests.unit.control_support import TOKEN, listening
 from tests.unit.fake_controller import FakeController, event
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import dashboard, settle, shown
+from tools import synthetic_cluster as synthetic
 from tui.app import Dashboard
 from tui.live import LiveCaller, LiveSource
 from tui.screens.details import InstanceScreen

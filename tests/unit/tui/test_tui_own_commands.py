@@ -20,9 +20,9 @@ from controller.api.errors import UsageError
 from controller.api.operations.order import Kind
 from controller.api.settings.settings import OwnCommandTable
 from llumctl.commands import top
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, replaying, settle
+from tools import synthetic_cluster as synthetic
 from tui import own_commands
 from tui.actions import Target
 from tui.app import Dashboard

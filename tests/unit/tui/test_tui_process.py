@@ -12,9 +12,9 @@ from controller.api.recording import RecordingReader
 from controller.api.wire.stream import StatusFrame
 from tests.unit.cli_support import remember, stop
 from tests.unit.fake_controller import FakeController
-from tests.unit.tui import tui_synthetic as synthetic
-from tests.unit.tui.pty_process import terminal
 from tests.unit.tui.tui_support import recorded
+from tools import synthetic_cluster as synthetic
+from tools.pty_process import terminal
 
 pytestmark = pytest.mark.process
 

@@ -15,9 +15,9 @@ from controller.api.wire.status import (
     RestartTurn,
     RollingReport,
 )
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn
+from tools import synthetic_cluster as synthetic
 
 EMPTYING = DrainStatus(drain_id="op-1", num_requests_left=12, num_moved=3)
 EMPTY = EMPTYING.model_copy(update={"num_requests_left": 0, "safe_to_delete": True})

@@ -11,8 +11,8 @@ from controller.api.recording import RecordingReader, RequestNumbers
 from controller.api.wire.requests import Event, RequestList, RequestState
 from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.tui import svg_snapshots
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, recorded, replaying, settle
+from tools import synthetic_cluster as synthetic
 from tui import moments
 from tui.actions import Target
 from tui.app import Dashboard

@@ -6,8 +6,8 @@ import pytest
 
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, Frame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
+from tools import synthetic_cluster as synthetic
 from tui.screens.dashboard import DashboardScreen
 
 

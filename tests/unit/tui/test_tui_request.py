@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.tui import svg_snapshots, tui_lives
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
     WIDE,
@@ -15,6 +14,7 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
+from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.details import InstanceScreen, RequestScreen

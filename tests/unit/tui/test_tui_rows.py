@@ -9,7 +9,7 @@ import pytest
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState, QueueHeadStatus, ReplaysStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 from tui import actions, drawing
 from tui.actions import Place, Target
 from tui.drawing import ASCII, UNICODE, Line, Span, Tone, width_of

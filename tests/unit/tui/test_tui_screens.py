@@ -6,8 +6,8 @@ import pytest
 
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, drawn, settle
+from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.drawing import ASCII, GAP, Span, Tone
 from tui.screens.dashboard import DashboardScreen, Pane

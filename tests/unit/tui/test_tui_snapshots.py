@@ -6,7 +6,6 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.unit.tui import svg_snapshots
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import (
     NARROW,
@@ -18,6 +17,7 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
+from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import ASCII

@@ -5,7 +5,7 @@ from datetime import UTC
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 from tui.panes.events import history_rows
 from tui.state import MAX_EVENTS, MAX_RARE, Arrived, DashboardState, Lost, RecordingFailed, reduce
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from controller.api.wire.requests import DispatchStep, Explanation, OtherStep
 from tests.unit.tui import tui_lives as lives
-from tests.unit.tui.tui_synthetic import START_S
+from tools.synthetic_cluster import START_S
 from tui.drawing import UNICODE, apportion
 from tui.panes import timeline
 from tui.panes.timeline import Moment, Phase

@@ -4,8 +4,8 @@ import pytest
 
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
+from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import UNICODE

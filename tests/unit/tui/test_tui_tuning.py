@@ -6,9 +6,9 @@ from textual.widgets import Input
 
 from controller.api.errors import AnswerLostError, ConflictError
 from controller.api.operations.on_cluster import InstanceRole, SetSettings, Setting, SettingsPatch
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
+from tools import synthetic_cluster as synthetic
 from tui.screens import tuning
 from tui.screens.dialogs import ConfirmScreen
 from tui.screens.lists import LogScreen

@@ -11,10 +11,10 @@ from controller.api.operations.table import Undo
 from controller.api.wire import SettingValue
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import drawn, presses, settle
+from tools import synthetic_cluster as synthetic
 from tui.asking import TakeBack
 from tui.screens.dialogs import ConfirmScreen
 

@@ -9,9 +9,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from controller.api.wire.stream import StatusFrame
-from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import FakeCaller, FakeSource, dashboard, drawn, settle
+from tools import synthetic_cluster as synthetic
 from tui.app import Dashboard
 from tui.screens.dashboard import DashboardScreen, Pane
 

@@ -49,7 +49,7 @@ from controller.api.settings.setting_values import SettingError, changed, live_s
 from controller.api.settings.settings import Settings
 from controller.api.wire.requests import RequestState
 from controller.api.wire.status import ClusterStatus, PlannedRestart, RollingReport
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 
 Report = TypeVar("Report")
 Asked = tuple[str, str, Any]

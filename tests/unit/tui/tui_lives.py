@@ -15,7 +15,7 @@ from controller.api.wire.requests import (
     Step,
     Waiting,
 )
-from tests.unit.tui.tui_synthetic import START_S
+from tools.synthetic_cluster import START_S
 
 REQUEST_ID = "cmpl-8d36e06fa6a667f4-0-7c3a177d4"
 SCORES = tuple(

@@ -19,7 +19,7 @@ from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.requests import Explanation, RequestList
 from controller.api.wire.stream import Frame, MemberLog
-from tests.unit.tui import tui_synthetic as synthetic
+from tools import synthetic_cluster as synthetic
 from tui.actions import Place, action_of
 from tui.app import Dashboard
 from tui.console import Options

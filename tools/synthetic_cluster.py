@@ -1,4 +1,5 @@
-"""A cluster that never was: frames from a seed, the same in every run."""
+"""A made-up cluster for tests and benchmarks of the dashboard: frames from a seed, the same each
+time."""
 
 import random
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ WHYS = ("memory", "fragmented", "batch-full", "next-step")
 def frames(
     seconds: int, num_instances: int = 16, events_per_s: int = 4, seed: int = 7
 ) -> Iterator[Frame]:
-    """A status a second with the events of that second before it; a gap and a ping, once."""
+    """A status for each second, after the events of that second; and a gap and a ping, once."""
     chance = random.Random(seed)
     used = [chance.randint(200, 900) for _ in range(num_instances)]
     seq = 0
@@ -57,8 +58,8 @@ def frames(
 
 
 def overloaded(seconds: int) -> Iterator[Frame]:
-    """All instances serve, one of them with a queue that nothing relieves; another is kept free
-    for a request of a high priority. Three moves a second."""
+    """All instances serve. One of them has a queue that does not get shorter; another is kept free
+    for a request of a high priority. There are three moves per second."""
     for second, frame in enumerate(frames(seconds, events_per_s=0)):
         if not isinstance(frame, StatusFrame):
             continue
@@ -128,8 +129,8 @@ def _of_overload(item: InstanceStatus, second: int) -> InstanceStatus:
 
 
 def on_four_nodes(seconds: int) -> Iterator[Frame]:
-    """Four instances on each of four machines, of which the third is lost: what ran there is
-    replayed. i-1 is evacuated."""
+    """Four instances on each of four machines. The third machine is lost, and its requests are
+    replayed; i-1 is evacuated."""
     for frame in frames(seconds, events_per_s=0):
         if not isinstance(frame, StatusFrame):
             continue
@@ -170,7 +171,7 @@ def _of_four_nodes(item: InstanceStatus, now_s: float) -> InstanceStatus:
 
 
 def with_replays(status: ClusterStatus, instances: tuple[InstanceStatus, ...]) -> ClusterStatus:
-    """Two replays are under way, two went on and one failed."""
+    """Two replays are under way, two succeeded and one failed."""
     under_way = (
         ReplayStatus(
             request_id="r9c0",
@@ -278,7 +279,7 @@ def late_binding(seconds: int) -> Iterator[Frame]:
 
 
 def _of_late_binding(item: InstanceStatus, second: int) -> InstanceStatus:
-    """No instance has a queue of its own, and none much that is free."""
+    """An instance without a queue of its own and with little free memory."""
     kept = {"i-9": ("r9001c9", "high", 360, 172, 31.5), "i-2": ("r9002c2", "normal", 300, 96, 40.5)}
     number = int(item.id.removeprefix("i-"))
     free = {"i-9": 208, "i-2": 224}.get(item.id, 30 + (number * 37 + second) % 90)
@@ -411,7 +412,7 @@ def moving(status: ClusterStatus) -> ClusterStatus:
 def instance(
     id_: str = "i-0", state: InstanceState = InstanceState.ACTIVE, **fields: Any
 ) -> InstanceStatus:
-    """One that has reported; `fields` say what is different about it."""
+    """An instance that has reported; `fields` differ from the usual ones."""
     known: dict[str, Any] = {
         "incarnation": 1,
         "node": "10.0.0.11",
@@ -441,7 +442,7 @@ def instance(
 
 
 def _instance(index: int, used: int, second: int) -> InstanceStatus:
-    """Of the last four one is starting, one draining, one stalled and one failed."""
+    """An instance. The last four are starting, draining, stalled and failed."""
     id_ = f"i-{index}"
     if index == 12:
         done = min(99, 40 + second // 2)
@@ -532,7 +533,7 @@ def _event(chance: random.Random, seq: int, at_s: float, num_instances: int) -> 
 
 
 def requests(instance_id: str, count: int = 4) -> RequestList:
-    """Live ones in the controller's order: running ones, an evicted one, a waiting one."""
+    """Live requests in the controller's order: running ones, an evicted one, a waiting one."""
     states = [RequestState.RUNNING] * max(0, count - 2)
     states += [RequestState.EVICTED, RequestState.WAITING]
     found = tuple(

@@ -1,10 +1,9 @@
-"""Takes the pictures of the dashboard in the documents anew, from the made-up incidents: the
-screens in docs/incidents.md and README's docs/dashboard.png. `make pictures` takes those of the
-tests too.
+"""Takes new pictures of the dashboard for the documents, from the made-up incidents: the screens in
+docs/incidents.md, and docs/dashboard.png of the README. `make pictures` also takes those of the
+tests.
 
-A headless browser paints the PNG (Chromium, with the font Fira Code): viewers of SVG files place
-the columns of a terminal differently. Without a browser the PNG stays as it is, and the exit code
-is 1.
+A headless browser (Chromium, with the font Fira Code) paints the PNG, as viewers of SVG files place
+the columns of a terminal differently. Without a browser the PNG is kept, and the exit code is 1.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from pathlib import Path
 from benchmarks import incidents
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 README_PICTURE, README_INCIDENT = DOCS / "dashboard.png", "slow-link"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SIZE = (120, 36)
@@ -40,10 +39,10 @@ def main() -> int:
 
 
 def paint(svg: str, path: Path) -> bool:
-    """Whether a browser was found that paints it."""
+    """Paints the PNG. Returns False if there is no browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        print(f"no browser, so {path.name} stays as it is: install one of {BROWSERS}")
+        sys.stderr.write(f"no browser, so {path.name} is kept: install one of {BROWSERS}\n")
         return False
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None, "an SVG of Rich says its size"
@@ -69,7 +68,7 @@ def paint(svg: str, path: Path) -> bool:
 
 
 async def picture(name: str) -> tuple[str, str]:
-    """The screen once it tells what happened: its lines down to the last row, and as an SVG."""
+    """The screen at the moment at which it shows what happened, as text and as an SVG."""
     source = FakeSource()
     async with dashboard(source, SIZE) as (app, pilot):
         source.feed(incidents.frames(name, incidents.SHOWN_S))
@@ -81,7 +80,7 @@ async def picture(name: str) -> tuple[str, str]:
 
 
 def _without_gap(lines: list[str]) -> list[str]:
-    """Without the empty lines below the lower panes, down to one."""
+    """The lines with only one of the empty lines below the lower panes."""
     return [line for place, line in enumerate(lines) if line or (place and lines[place - 1])]
 
 

@@ -1,10 +1,10 @@
-"""Counts our own functions on three paths through a cluster, and the files that they are in.
+"""Counts our own functions on three paths through a cluster, and the files that hold them.
 
 `make paths` runs a controller, a frontend and two llumlets with emulated engines in this process,
-on the network of the unit tests, and traces all threads: while a request comes to its first token,
-while one is moved by hand, and while an instance is drained of one. What repeats by the clock
-(greetings, rounds, statuses) is silent while a request or a move is traced; a drain needs it, and
-it counts there. vLLM's app is left out: a path begins and ends where its engine client would be.
+on the network of the unit tests. It traces all threads until a request has its first token, while a
+request is moved by hand, and while an instance with a request is drained. Work that repeats by the
+clock (greetings, rounds, statuses) is silent during the first two; a drain needs that work, so it
+counts there. vLLM's app is left out: a path begins and ends where its engine client would be.
 `ARGS=--list` names the functions.
 """
 
@@ -47,9 +47,9 @@ from tests.unit.emulated.emulated_builders import PROFILE, frames
 from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until
 from tests.unit.runtime.members import CONTROLLER, Frontend
 
-OURS = str(Path(__file__).parents[1] / "controller") + "/"
+OURS = str(Path(__file__).parents[3] / "controller") + "/"
 OFTEN_S, NEVER_S = 0.02, 3600.0
-# What was due once more when the clock was silenced is over by then.
+# By then, work that was due once more when the clock was silenced is over.
 SILENT_AFTER_S = 0.3
 INSTANCES = ["i-0", "i-1"]
 
@@ -79,7 +79,7 @@ class Trace:
 
 
 class TokenFrontend(Frontend):
-    """Requests and outputs are as vLLM's wire has them."""
+    """Its requests and outputs have vLLM's wire format."""
 
     def on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
         outputs = msgspec.msgpack.decode(payload[0], type=Outputs).outputs
@@ -204,9 +204,10 @@ def main() -> None:
     listed = parser.parse_args().list
     for name, entered in asyncio.run(trace_paths(Trace())).items():
         of_runtime = {each for each in entered if each[0].startswith("runtime/")}
-        print(f"{name}: {_counted(entered)}, of them {_counted(of_runtime)} of the runtime")
+        lines = [f"{name}: {_counted(entered)}, of them {_counted(of_runtime)} of the runtime"]
         if listed:
-            print(*(f"  {file}: {function}" for file, function in sorted(entered)), sep="\n")
+            lines += [f"  {file}: {function}" for file, function in sorted(entered)]
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

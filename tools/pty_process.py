@@ -1,4 +1,4 @@
-"""`llumctl` on a terminal of its own: keys in, screen out, resize, hang-up."""
+"""`llumctl` on its own terminal: keys go in, the screen comes out; with resize and hang-up."""
 
 import contextlib
 import fcntl
@@ -22,8 +22,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?<>=]*[a-zA-Z]")
 
 
 class Terminal:
-    """A process whose stdin, stdout and stderr are a terminal; `text` is all that it drew, `chunks`
-    the same in pieces with when each came (time.perf_counter)."""
+    """A process whose stdin, stdout and stderr are a terminal. `text`: everything that it drew;
+    `chunks`: the same in pieces, each with the time at which it came (time.perf_counter)."""
 
     def __init__(
         self, arguments: tuple[str, ...], size: tuple[int, int], env: Mapping[str, str]
@@ -51,7 +51,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Without colours and cursor movements."""
+        """What was drawn, without colours and cursor movements."""
         return _ESCAPES.sub("", self.raw)
 
     def press(self, keys: str) -> None:
@@ -61,11 +61,12 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def modes(self) -> list[object]:
-        """Whether it echoes, reads lines, and so on: its own before a program changes them."""
+        """The terminal's modes: whether it echoes, reads lines, and so on."""
         return termios.tcgetattr(self._master)
 
     def until(self, *texts: str, after: int = 0) -> int:
-        """Waits until each was drawn after a place; the place where all is drawn."""
+        """Waits until each text was drawn behind the place `after`; returns the place where all of
+        them are drawn."""
         deadline_s = time.monotonic() + LIMIT_S
         while missing := [text for text in texts if text not in self.text[after:]]:
             assert self.process.poll() is None, f"it ended: {self.text[-2000:]}"
@@ -81,8 +82,8 @@ class Terminal:
         return time.monotonic() - begun_s
 
     def quit_cpu_s(self, key: str = "q") -> float:
-        """Seconds of CPU that the process takes from the key to its end, however busy the machine
-        is."""
+        """Seconds of CPU that the process takes from the key to its end, independent of other work
+        on the machine."""
         before = _cpu_s(self.process.pid)
         self.press(key)
         _, status, used = os.wait4(self.process.pid, 0)
@@ -117,7 +118,8 @@ class Terminal:
 def terminal(
     *arguments: str, size: tuple[int, int] = (120, 36), env: Mapping[str, str] | None = None
 ) -> Iterator[Terminal]:
-    """Ended with the block if it has not ended by then. `env` None: this process's."""
+    """Starts `llumctl`; it is ended after the block if it still runs. `env`: None for this
+    process's."""
     found = Terminal(arguments, size, os.environ if env is None else env)
     try:
         yield found
@@ -126,11 +128,12 @@ def terminal(
 
 
 def _cpu_s(pid: int) -> float:
-    """Of all threads of a process, to a hundredth of a second."""
+    """The CPU time of all threads of a process, to a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_terminal() -> None:
-    """Makes it the controlling one: hang-ups and Ctrl-C arrive as on a real one."""
+    """Makes the terminal the controlling one, so that hang-ups and Ctrl-C arrive as on a real
+    one."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
