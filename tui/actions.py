@@ -1,10 +1,10 @@
 """What an operator can do: every action once, with its keys, its words and where it works.
 
-Bindings, footer, help, palette, typed commands, rebound keys and the tests read the table ACTIONS,
-whose order is theirs. Orders have their words, their key, their danger and their command from their
-rows (`controller.api.operations`). Keys that terminals, tmux and accidents claim are not used:
-ctrl-a, ctrl-b, ctrl-d, ctrl-k. Other keys than the usual ones (`action id -> keys`) are checked
-before anything is drawn.
+Bindings, footer, help, palette, typed commands, rebound keys and the tests read the table ACTIONS
+and keep its order. An order takes its words, its key, its danger and its command from its row
+(`controller.api.operations`). Keys that terminals or tmux use, or that are pressed by accident, are
+not used here: ctrl-a, ctrl-b, ctrl-d, ctrl-k. Rebound keys (`action id -> keys`) are checked before
+anything is drawn.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from textual.binding import Binding, BindingType
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.keys import KEY_ALIASES, REPLACED_KEYS, Keys, key_to_character
 
 from controller.api.operations.on_cluster import Autoscale, Rolling, Scale, SetSettings, StopRolling
@@ -32,9 +32,9 @@ class Place(StrEnum):
     DETAIL = "detail"
     DIALOG = "dialog"
     CHOICE = "choice"
-    """Something is chosen or typed that an order is to say."""
+    """A dialog in which the operator chooses or types what an order is to say."""
     SORTING = "sorting"
-    """The column is chosen by which a table is sorted."""
+    """A dialog in which the operator chooses the column by which a table is sorted."""
     TUNING = "tuning"
     HELP = "help"
     ANYWHERE = "anywhere"
@@ -42,13 +42,13 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an action does to the cluster. `command`: what does the same on the command line."""
+    """What an action does to the cluster. `command` does the same on the command line."""
 
     target: Kind
     command: str
     danger: Danger = Danger.NONE
     several: bool = True
-    """Whether it may be done to all marked rows at once."""
+    """Whether the action may be done to all marked rows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +57,34 @@ class Action:
 
     action_id: str
     keys: tuple[str, ...]
-    """The keys by Textual's names; none for what can only be typed."""
+    """The keys by Textual's names; empty if the action can only be typed."""
     action: str
     text: str
     place: Place
     footer: str = ""
-    """A short word for the footer; empty for a key that is not there."""
+    """A short word for the footer; empty for a key that the footer does not show."""
     typed: str = ""
-    """What is typed after `:` instead, with the name of its argument; empty: a key only."""
+    """The command that can be typed after `:`, with the name of its argument; empty if there is
+    only a key."""
     replay: bool = False
-    """Whether the key works in a replay only."""
+    """Whether the action works in a replay only."""
     live: bool = False
-    """Whether it works with a live controller only: a recording has nothing to show for it."""
+    """Whether the action works with a live controller only: a recording has nothing to show."""
     in_browser: bool = True
-    """Whether it works in a browser: nothing there reaches a shell or a file of this machine."""
+    """Whether the action works in a browser: a browser's user has no shell and no files here."""
     change: Change | None = None
-    """For actions that change the cluster; they are locked where the screen shows no present."""
+    """For actions that change the cluster; they are locked while the screen does not show the
+    present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an action is done to: the ids of a row, taken when its key is pressed. `instance_id` of
-    a request's row: where the request is. `other`: what the row names instead and nothing is done
-    to, such as a frontend. `operation_id`: of an event that tells what an operator did."""
+    """What an action is done to: the ids of a row at the moment at which the key is pressed.
+
+    `instance_id`: of a request's row, the instance that has the request. `other`: the name of
+    something else, to which nothing can be done, such as a frontend. `operation_id`: of an event
+    that says what an operator did.
+    """
 
     instance_id: str = ""
     request_id: str = ""
@@ -92,7 +97,7 @@ class Target:
         return self.request_id or self.instance_id or self.other
 
     def of(self, kind: Kind) -> str:
-        """The id of that kind; empty if the row is about none."""
+        """The row's id of that kind; empty if the row has none."""
         ids = {Kind.INSTANCE: self.instance_id, Kind.REQUEST: self.request_id}
         return ids.get(kind, "")
 
@@ -101,11 +106,11 @@ NOTHING = Target()
 
 
 def _gives(row: type[Order[Any, Any]], *, does: str = "", footer: str = "") -> Action:
-    """`does`: what the key calls, if it does not act on rows; an order without a key is typed."""
+    """`does`: what the key calls, if the order is not about rows."""
     return Action(
         row.kind,
         (row.key,) if row.key else (),
-        (does or f"act('{row.kind}')") if row.key else "",
+        (does or f"app.act('{row.kind}')") if row.key else "",
         row.meaning,
         Place.ROWS,
         footer,
@@ -124,15 +129,17 @@ _FIRST: tuple[Action, ...] = (
     _gives(Evacuate),
     _gives(Rolling),
     _gives(StopRolling),
-    Action("mark", ("x",), "mark", "mark this row, or not: keys act on all marked", Place.ROWS),
+    Action(
+        "mark", ("x",), "mark", "mark or unmark this row: keys act on all marked rows", Place.ROWS
+    ),
     _gives(Scale),
-    Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS, live=True),
-    Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS, live=True),
-    _gives(Autoscale, does="autoscale"),
+    Action("scale_out", ("plus",), "app.scale('+1')", "one instance more", Place.ROWS, live=True),
+    Action("scale_in", ("minus",), "app.scale('-1')", "one instance fewer", Place.ROWS, live=True),
+    _gives(Autoscale, does="app.autoscale"),
     Action(
         "tune",
         ("t",),
-        "tune",
+        "app.tune",
         "the settings of the running cluster",
         Place.ROWS,
         "tune",
@@ -152,7 +159,7 @@ _FIRST: tuple[Action, ...] = (
     Action(
         "undo",
         ("U",),
-        "undo",
+        "app.undo",
         "take back what was done last, by anybody",
         Place.ROWS,
         typed="undo",
@@ -161,7 +168,7 @@ _FIRST: tuple[Action, ...] = (
     Action(
         "log",
         ("L",),
-        "log",
+        "app.log",
         "what was done here, and its outcome",
         Place.ROWS,
         typed="log",
@@ -170,86 +177,55 @@ _FIRST: tuple[Action, ...] = (
     Action(
         "read_only",
         ("R",),
-        "read_only",
-        "allow changes, or do not",
+        "app.read_only",
+        "allow or forbid changes",
         Place.ROWS,
         typed="read_only",
         live=True,
     ),
 )
-"""What changes the cluster and what shows or allows that, in the order in which the help has it. An
-order that is not named here follows by itself."""
+"""Actions that change the cluster, or that show or allow changes, in the order of the help. Orders
+that are not named here follow by themselves."""
 _FIRST_IDS = {each.action_id for each in _FIRST}
 _CHANGES = _FIRST + tuple(
     _gives(row) for row in ORDERS.values() if row.meaning and row.kind not in _FIRST_IDS
 )
+
+
+def _replays(
+    action_id: str, key: str, does: str, text: str, footer: str = "", typed: str = ""
+) -> Action:
+    """`does`: what the key calls of the application."""
+    return Action(
+        action_id, (key,), f"app.{does}", text, Place.ROWS, footer, typed=typed, replay=True
+    )
+
+
 _OF_REPLAYS: tuple[Action, ...] = (
-    Action(
-        "replay_slower", ("[",), "speed(-1)", "half the speed", Place.ROWS, "slower", replay=True
+    _replays("replay_slower", "[", "speed(-1)", "half the speed", "slower"),
+    _replays("replay_faster", "]", "speed(1)", "twice the speed", "faster"),
+    _replays("replay_back", "left", "seek(-10)", "10 s back", "10 s back"),
+    _replays("replay_on", "right", "seek(10)", "10 s on", "10 s on"),
+    _replays("replay_back_far", "shift+left", "seek(-60)", "a minute back"),
+    _replays("replay_on_far", "shift+right", "seek(60)", "a minute on"),
+    _replays("replay_start", "less_than_sign", "edge(-1)", "to the start"),
+    _replays("replay_end", "greater_than_sign", "edge(1)", "to the end"),
+    _replays("replay_step", "full_stop", "step(1)", "pause, one frame on"),
+    _replays("replay_step_back", "comma", "step(-1)", "pause, one frame back"),
+    _replays(
+        "replay_trouble", "w", "to_event('trouble', 1)", "to the next trouble, and pause", "trouble"
     ),
-    Action(
-        "replay_faster", ("]",), "speed(1)", "twice the speed", Place.ROWS, "faster", replay=True
+    _replays("replay_trouble_before", "W", "to_event('trouble', -1)", "to the trouble before"),
+    _replays(
+        "replay_notable", "v", "to_event('notable', 1)", "to the next notable event or trouble"
     ),
-    Action(
-        "replay_back", ("left",), "seek(-10)", "10 s back", Place.ROWS, "10 s back", replay=True
-    ),
-    Action("replay_on", ("right",), "seek(10)", "10 s on", Place.ROWS, "10 s on", replay=True),
-    Action(
-        "replay_back_far", ("shift+left",), "seek(-60)", "a minute back", Place.ROWS, replay=True
-    ),
-    Action("replay_on_far", ("shift+right",), "seek(60)", "a minute on", Place.ROWS, replay=True),
-    Action(
-        "replay_start", ("less_than_sign",), "edge(-1)", "to the start", Place.ROWS, replay=True
-    ),
-    Action("replay_end", ("greater_than_sign",), "edge(1)", "to the end", Place.ROWS, replay=True),
-    Action(
-        "replay_step", ("full_stop",), "step(1)", "pause, one frame on", Place.ROWS, replay=True
-    ),
-    Action(
-        "replay_step_back", ("comma",), "step(-1)", "pause, one frame back", Place.ROWS, replay=True
-    ),
-    Action(
-        "replay_trouble",
-        ("w",),
-        "to_event('trouble', 1)",
-        "to the next trouble, and pause",
-        Place.ROWS,
-        "trouble",
-        replay=True,
-    ),
-    Action(
-        "replay_trouble_before",
-        ("W",),
-        "to_event('trouble', -1)",
-        "to the trouble before",
-        Place.ROWS,
-        replay=True,
-    ),
-    Action(
-        "replay_notable",
-        ("v",),
-        "to_event('notable', 1)",
-        "to the next notable event or trouble",
-        Place.ROWS,
-        replay=True,
-    ),
-    Action(
+    _replays(
         "replay_notable_before",
-        ("V",),
+        "V",
         "to_event('notable', -1)",
-        "to the one before",
-        Place.ROWS,
-        replay=True,
+        "to the notable event or trouble before",
     ),
-    Action(
-        "seek",
-        ("at",),
-        "seek_to",
-        "to a moment: 2m30s, +30s, 12:04:31",
-        Place.ROWS,
-        typed="seek TIME",
-        replay=True,
-    ),
+    _replays("seek", "at", "seek_to", "to a moment: 2m30s, +30s, 12:04:31", typed="seek TIME"),
 )
 
 
@@ -295,7 +271,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "freeze",
         ("space",),
-        "freeze",
+        "app.freeze",
         "freeze the screen (in a replay: pause)",
         Place.ROWS,
         footer="freeze",
@@ -359,7 +335,7 @@ ACTIONS: tuple[Action, ...] = (
         in_browser=False,
     ),
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
-    Action("command", ("colon",), "command", "type a command", Place.ROWS, footer="cmd"),
+    Action("command", ("colon",), "app.command", "type a command", Place.ROWS, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
     Action(
         "suspend",
@@ -381,6 +357,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("help", ("question_mark",), "help", "this help", Place.ANYWHERE, "help", "help"),
     Action("quit", ("q", "ctrl+c", "ctrl+q"), "quit", "leave", Place.ANYWHERE, "quit", "quit"),
 )
+
+
+ONLY_IN_REPLAYS = frozenset(
+    each.action.removeprefix("app.").partition("(")[0] for each in _OF_REPLAYS
+)
+"""The methods of the application that these keys call."""
 
 
 def bindings(*places: Place) -> list[BindingType]:
@@ -405,7 +387,7 @@ def keys_of(action: Action, keymap: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def first_of(action_id: str, keymap: Mapping[str, str]) -> str:
-    """The key of an action as people call it; where there are several, the first."""
+    """The first key of an action, as people call it."""
     return shown_key(keys_of(action_of(action_id), keymap)[0])
 
 
@@ -425,17 +407,31 @@ def of_places(
 
 
 def footer(
-    keymap: Mapping[str, str], places: Iterable[Place], *, replay: bool, changes: bool = True
+    active: Mapping[str, ActiveBinding],
+    places: Iterable[Place],
+    *,
+    replay: bool,
+    changes: bool = True,
 ) -> list[tuple[str, str]]:
-    """(key, word) pairs for the bottom line. `changes`: whether the cluster may be changed."""
-    wanted = set(places)
+    """Pairs of key and word for the bottom line of a screen of these places. `active`: Textual's
+    bindings that are in force there, by their keys. `changes`: whether the cluster may be changed:
+    a key that may not change it works, but says only why."""
+    keys: dict[str, str] = {}
+    for key, each in active.items():
+        id_ = each.binding.id
+        if id_ is not None and (id_ not in keys or keys[id_] in FIXED):
+            keys[id_] = key
+    wanted = {*places, Place.ANYWHERE}
     return [
         (
-            shown_key(keys_of(each, keymap)[0]),
+            shown_key(keys[each.action_id]),
             "pause" if replay and each.action_id == "freeze" else each.footer,
         )
         for each in ACTIONS
-        if each.footer and each.place in wanted and _works(each, replay=replay, changes=changes)
+        if each.footer
+        and each.action_id in keys
+        and each.place in wanted
+        and _works(each, replay=replay, changes=changes)
     ]
 
 
@@ -477,7 +473,7 @@ def character_of(key: str) -> str | None:
 
 
 FIXED = ("ctrl+c", "ctrl+q")
-"""Keys that always leave: nobody must be caught in a dashboard."""
+"""Keys that always leave: no rebinding may catch a user in the dashboard."""
 
 TOGETHER = (
     (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE),
@@ -504,14 +500,14 @@ class KeymapError(ValueError):
 
 
 def checked_keymap(wanted: Mapping[str, str], own: Sequence[Action] = ()) -> dict[str, str]:
-    """The keymap that Textual takes, FIXED among the keys that leave.
+    """The keymap that Textual takes, with FIXED among the keys that leave.
 
-    `wanted`: action ids, each with keys between commas, by Textual's names or as characters.
-    `own`: entries of the operator's own commands, whose keys are checked beside the others.
+    `wanted`: for each action id its keys, separated by commas, by Textual's names or as characters.
+    `own`: the operator's own commands, whose keys are checked too.
 
     Raises:
-        KeymapError: no such action, no such key, a key that is FIXED, or one that would mean two
-            things in one place.
+        KeymapError: an action or a key that does not exist, a key that is FIXED, or a key that
+            would mean two things in one place.
     """
     known = [each.action_id for each in ACTIONS if each.keys]
     keymap: dict[str, str] = {}
@@ -550,7 +546,8 @@ def _is_key(name: str) -> bool:
 
 
 def _check_clashes(entries: list[Action], keymap: Mapping[str, str]) -> None:
-    """Blames the rebound action of two that clash; if both were, the later one."""
+    """If two actions have one key, the error is about the rebound action, or about the later one if
+    both were rebound."""
     meanings: dict[str, Action] = {}
     places = {action_id: place for place, action_id in enumerate(keymap, start=1)}
     for key in sorted(entries, key=lambda key: places.get(key.action_id, 0)):
@@ -565,6 +562,6 @@ def _check_clashes(entries: list[Action], keymap: Mapping[str, str]) -> None:
 
 
 def _pressed(name: str) -> str:
-    """One name for all names of a key: terminals send one code for ctrl+i and tab."""
+    """The one name for all names of a key: terminals send the same code for ctrl+i and tab."""
     name = _ALIASES.get(name, name)
     return character_of(name) or name

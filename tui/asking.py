@@ -1,7 +1,8 @@
 """What an operator is asked before orders are given.
 
-Plans are agreed to: of one order, of several for all marked rows, or of the one that takes an
-operation back. Priorities, destinations and modes of auto-scaling are chosen from.
+The operator agrees to a plan: of one order, of several orders for all marked rows, or of the order
+that takes an operation back. Or the operator chooses: a priority, a destination, or a mode of
+auto-scaling.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from tui.actions import Target
 AnyOrder = Order[Any, Any]
 
 MAX_ESTIMATES = 20
-"""Marked requests of which the controller is asked what moving them would take."""
+"""For how many marked requests the controller is asked what moving them would take."""
 _MODES = {
     "off": "instances come and go by hand only",
     "dry-run": "it decides, and only says what it would do",
@@ -41,13 +42,13 @@ MODES = tuple(_MODES)
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Orders that the operator gave at once: each is sent, and logged, as one of its own."""
+    """Orders that the operator gave at once; each is sent and logged by itself."""
 
     orders: tuple[AnyOrder, ...]
 
 
 class Asked(Protocol):
-    """What is agreed to only after its plan was shown."""
+    """Something that is done only after its plan was shown and the operator agreed."""
 
     @property
     def question(self) -> str:
@@ -55,19 +56,19 @@ class Asked(Protocol):
 
     @property
     def word(self) -> str:
-        """What the button that gives the order says."""
+        """The word on the button that gives the order."""
 
     def plan(self, client: ControlClient) -> Plan[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Asks about all of `orders` in one dialog: first a line about each, then the details. One that
-    is refused is named and left out, and the others can be had."""
+    """Asks about all of `orders` in one dialog: first a line about each, then the details. An order
+    that is refused is named and left out; the others can still be given."""
 
     orders: Sequence[AnyOrder]
     things: str
-    """`instances`."""
+    """What the orders are about: `instances`."""
 
     @property
     def word(self) -> str:
@@ -99,9 +100,9 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """Takes back an operation that the audit log has, whoever did it. `entry_id`: the operation's;
-    empty: the last one that was done. What is found to be undoable at a revision is undone at that
-    one, or nothing is."""
+    """Takes back an operation of the audit log, whoever did it. `entry_id`: the operation's; empty
+    for the last operation. The plan is made for a revision of the cluster, and nothing is undone if
+    the cluster has another one by then."""
 
     entry_id: str = ""
     zone: tzinfo | None = None
@@ -130,7 +131,7 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an order would take, by the control API's dry run, or why it cannot be carried out."""
+    """What an order would take, by a dry run, or why it cannot be carried out."""
 
     text: str
     possible: bool = True
@@ -138,7 +139,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`estimate`: asked while the cursor is on the choice, and before it can be taken."""
+    """`estimate` is asked for when the cursor comes to the choice, and needed before it can be
+    taken."""
 
     name: str
     text: str
@@ -173,7 +175,8 @@ def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:
 
 
 def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
-    """The instances that serve and do not have all of the requests, the freest first."""
+    """The instances that serve, the freest first, without one that has all of the requests
+    already."""
     sources = {each.instance_id for each in targets}
     found = [
         item
@@ -201,11 +204,11 @@ CHOICES: Mapping[str, Callable[[Sequence[Target], ClusterStatus], Choices]] = {
     "priority": levels,
     "migrate": destinations,
 }
-"""By the kind of an order about requests that says what is chosen."""
+"""What is chosen, by the kind of the order about requests."""
 
 
 def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
-    """What all of the moves would take; why not, for those that cannot be made."""
+    """What all of the moves would take, and why some of them cannot be made."""
     plans = [(each, each.plan(client)) for each in moves[:MAX_ESTIMATES]]
     can = sum(plan.order is not None for _, plan in plans)
     if len(moves) == 1:
@@ -217,7 +220,8 @@ def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
 
 
 def modes(status: AutoscaleStatus, revision: int) -> Choices:
-    """The present mode is named. `revision`: the cluster's that is on the screen."""
+    """The modes, with a note at the present one. `revision`: of the cluster as the screen shows
+    it."""
     return Choices(
         "Auto-scaling?",
         tuple(

@@ -1,5 +1,5 @@
 """Values as toned text: figures and curves of one line, words in lines, parts of a whole as cells,
-and tables whose columns fit a width. All of it is pure."""
+tables whose columns fit a width, and facts with labels. All functions are pure."""
 
 import math
 import textwrap
@@ -26,12 +26,13 @@ class Tone(StrEnum):
     BAD = "bad"
 
     __hash__ = str.__hash__
-    """That of an Enum is a function in Python, and each piece of a line looks up its style."""
+    """The hash of an Enum is a function in Python, and each piece of a line looks up its style."""
 
 
 class Span(NamedTuple):
-    """A screen of 60 lines has a thousand, each compared with what it was before: two of them take
-    46 ns, and took 196 ns as frozen dataclasses. Making one costs the same either way."""
+    """A piece of text in one tone. A screen of 60 lines has a thousand, each compared with the one
+    before: comparing two takes 46 ns, and took 196 ns with frozen dataclasses. Making one costs the
+    same either way."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -42,7 +43,7 @@ Line = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """What the terminal can show. `trend`: from low to high."""
+    """The characters that the terminal can show. `trend`: from low to high."""
 
     rule: str
     ellipsis: str
@@ -55,8 +56,9 @@ ASCII = Glyphs(rule="-", ellipsis="~", bullet="*", trend="_.,-=+#")
 
 
 def encodable(text: str, glyphs: Glyphs) -> str:
-    """What an ASCII terminal cannot show becomes a question mark. All that is drawn passes here:
-    recordings and controllers are strangers, and no word of theirs may drive the terminal."""
+    """The text with a question mark for each character that an ASCII terminal cannot show, and
+    without control characters. All text is drawn through this function: no word from a recording or
+    a controller may control the terminal."""
     if not text.isprintable():
         text = "".join(
             char if char.isprintable() else " " * (unicodedata.category(char)[0] == "Z")
@@ -68,7 +70,7 @@ def encodable(text: str, glyphs: Glyphs) -> str:
 
 
 def fitted(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
-    """Exactly `width` columns: padded, or cut with an ellipsis."""
+    """The text in exactly `width` columns: padded, or cut with an ellipsis."""
     length = num_cells(text)
     if length > width:
         return set_cell_size(text, width - 1) + glyphs.ellipsis if width > 0 else ""
@@ -77,7 +79,7 @@ def fitted(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str
 
 
 def num_cells(text: str) -> int:
-    """How many columns it takes."""
+    """How many columns the text takes."""
     return len(text) if text.isascii() and text.isprintable() else cell_len(text)
 
 
@@ -102,6 +104,21 @@ def width_of(line: Line) -> int:
     return sum([num_cells(text) for text, _ in line])
 
 
+def key_line(pairs: Sequence[tuple[str, str]], width: int) -> Line:
+    """` Enter detail  / filter  ...`: as many pairs as have room, and the last two in any case."""
+    kept = list(pairs)
+    while len(kept) > 2 and width_of(_key_spans(kept)) > width:
+        del kept[-3]
+    return _key_spans(kept)
+
+
+def _key_spans(pairs: Sequence[tuple[str, str]]) -> Line:
+    spans: list[Span] = []
+    for key, word in pairs:
+        spans += [Span(f" {key}", Tone.STRONG), Span(f" {word} ", Tone.DIM)]
+    return tuple(spans)
+
+
 def number(value: float | None) -> str:
     """A whole number of at most seven characters: 751, -196, 12345, 1.2M."""
     if value is None or math.isnan(value):
@@ -123,24 +140,24 @@ def percent(ratio: float | None) -> str:
 
 
 def bar(used: float | None, wanted: float | None, width: int) -> tuple[str, str, str]:
-    """`#` for what is held, `=` for what is wanted beyond it, and the rest; both are shares of the
-    whole, what is held among what is wanted."""
+    """`#` for the share that is held, `=` for what is wanted beyond that, and spaces. `used` and
+    `wanted` are shares of the whole; `wanted` includes what is held."""
     held = 0 if used is None else _cells(used, width)
     more = 0 if used is None or wanted is None else max(0, _cells(wanted, width) - held)
     return "#" * held, "=" * more, " " * (width - held - more)
 
 
 TREND_STEPS = (0, 16, 64, 256, 1024, 4096)
-"""A trend is one glyph higher above each of these, in decode steps: the same in all rows and at all
-times, so that rows can be compared, and finest where memory is short."""
+"""A trend is one glyph higher above each of these numbers of decode steps. They are the same in all
+rows and at all times, so that rows can be compared, and finest where memory is short."""
 
 
 STEP_TIMES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
-"""A trend of step times is one glyph higher above each of these, in seconds."""
+"""A trend of step times is one glyph higher above each of these times, in seconds."""
 
 
 def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
-    """The freeness of the last minute up to `time_s` in `width` slots, newest on the right."""
+    """The freeness of the last minute up to `time_s` in `width` slots, the newest on the right."""
     values = [(at_s, steps) for at_s, steps, _ in samples]
     return _slotted(values, time_s, width, glyphs, TREND_STEPS)
 
@@ -186,9 +203,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """`cell(item, width)` says what stands in the column, in one tone or several. Columns with the
-    highest `drop` go first where the width is short (0: never); one column may grow up to
-    `max_width`."""
+    """A column of a table. `cell(item, width)` returns the text in the column, in one tone or
+    several. If the width is short, the columns with the highest `drop` are left out first, and
+    those with 0 never. A column may grow up to `max_width`."""
 
     name: str
     title: str
@@ -201,8 +218,8 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[Item]):
-    """A column at its place on the screen. `gap`: the spaces behind it, which have the tone of its
-    text, as each change of tone costs time and bytes."""
+    """A column at its place on the screen. `gap`: the number of spaces behind it. They have the
+    tone of the text before them, as each change of tone costs time and bytes."""
 
     column: Column[Item]
     x: int
@@ -244,8 +261,8 @@ def titles(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
 def cells(
     placed: Sequence[Placed[Item]], item: Item, glyphs: Glyphs, note: tuple[str, Span] | None = None
 ) -> tuple[tuple[int, Span], ...]:
-    """(x, text) of each piece of a cell, without a place between them. A note is (column, text): it
-    takes the rest of the row."""
+    """The x and the text of each piece of a cell, with no gaps between the pieces. A note is
+    (column, text): the text takes the rest of the row from that column on."""
     shown: list[tuple[int, Span]] = []
     for p in placed:
         if note is not None and p.column.name == note[0]:
@@ -261,7 +278,7 @@ def cells(
 
 
 def _pieces(cell: Line, placed: Placed[Item], glyphs: Glyphs) -> list[tuple[int, Span]]:
-    """From the left; the last piece takes the room that is left."""
+    """The pieces of a cell from the left; the last piece takes the remaining room."""
     pieces: list[tuple[int, Span]] = []
     x, end = placed.x, placed.x + placed.width
     for place, span in enumerate(cell):
@@ -273,7 +290,8 @@ def _pieces(cell: Line, placed: Placed[Item], glyphs: Glyphs) -> list[tuple[int,
 
 
 def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool = False, gap: int = 0) -> Span:
-    """Nearly all cells are plain ASCII and have room: those take the short way."""
+    """The text in exactly `width` columns and the gap. Nearly all cells are plain ASCII and have
+    room, and are padded at once."""
     text, tone = span
     if text.isascii() and text.isprintable() and len(text) <= width:
         return Span((text.rjust(width) if right else text).ljust(width + gap), tone)
@@ -285,8 +303,8 @@ def _total(columns: Sequence[Column[Item]]) -> int:
 
 
 def apportion(sizes: Sequence[float], width: int) -> list[int]:
-    """How many of `width` cells each part gets: in proportion, at least one for each part that is
-    not nothing (as long as there are so many), all cells together."""
+    """How many of `width` cells each part gets: in proportion to its size, and at least one if it
+    is not empty and there are enough cells. All cells are given out."""
     total = sum(sizes)
     if total <= 0 or width <= 0:
         return [0] * len(sizes)
@@ -300,3 +318,31 @@ def apportion(sizes: Sequence[float], width: int) -> list[int]:
     while sum(cells) < width:
         cells[max(places, key=lambda p: ideal[p] - cells[p])] += 1
     return cells
+
+
+LABEL_WIDTH = 11
+MIN_COLUMN_WIDTH = 38
+
+Fact = tuple[str, Span]
+"""A label and a figure."""
+
+
+def labelled(label: str, *spans: Span) -> Line:
+    """A line of its own, below the columns of facts."""
+    return (Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM), *spans)
+
+
+def fact_lines(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
+    """Facts in as many columns as fit, filled downwards, so that related facts stand below each
+    other."""
+    count = max(1, width // MIN_COLUMN_WIDTH)
+    room = width // count - LABEL_WIDTH - 3
+    height = -(-len(found) // count)
+    lines: list[Line] = []
+    for y in range(height):
+        spans: list[Span] = []
+        for label, figure in found[y::height]:
+            spans.append(Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM))
+            spans.append(Span(fitted(figure.text, room, glyphs) + " ", figure.tone))
+        lines.append(tuple(spans))
+    return lines

@@ -1,9 +1,8 @@
-"""A live controller: how the dashboard hears it, and how it calls it.
+"""A live controller: how the dashboard listens to it, and how it calls it.
 
-`Source` is what the dashboard asks of a live controller (`LiveSource`) or of a recording
-(`tui.replay`); a `Caller` makes any call of the control API. Both ask on daemon threads that
-nothing ever waits for, so that a controller that hangs can hold up neither the screen nor the way
-out.
+`Source` is the interface of a live controller (`LiveSource`) and of a recording (`tui.replay`); a
+`Caller` makes any call of the control API. Both work on daemon threads for which nothing ever
+waits, so that a controller that hangs delays neither the screen nor the exit.
 """
 
 import contextlib
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 MAX_HEARD = 4096
-"""A dashboard that cannot keep up stops reading here."""
+"""With so many unread items, a dashboard that cannot keep up stops reading."""
 
 
 class Source(Protocol):
-    """What the dashboard asks of a live controller or a recording."""
+    """A live controller or a recording, as the dashboard uses it."""
 
     cluster: str
     status_every_s: float
@@ -52,26 +51,27 @@ class Source(Protocol):
     def start(self) -> None: ...
 
     def take(self) -> list[Heard]:
-        """All that was heard since the last call; never blocks."""
+        """Everything that was heard since the last call; never blocks."""
 
     def now_s(self) -> float:
-        """The clock by which `at_s` of what was heard is told."""
+        """The time now on the clock of `at_s` in what was heard."""
 
     def ask_requests(self, instance_id: str) -> bool:
-        """Asks for an instance's requests, or with "" for all; `take` brings them. False if that
-        is impossible."""
+        """Asks for an instance's requests, or for all requests with ""; `take` returns the answer.
+        Returns False if that is impossible."""
 
     def ask_explanation(self, request_id: str) -> bool:
-        """Asks for a request's life, as `ask_requests` does for an instance's requests."""
+        """Asks for a request's life, in the same way."""
 
     def ask_log(self, member_id: str) -> bool:
-        """Asks for the last lines of a member's log, likewise."""
+        """Asks for the last lines of a member's log, in the same way."""
 
     def stop(self) -> None: ...
 
 
 class LiveSource:
-    """Follows a controller, again and again; records what it hears if told to."""
+    """Follows a controller, and connects again when the stream ends; records what it hears if there
+    is a recorder."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class LiveSource:
         self._started = False
 
     def start(self) -> None:
-        """Again: nothing. What is heard before somebody takes it waits."""
+        """A second call does nothing. What is heard waits until it is taken."""
         if not self._started:
             self._started = True
             self._follower.start()
@@ -147,7 +147,7 @@ class LiveSource:
             self._hear(Arrived(item, self._clock()))
 
     def _loss(self, error: LlumctlError) -> Lost | Stopped:
-        """The recording ends with its cluster: another cluster of that name is another story."""
+        """The recording ends with its cluster: a later cluster of that name is another one."""
         if not isinstance(error, NotRunningError):
             return Lost(error.message, self._clock())
         if self._recorder is not None:
@@ -165,7 +165,7 @@ class LiveSource:
             self._hear(RecordingFailed(error.message, self._clock()))
 
     def _ask(self, kind: str, answer: Callable[[], Heard]) -> None:
-        """One question of a kind at a time: further ones are dropped until it is answered."""
+        """Asks one question of a kind at a time: further ones are dropped until it is answered."""
         if kind in self._asking:
             return
         self._asking.add(kind)
@@ -180,7 +180,7 @@ class LiveSource:
         threading.Thread(target=run, name=kind, daemon=True).start()
 
     def _asked(self, question: Callable[["ControlClient"], Answer]) -> tuple[Answer | None, str]:
-        """The answer, or why there is none."""
+        """Returns the answer, or None and the reason."""
         try:
             with self._connect() as client:
                 return question(client), ""
@@ -194,7 +194,7 @@ class LiveSource:
             with contextlib.suppress(queue.Full):
                 self._heard.put(item, timeout=0.2)
                 break
-        # Events wait for the next status, or tick: there may be hundreds.
+        # Events wait for the next status or tick, as there may be hundreds.
         if not isinstance(item, Arrived) or isinstance(item.frame, StatusFrame):
             self.wake()
 
@@ -204,7 +204,7 @@ Work = Callable[["ControlClient"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of some work; one of `answer` and `error` is None."""
+    """The result of some work; either `answer` or `error` is None."""
 
     ticket: int
     answer: Any
@@ -212,12 +212,12 @@ class Reply:
 
 
 class Caller(Protocol):
-    """`wake` is called on any thread when there is something to take."""
+    """Calls the control API. `wake` is called on any thread when there is something to take."""
 
     wake: Callable[[], None]
 
     def call(self, ticket: int, work: Work) -> None:
-        """Begins the work; never blocks. `take` brings what came of it, once."""
+        """Begins the work; never blocks. `take` returns the reply, once."""
 
     def take(self) -> list[Reply]: ...
 
@@ -242,7 +242,7 @@ class LiveCaller:
         try:
             with self._connect() as client:
                 reply = Reply(ticket, work(client), None)
-        except Exception as error:  # whatever it is, somebody waits for the reply
+        except Exception as error:  # of any kind: a caller waits for the reply
             reply = Reply(ticket, None, error)
         self._replies.put(reply)
         self.wake()

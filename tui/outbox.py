@@ -1,10 +1,11 @@
-"""The orders of a session: sent once, asked for by their keys, and listed with their outcomes.
+"""The orders of a session: each is sent once, and listed with its outcome.
 
-`Outbox` is a machine without a clock or a network. An order is sent within SEND_WITHIN_S of the key
-that gave it, or never: one that waits longer, or whose screen goes stale before, is cancelled. It
-is sent once. One without an answer may have been carried out: the controller is asked what it
-answered to the order's key, which changes nothing, until it tells, or cannot tell. `SessionOrders`
-carries that out by a caller. The session's log is the calls of the outbox, as rows and in words.
+`Outbox` is a machine without a clock or a network. An order is sent within SEND_WITHIN_S after it
+was given, or never: it is cancelled if it waits longer, or if the screen goes stale before. It is
+sent only once. If no answer comes, the order may have been carried out all the same. So the
+controller is asked, by the order's key, what it answered, until it says so or cannot tell; that
+question changes nothing. `SessionOrders` sends and asks through a caller. The session's log shows
+the calls of the outbox as rows and in words.
 """
 
 import itertools
@@ -43,7 +44,8 @@ Then = Callable[[Any, Exception | None], None]
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
 NETWORK_S = 15.0
-"""Connecting, sending and reading may each take as long as a client's own time-out."""
+"""The longest time for connecting, sending and reading together: each may take as long as a
+client's own time-out."""
 
 
 class Phase(StrEnum):
@@ -57,7 +59,7 @@ class Phase(StrEnum):
 
 
 OVER = (Phase.UNDER_WAY, Phase.DONE, Phase.FAILED, Phase.CANCELLED)
-"""Nothing is sent or asked any more; what is under way goes on without this dashboard."""
+"""Phases in which nothing is sent or asked any more; an order under way goes on by itself."""
 
 
 TONES = {
@@ -70,8 +72,8 @@ TONES = {
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The controller has no call with the key that it was asked about; `up_s`: for how long it
-    has run, and `revision` that of the cluster."""
+    """The controller has no call with the key about which it was asked. `up_s`: for how long the
+    controller has run; `revision`: the cluster's."""
 
     up_s: float
     revision: int
@@ -79,7 +81,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An order and what became of it. `time_s`: when it was given, by the controller's clock."""
+    """An order and its outcome. `time_s`: when it was given, by the controller's clock."""
 
     call_id: int
     order: AnyOrder
@@ -93,7 +95,7 @@ class Call:
     can_undo: bool = False
     awaits: tuple[Awaited, ...] = ()
     since_revision: int = 0
-    """The cluster's revision that the call made."""
+    """The revision of the cluster that the call made."""
     sent_at_s: float = 0.0
     ask_at_s: float | None = None
     """When the controller is asked next; None while it is being asked, or if it cannot tell."""
@@ -106,20 +108,22 @@ class Call:
 
     @property
     def command(self) -> str:
-        """What does the same on the command line, to this cluster."""
+        """The command that does the same to this cluster on the command line."""
         return hints.aimed(self.order.command, self.of_cluster)
 
 
 class Outbox:
-    """`due` and `to_ask` hand out each call and each question once, to be carried out at once."""
+    """`due` and `to_ask` return each call and each question once; the caller carries it out at
+    once."""
 
     def __init__(self, of_cluster: str = "") -> None:
-        """`of_cluster`: what a command needs to mean this cluster, as ` --cluster prod`."""
+        """`of_cluster`: what a command needs behind it to mean this cluster, as ` --cluster
+        prod`."""
         self._of_cluster = of_cluster
         self._calls: dict[int, Call] = {}
         self._own: dict[int, int] = {}
-        """Revisions that an own order led from, and to: an order that was given before the screen
-        showed the later one goes on from there."""
+        """From a revision to the one that an order of this session made of it. An order that was
+        given before the screen showed the later revision is sent for the later one."""
 
     def __iter__(self) -> Iterator[Call]:
         """All calls of the session, in the order in which they were given."""
@@ -135,8 +139,8 @@ class Outbox:
         return call
 
     def due(self, now_s: float, locked: str) -> list[Call]:
-        """The calls that must be sent now; cancels those that may not be sent any more. `locked`:
-        why nothing may be changed now, or empty."""
+        """Returns the calls that have to be sent now, and cancels those that may no longer be sent.
+        `locked`: why nothing may be changed now, or empty."""
         found: list[Call] = []
         for call in [each for each in self if each.phase is Phase.QUEUED]:
             if locked:
@@ -156,7 +160,7 @@ class Outbox:
         return found
 
     def to_ask(self, now_s: float) -> list[Call]:
-        """The calls about which the controller must be asked now."""
+        """The calls about which the controller has to be asked now."""
         for call in [each for each in self if each.phase is Phase.SENT]:
             if now_s - call.sent_at_s >= NETWORK_S + call.order.takes_s:
                 self._lose(call, "no answer came", now_s)
@@ -190,7 +194,8 @@ class Outbox:
         )
 
     def hear_status(self, status: ClusterStatus) -> None:
-        """How far the calls are that go on. A status from before a call's answer tells nothing."""
+        """Follows the calls under way. A status from before a call's answer says nothing about
+        it."""
         for call in [each for each in self if each.phase is Phase.UNDER_WAY]:
             if status.revision < call.since_revision:
                 continue
@@ -204,7 +209,7 @@ class Outbox:
             self._calls[call.call_id] = replace(call, text=text, phase=phase, can_undo=can_undo)
 
     def hear_error(self, call_id: int, error: Exception, now_s: float, *, asked: bool) -> None:
-        """A refusal or a failure of the call or, with `asked`, of a question about it."""
+        """The call was refused or failed or, with `asked`, a question about it."""
         call = self._calls[call_id]
         if call.is_over:
             return
@@ -224,8 +229,8 @@ class Outbox:
             self._end(call, Phase.FAILED, why)
 
     def hear_missing(self, call_id: int, missing: Missing, now_s: float) -> None:
-        """The controller has no such call. Only what one controller process says twice is believed:
-        a call that is still on its way would be there by then."""
+        """The controller has no such call. This is believed only if the same controller process
+        says it twice: a call that was still on its way would have arrived by then."""
         call = self._calls[call_id]
         if call.is_over:
             return
@@ -256,17 +261,18 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """Of which call a reply tells; `asked`: it answers a question about the call."""
+    """The call that a reply is about; `asked`: the reply answers a question about the call."""
 
     call_id: int
     asked: bool
 
 
 class SessionOrders:
-    """`caller` None: a replay, where nothing can be asked or ordered. `of_cluster`: as `Outbox`
-    takes it."""
+    """Sends the orders of the outbox, and asks the controller questions."""
 
     def __init__(self, caller: Caller | None, of_cluster: str = "") -> None:
+        """`caller` None: a replay, in which nothing can be asked or ordered. `of_cluster`: as
+        `Outbox` takes it."""
         self.outbox = Outbox(of_cluster)
         self._caller = caller
         self._tickets = itertools.count(1)
@@ -280,8 +286,8 @@ class SessionOrders:
         self._call(question, then)
 
     def pump(self, now_s: float, locked: str, status: ClusterStatus | None) -> list[Call]:
-        """Hears what came, sends what is due, and returns the calls whose phase has changed.
-        `status`: the last one of the cluster."""
+        """Takes the replies, sends the calls that are due, and returns the calls whose phase has
+        changed. `status`: the last one of the cluster."""
         before = {call.call_id: call.phase for call in self.outbox}
         if status is not None:
             self.outbox.hear_status(status)
@@ -359,13 +365,13 @@ def log_rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
 
 
 def told(call: Call) -> str:
-    """One line for the bottom of the screen; a request's id is long, and is there once."""
+    """One line for the bottom of the screen; names a request's id, which is long, only once."""
     text = call.text.replace(f"request {call.order.lane} ", "it ")
     return printable(f"{call.order.title}: {text or call.phase}")
 
 
 def whole(call: Call, width: int) -> list[Line]:
-    """All that there is to read of an order, in as many lines as that takes."""
+    """An order and its outcome in full, in as many lines as that takes."""
     outcome = f"{call.order.title}: {call.phase}{', ' * bool(call.text)}{call.text}"
     texts = ((outcome, TONES.get(call.phase, Tone.WARN)), (call.command, Tone.DIM))
     return [
@@ -376,7 +382,7 @@ def whole(call: Call, width: int) -> list[Line]:
 
 
 def under_way(calls: Iterable[Call], width: int, glyphs: Glyphs) -> Line:
-    """The last order that goes on, for the bottom line; in half its width at most."""
+    """The last order under way, for the bottom line; takes at most half of the width."""
     found = [call for call in calls if call.phase is Phase.UNDER_WAY]
     if not found:
         return ()

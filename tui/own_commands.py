@@ -1,9 +1,9 @@
-"""Commands of the operator's own, for a row: the table `[commands]`, checked before anything is
-drawn; the command with a row's values; and the program that runs.
+"""The operator's own commands, each for a row: the table `[commands]`, which is checked before
+anything is drawn; a command with a row's values; and the program that runs.
 
-Clients choose the ids of their requests, so a row's values are strangers' words. Each takes the
-place of a whole argument of a list that is executed as it is: no shell reads it, and a value that
-begins with a dash is no option.
+Clients choose the ids of their requests, so the values of a row come from strangers. A value always
+becomes a whole argument in a list that is executed directly: no shell reads it, and a value that
+begins with a dash cannot become an option.
 """
 
 import asyncio
@@ -33,24 +33,25 @@ from tui.actions import Action, Place, Target
 from tui.typed_commands import ALIASES, FORMS
 
 OWN = "own."
-"""What the ids of their actions begin with."""
+"""How the ids of their actions begin."""
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.INSTANCE: ("id", "cluster", "state", "incarnation", "pid", "node"),
     Kind.REQUEST: ("id", "instance", "cluster"),
 }
 """The values that a row of each kind has."""
 PLACEHOLDER = re.compile(r"(--?[A-Za-z][\w-]*=)?\{([a-z_]+)\}")
-"""A whole argument, or the value of a long option."""
+"""The form of a whole argument, or of the value of a long option."""
 MAX_SHOWN = 240
-"""Characters of an argument."""
+"""How many characters of an argument are shown."""
 MAX_LINES = 5000
 MAX_LINE_BYTES = 1000
 BATCH, PAUSE_S = 100, 0.01
-"""After so many lines the program waits: one that writes all the time left no key to be heard."""
+"""After each batch of lines the program has to wait: a program that wrote all the time left the
+dashboard no time for keys."""
 WAKE_S = 0.1
-"""From one look at what is new to the next."""
+"""The time between two looks for new lines."""
 GRACE_S = 2.0
-"""Between the polite end and the other one."""
+"""The time between SIGTERM and SIGKILL."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _ANY_FIELD = re.compile(r"\{(" + "|".join(sorted({*sum(FIELDS.values(), ())})) + r")\}")
 
@@ -73,19 +74,19 @@ class OwnCommand:
 
     @property
     def words(self) -> str:
-        """What the help says of it."""
+        """What the help says of the command."""
         return self.text or f"runs {self.run[0]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command with the values of a row: what is executed once the operator has agreed."""
+    """A command with the values of a row, which is executed once the operator has agreed."""
 
     command: OwnCommand
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     told: str = ""
-    """What is said to run, where that is not the very arguments."""
+    """The command line that is shown, if it differs from the arguments."""
 
     @property
     def word(self) -> str:
@@ -97,12 +98,12 @@ class Run:
 
     @property
     def line(self) -> str:
-        """The arguments as a shell would take them, to be read."""
+        """The arguments as a shell would take them, for people to read."""
         return printable(self.told or shlex.join(self.arguments))
 
     def plan(self, _: object) -> Plan[Self]:
-        """The very arguments, one a line: what a value holds cannot look like two of them, and a
-        long one does not hide those behind it."""
+        """The exact arguments, one in each line: so no value can look like two arguments, and a
+        long argument does not hide those after it."""
         lines = [f"{place}  {_shortened(each)}" for place, each in enumerate(self.arguments)]
         return Plan(tuple(lines), self)
 
@@ -114,8 +115,8 @@ def _shortened(argument: str) -> str:
 
 
 def values(kind: Kind, target: Target, status: ClusterStatus, cluster: str) -> dict[str, str]:
-    """The row's values by name; those that it does not have are missing. `cluster`: what
-    `--cluster` takes."""
+    """The row's values by name, without those that it does not have. `cluster`: the value for
+    `--cluster`."""
     found: dict[str, object] = {"id": target.of(kind), "cluster": cluster}
     if kind is Kind.REQUEST:
         found["instance"] = target.instance_id
@@ -127,8 +128,8 @@ def values(kind: Kind, target: Target, status: ClusterStatus, cluster: str) -> d
 
 
 def filled(command: OwnCommand, row: Mapping[str, str]) -> Run:
-    """The command with the row's values in their places. Raises UsageError for a value that the row
-    does not have, or that no program can be given, or that would be read as an option."""
+    """The command with the row's values in their places. Raises UsageError if the row has no such
+    value, if no program can be given the value, or if it would be read as an option."""
     arguments: list[str] = []
     for argument in command.run:
         match = PLACEHOLDER.fullmatch(argument)
@@ -150,7 +151,7 @@ def filled(command: OwnCommand, row: Mapping[str, str]) -> Run:
 
 
 def _plain(name: str, value: str) -> str:
-    """What every program can be given. Raises UsageError."""
+    """The value, which any program can be given. Raises UsageError if that is not so."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -161,7 +162,8 @@ def _plain(name: str, value: str) -> str:
 
 
 class OwnCommandError(ValueError):
-    """The message says what is wrong with `field` of the command `name`; "": with its name."""
+    """The message says what is wrong with `field` of the command `name`, or with the name itself if
+    `field` is empty."""
 
     def __init__(self, name: str, field: str, message: str) -> None:
         super().__init__(message)
@@ -170,8 +172,8 @@ class OwnCommandError(ValueError):
 
 
 def checked_commands(wanted: Mapping[str, OwnCommandTable]) -> tuple[OwnCommand, ...]:
-    """Raises OwnCommandError: a name that is none or is taken, a program that a row would name, or
-    a placeholder that is none or no whole argument."""
+    """Raises OwnCommandError: a name is invalid or taken, a row would choose the program, or a
+    placeholder is unknown or not a whole argument."""
     return tuple(_checked(name, table) for name, table in wanted.items())
 
 
@@ -190,7 +192,7 @@ def _checked(name: str, table: OwnCommandTable) -> OwnCommand:
 
 
 def _wrong(argument: str, kind: Kind, *, program: bool) -> str:
-    """What is wrong with an argument; empty: nothing."""
+    """What is wrong with an argument; empty if nothing is."""
     if "\0" in argument:
         return "an argument contains a NUL"
     if program and (not argument or _ANY_FIELD.search(argument)):
@@ -208,7 +210,7 @@ def _wrong(argument: str, kind: Kind, *, program: bool) -> str:
 
 
 def own_actions(commands: tuple[OwnCommand, ...]) -> list[Action]:
-    """Their entries in the table of actions: keys, help and palette have them as all others."""
+    """The commands as actions, so that keys, help and palette treat them like all others."""
     return [
         Action(
             each.action_id,
@@ -224,9 +226,12 @@ def own_actions(commands: tuple[OwnCommand, ...]) -> list[Action]:
 
 
 class Program:
-    """In a session and a process group of its own, without a terminal. Whatever is left of the
-    group ends with the program, and the program with `stop` or with this process, however that
-    ends: a guard, which leads the group, sees to it (`program_guard`)."""
+    """A program that runs without a terminal, in a session and a process group of its own.
+
+    When the program ends, everything that is left of the group ends too. `stop` ends the program,
+    and so does the end of this process, however that comes about: a guard, which leads the group,
+    sees to that (`program_guard`).
+    """
 
     def __init__(
         self,
@@ -238,9 +243,9 @@ class Program:
         """`wake` is called on any thread when there is more to show."""
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self.num_lines = 0
-        """How many there were, with those that are not kept."""
+        """How many lines there were, including those that are not kept."""
         self.outcome = ""
-        """How it ended; empty while it runs."""
+        """How the program ended; empty while it runs."""
         self._arguments = list(arguments)
         self._environment = {**os.environ, **environment}
         self._timeout_s = timeout_s
@@ -297,8 +302,9 @@ class Program:
                 time.sleep(WAKE_S)
 
     def _wait(self, guard: socket.socket) -> None:
-        """The group is signalled before its leader is reaped: until then its number is its own.
-        `guard` must be open meanwhile; the guard says there why it could start no program."""
+        """Waits for the end of the program. The group is signalled before its leader is reaped:
+        until then no other group can have its number. `guard` must stay open meanwhile; over it the
+        guard says why it could not start the program."""
         assert self._process is not None
         timer = threading.Timer(self._timeout_s, self._expire)
         timer.daemon = True
@@ -333,9 +339,9 @@ class Program:
 
 
 async def in_terminal(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Runs it in the terminal of this process, to its end; why it failed, else empty. Ctrl-C is the
-    program's meanwhile. The event loop goes on: what comes from the controller has to be taken, or
-    a recording of it stops."""
+    """Runs a program to its end in the terminal of this process. Returns why it failed, or an empty
+    text. Ctrl-C goes to the program meanwhile. The event loop keeps running: frames from the
+    controller have to be taken, or a recording of them stops."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = await asyncio.create_subprocess_exec(

@@ -1,9 +1,10 @@
-"""Runs a program of the operator's and ends it, with its group, when the dashboard is gone.
+"""Runs one of the operator's programs, and ends it with its group when the dashboard is gone.
 
-The dashboard starts this file as the leader of a session, with one end of a socket: FD PROGRAM
-ARGUMENT... The kernel closes the other end whichever way the dashboard ends, by SIGKILL too. The
-kernel's own signal for a parent's death would reach the program alone, and not what that started.
-Only the standard library is imported, and little of it: this is run for each program.
+The dashboard starts this file as the leader of a session and passes it one end of a socket: FD
+PROGRAM ARGUMENT... When the dashboard ends, even by SIGKILL, the kernel closes the other end. (The
+kernel's own signal for a parent's death would reach only the program, not the processes that it
+started.) The file stands alone and imports little of the standard library, since Python runs it
+anew for each program.
 """
 
 import os
@@ -21,11 +22,11 @@ def _end_with(dashboard: int) -> None:
 
 
 def _main(dashboard: int, arguments: list[str]) -> int:
-    """The program's exit status, or its end by the same signal. A program that could not be started
-    is told to the dashboard."""
+    """Returns the program's exit status, or ends by the signal that ended the program. If the
+    program could not be started, the dashboard is told why."""
     os.set_inheritable(dashboard, False)
-    # The program may take its time over the polite signal that the whole group gets. A handler,
-    # since a signal that is ignored would be ignored by the program too.
+    # The whole group gets SIGTERM, and the guard has to outlive a program that takes its time to
+    # end. It needs a handler: the program would inherit it if the signal were ignored.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         program = os.posix_spawnp(

@@ -1,16 +1,21 @@
 """A recording in the place of a live controller, and what an operator does with it.
 
-`ReplaySource` gives the frames at their old distances, by the recording's own clock. So the screen
-is a function of the frames that are due, as it was when they came, and time can be set to any
-moment of the recording. Every key of a replay ends in `Replaying`.
+`ReplaySource` returns the frames at the same intervals as when they were recorded, by the
+recording's own clock. So the screen is a function of the frames that are due, and time can be set
+to any moment of the recording. Every key of a replay calls `Replaying`.
 """
 
+import pickle
+import tempfile
 import time
+import weakref
+import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from datetime import time as clock_time
+from typing import IO
 
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.recording import Mark, RecordingReader, explained, of_instance
@@ -22,7 +27,6 @@ from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, GapFrame
 from tui.actions import first_of
 from tui.drawing import Tone
-from tui.moments import Moments
 from tui.state import (
     Arrived,
     DashboardState,
@@ -31,19 +35,21 @@ from tui.state import (
     Lost,
     Replayed,
     RequestsArrived,
+    reduce,
 )
 
 Say = Callable[[str, Tone], None]
 
 QUIET = ("ping", "requests")
-"""Frames that change nothing on the main screen; steps leave them out."""
+"""Types of frames that change nothing on the main screen; steps skip them."""
 MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
 MOMENT_EXAMPLES = ("2m30s", "+30s", "12:04:31")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a replay is. `state` is its pace or that it stands still; `hint`: what can be done."""
+    """Where a replay is. `state`: its speed, or that it is paused or has ended; `hint`: the keys
+    that help now."""
 
     position_s: float
     length_s: float
@@ -53,7 +59,8 @@ class Progress:
 
 
 class ReplaySource:
-    """Positions are seconds since the first frame; a clock that was set back adds none."""
+    """Positions are seconds since the first frame. Where the recorded clock was set back, the
+    position stays."""
 
     def __init__(
         self,
@@ -76,17 +83,17 @@ class ReplaySource:
         self._since_s: float | None = None
         self._marks: list[Mark] = []
         self._positions_s: list[float] = []
-        """Of the frames, and of the loss at a bad line."""
+        """The positions of the frames, and of the loss at a bad line."""
         self._failed = ""
-        """Why nothing can be read behind the last mark."""
+        """Why nothing can be read after the last mark."""
         self._first = DashboardState(limits=limits or ConsoleTable())
         self._moments = Moments(self._first, self._hear, ())
         self._num_shown = 0
         self._answers: list[Heard] = []
         self._about: dict[str, tuple[int, list[Event]]] = {}
-        """Events about the request that was asked for last, from the lines up to an offset."""
+        """The events about the last request that was asked for, from the lines up to an offset."""
         self.troubles_s: tuple[float, ...] = ()
-        """Where there is trouble."""
+        """The positions of trouble."""
 
     @property
     def truncated(self) -> bool:
@@ -151,12 +158,14 @@ class ReplaySource:
         self.speed = max(MIN_SPEED, min(MAX_SPEED, self.speed * 2.0**steps))
 
     def seek(self, position_s: float) -> None:
-        """Goes to a moment, or to the nearest that there is; if it runs it goes on from there."""
+        """Goes to a position, or to the nearest one in the recording; a running replay goes on from
+        there."""
         self._since_s = self._clock()
         self._counted_s = max(0.0, min(position_s, self.length_s))
 
     def step(self, frames: int) -> None:
-        """Pauses, and goes to the next moment (1) at which something was heard, or to the last."""
+        """Pauses, and goes to the next moment at which something was heard (1), or to the one
+        before (-1)."""
         self.seek(self.position_s())
         self.paused = True
         places = self._beyond(frames)
@@ -165,8 +174,8 @@ class ReplaySource:
             self.seek(self._positions_s[place])
 
     def seek_event(self, wanted: Weight, direction: int) -> EventFrame | GapFrame | None:
-        """Pauses at the next event (1) that weighs so much or more, or at the last (-1). None: it
-        has none that way."""
+        """Goes to the next event of at least this weight (1), or to the one before (-1), and
+        pauses. Returns None if there is none in that direction."""
         for place in self._beyond(direction):
             if _weighs(self._marks[place], wanted):
                 heard = self._hear(place)
@@ -185,7 +194,7 @@ class ReplaySource:
         return True
 
     def ask_explanation(self, request_id: str) -> bool:
-        """Looks for events about the request in what was shown by now."""
+        """Looks for events about the request in the frames that were shown so far."""
         known = self._shown().recorded
         if known is None:
             return False
@@ -213,14 +222,14 @@ class ReplaySource:
         self._reader.close()
 
     def _beyond(self, direction: int) -> range:
-        """The frames after the present moment, or those before it, the nearest first."""
+        """The places of the frames after the present moment, or before it, the nearest first."""
         position_s, num = self.position_s(), len(self._marks)
         if direction > 0:
             return range(bisect_right(self._positions_s, position_s), num)
         return range(min(num, bisect_left(self._positions_s, position_s)) - 1, -1, -1)
 
     def _count(self) -> None:
-        """Must be called before the pace changes: counts the time so far by the old one."""
+        """Counts the time so far by the old speed; has to be called before the speed changes."""
         self.seek(self.position_s())
 
     def _hear(self, place: int) -> Heard:
@@ -233,14 +242,14 @@ class ReplaySource:
         return Lost(self._failed, self.origin_s + self.length_s)
 
     def _end_with(self, reason: str, place: int) -> None:
-        """From this frame on there is nothing but a loss, at the moment of the frame before it."""
+        """Replaces this frame and all later ones by a loss, at the moment of the frame before."""
         del self._marks[place:], self._positions_s[place:]
         self._positions_s.append(self.length_s)
         self._failed = reason
 
 
 class Replaying:
-    """`show` draws what is known at the moment that the replay went to."""
+    """What the keys of a replay do."""
 
     def __init__(
         self,
@@ -250,6 +259,7 @@ class Replaying:
         say: Say,
         show: Callable[[], None],
     ) -> None:
+        """`show` draws what is known at the moment to which the replay went."""
         self.source = source
         self._keymap = keymap
         self._zone = zone
@@ -269,7 +279,7 @@ class Replaying:
         self._show()
 
     def seek_to(self, text: str) -> None:
-        """To a moment as it was typed."""
+        """Goes to a moment that was typed."""
         source = self.source
         try:
             where_s = typed_moment_s(
@@ -294,7 +304,8 @@ class Replaying:
         self._show()
 
     def to_event(self, weight: str, direction: int) -> None:
-        """To the next event that weighs so much or more, or the last, and says which it is."""
+        """Goes to the next event of at least this weight, or to the one before, and says what it
+        is."""
         found = self.source.seek_event(Weight(weight), direction)
         if found is None:
             way = "after" if direction > 0 else "before"
@@ -329,10 +340,10 @@ class Replaying:
 def typed_moment_s(
     text: str, now_s: float, length_s: float, origin_s: float, zone: tzinfo | None
 ) -> float:
-    """The moment that somebody typed (`2m30s`, `+30s`, `-1m`, `12:04:31`), in seconds since the
-    recording began, which was at `origin_s`; `now_s` is the present position.
+    """The position of a moment that was typed (`2m30s`, `+30s`, `-1m`, `12:04:31`). The recording
+    began at `origin_s`; `now_s` is the present position.
 
-    Raises UsageError: it is no moment, or a time of day that the recording does not have.
+    Raises UsageError: the text is no moment, or a time of day outside the recording.
     """
     text = text.strip()
     if text[:1] in ("+", "-") and (by_s := seconds_of(text[1:])) is not None:
@@ -355,9 +366,130 @@ def typed_moment_s(
 
 
 def _weighs(mark: Mark, wanted: Weight) -> bool:
-    """Whether it is an event, or a gap among events, that weighs so much or more."""
+    """Whether the mark is an event, or a gap among events, of at least this weight."""
     if mark.type not in ("event", "gap"):
         return False
     found = weight_of(mark.kind) if mark.type == "event" else Weight.TROUBLE
     weights = list(Weight)
     return weights.index(found) >= weights.index(wanted)
+
+
+# Moments of a recording
+
+Known = tuple[int, DashboardState]
+"""A number of frames, and the state after them."""
+_FASTEST = 1
+
+
+class Shelf:
+    """Kept states, pickled into a file without a name, which only this process can read and which
+    ends with it: each may hold on to a thousand events, and two thirds of a minute of samples, that
+    no other state has. Without room for the file nothing is kept, and a jump takes longer."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._counts: list[int] = []
+        self._places: list[tuple[int, int]] = []
+        """The offset and the length of each state."""
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def last(self) -> int:
+        """The number of frames before the last state."""
+        return self._counts[-1] if self._counts else 0
+
+    def put(self, known: Known) -> None:
+        """States must come in order."""
+        count, state = known
+        told = zlib.compress(pickle.dumps(state, pickle.HIGHEST_PROTOCOL), _FASTEST)
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as self
+                weakref.finalize(self, self._file.close)
+            place = self._file.seek(0, 2)
+            self._file.write(told)
+        except OSError:
+            return
+        self._counts.append(count)
+        self._places.append((place, len(told)))
+
+    def count_before(self, count: int) -> int:
+        """The number of frames before the nearest state that is not later; 0 if there is none."""
+        place = bisect_right(self._counts, count)
+        return self._counts[place - 1] if place else 0
+
+    def take(self, count: int) -> Known | None:
+        """The state after so many frames; None if it cannot be read."""
+        if self._file is None:
+            return None
+        place, length = self._places[self._counts.index(count)]
+        try:
+            self._file.seek(place)
+            told = self._file.read(length)
+            state: DashboardState = pickle.loads(zlib.decompress(told))
+        except (OSError, zlib.error):
+            return None
+        return count, state
+
+
+STRETCH_BYTES = 256 << 10
+"""How far apart kept states are. Parsing and reducing a stretch takes some 12 ms."""
+MAX_KEPT = 32
+
+
+class Moments:
+    """What the dashboard knew at any moment of a recording, without hearing all of it again: one
+    state is kept after each stretch of the file, at most MAX_KEPT of them. `first` is the state
+    before all frames; `hear(n)` gives frame n; `offsets` are the frames' places in the file."""
+
+    def __init__(
+        self, first: DashboardState, hear: Callable[[int], Heard], offsets: Sequence[int]
+    ) -> None:
+        self._hear = hear
+        self._num_frames = len(offsets)
+        self._first: Known = (0, first)
+        self._kept = Shelf()
+        self._shown = self._farthest = self._first
+        self._steps = _ends(offsets, STRETCH_BYTES)
+        every = len(self._steps) // MAX_KEPT + 1
+        self._ends = set(self._steps[every - 1 :: every])
+
+    def at(self, count: int) -> DashboardState:
+        """The state after so many frames."""
+        at_hand = (self._first, self._shown, self._farthest)
+        begin = max((each for each in at_hand if each[0] <= count), key=lambda each: each[0])
+        kept = self._kept.count_before(count)
+        if kept > begin[0]:
+            begin = self._kept.take(kept) or begin
+        self._shown = self._after(begin, count)
+        return self._shown[1]
+
+    def look_ahead(self) -> None:
+        """Reads one stretch farther than ever before, so that a jump to there is fast too."""
+        place = bisect_right(self._steps, self._farthest[0])
+        self._after(self._farthest, [*self._steps, self._num_frames][place])
+
+    def _after(self, known: Known, count: int) -> Known:
+        while known[0] < count:
+            place = bisect_right(self._steps, known[0])
+            upto = min([count, *self._steps[place : place + 1]])
+            state = reduce(known[1], (self._hear(number) for number in range(known[0], upto)))
+            known = (upto, state)
+            if upto in self._ends and upto > self._kept.last:
+                self._kept.put(known)
+            if upto > self._farthest[0]:
+                self._farthest = known
+        return known
+
+
+def _ends(offsets: Sequence[int], stretch_bytes: int) -> list[int]:
+    """For each stretch, the number of frames up to its end."""
+    found: list[int] = []
+    begin = 0
+    for number in range(1, len(offsets)):
+        if offsets[number] - offsets[begin] >= stretch_bytes:
+            found.append(number)
+            begin = number
+    return found

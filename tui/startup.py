@@ -1,7 +1,7 @@
-"""What `llumctl top` needs before the dashboard is imported, which takes half a second: what the
-screen shows meanwhile, the garbage collector kept from it, and the names of the themes.
+"""What `llumctl top` needs before the dashboard is imported, which takes half a second.
 
-It imports nothing of ours, and nothing that takes time.
+It shows a first frame meanwhile, keeps the garbage collector from running, and has the names of the
+themes. It imports nothing of ours, and nothing that takes time.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ LIGHT = "light"
 DEUTERANOPIA = "deuteranopia"
 MONOCHROME = "monochrome"
 THEME_NAMES = (DEFAULT_THEME, LIGHT, DEUTERANOPIA, MONOCHROME)
-FEW_S_WORTH = 20_000
-"""New objects between two looks for cycles, a second of a busy cluster: by Python's 700 there were
-90 looks a second."""
+NUM_NEW_OBJECTS = 20_000
+"""How many new objects there are between two looks for cycles, as many as a busy cluster makes in a
+second. With Python's 700 the collector looked 90 times a second."""
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[?25h\x1b[?1049l"
 
 
 @contextlib.contextmanager
 def first_frame(stream: TextIO, title: str, *, rule: str) -> Iterator[None]:
-    """Shows the title on a screen of its own, over which the dashboard is drawn. If the dashboard
-    comes to nothing, the screen from before is there again for the error."""
+    """Shows the title on the terminal's alternate screen, on which the dashboard is drawn later. If
+    the dashboard fails to start, the screen from before is shown again, for the error."""
     size = shutil.get_terminal_size()
-    try:  # from the first byte on: a signal may come right behind it
+    try:  # it begins before the first byte, since a signal may come right after that
         stream.write(_ENTER + "\r\n".join(_lines(title, size.columns, size.lines, rule)))
         stream.flush()
         yield
@@ -44,8 +44,8 @@ def _lines(title: str, width: int, height: int, rule: str) -> list[str]:
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """While modules are imported nothing is garbage: looking for some was a tenth of the start. The
-    collector goes on with `settle_collector`, or with an error."""
+    """Stops the garbage collector while modules are imported: nothing is garbage then, and looking
+    for some took a tenth of the start. `settle_collector` starts it again, as does an error."""
     gc.disable()
     try:
         yield
@@ -55,11 +55,14 @@ def collector_paused() -> Iterator[None]:
 
 
 def settle_collector() -> None:
-    """From here on the collector looks at nothing that is there already, and seldom at the rest, so
-    that it does not stop the dashboard between a status and its picture. What the modules and
-    Textual hold lasts as long as the process, and going through it took 0.1 s each time, which a
-    status had to wait. The rest is little, so that it is gone through often: with Python's 10 and
-    10 there were up to 5 MiB of garbage after ten minutes."""
+    """From here on the collector ignores all objects that exist already, and looks at new ones
+    seldom, so that it does not stop the dashboard between a status and its picture.
+
+    The objects of the modules and of Textual live as long as the process, and going through them
+    took 0.1 s each time, for which a status had to wait. The later generations are small, so they
+    are collected often: with Python's 10 and 10 there were up to 5 MiB of garbage after ten
+    minutes.
+    """
     gc.freeze()
-    gc.set_threshold(FEW_S_WORTH, 3, 2)
+    gc.set_threshold(NUM_NEW_OBJECTS, 3, 2)
     gc.enable()

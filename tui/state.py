@@ -1,12 +1,13 @@
 """What the dashboard knows, as a pure function of what it heard: `reduce`.
 
-First stands what is heard: frames of the stream, their loss, and answers to what was asked. Then
-what is kept of it: the last status, the event list, and of each instance the last minute, the last
-hour and its changes of state. Routine events are kept apart from the others: hundreds of them may
-come with each status, and most screens show none.
+The file begins with what is heard: frames of the stream, the loss of the stream, and answers to
+questions. Then comes the state that is kept: the last status, the event list, and for each instance
+its last minute, its last hour and its changes of state. Routine events are kept apart from the
+others: hundreds of them may come with each status, and most screens show none.
 
-All times are seconds. `at_s` is the dashboard's own clock (any origin; in a replay the recording's)
-and tells ages; `time_s` is the controller's, since the epoch, and tells times of day.
+All times are in seconds. `at_s` is the time on the dashboard's own clock (of any origin; in a
+replay the recording's) and gives ages; `time_s` is the time on the controller's clock, since the
+epoch, and gives times of day.
 """
 
 from collections import Counter
@@ -33,19 +34,20 @@ from controller.api.wire.stream import (
 
 MOVES_S = 60.0
 MAX_EVENTS = 1000
-"""How many of the routine events are kept."""
+"""How many routine events are kept."""
 MAX_RARE = 300
-"""How many notable events are kept, and of the grave ones, each about requests and about members:
-neither routine ones nor a thousand refused requests push out that an instance died."""
+"""How many events are kept of each other kind: notable ones and trouble, each about requests and
+about members. So neither routine events nor a thousand refused requests push out the news that an
+instance died."""
 RATE_S = 5
-"""Routine events are counted by kind over so many whole seconds."""
+"""For how many whole seconds routine events are counted by kind."""
 TREND_S = 60.0
 HEAT_MINUTES = 60
 MAX_CHANGES = 50
 REMEMBERED_S = 3600.0
 """How long an instance that left is remembered."""
 PINGED_S = 3.0
-"""An idle stream is pinged every second: a longer silence than this is no jitter."""
+"""An idle stream carries a ping every second: a silence longer than this is more than jitter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The stream ended or could not be had."""
+    """The stream ended, or there was none."""
 
     reason: str
     at_s: float
@@ -66,8 +68,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An operator stopped the cluster, so its recording is complete. Later frames are another
-    cluster's."""
+    """An operator stopped the cluster, so its recording is complete. Later frames belong to another
+    cluster."""
 
     reason: str
     at_s: float
@@ -75,7 +77,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class RequestsArrived:
-    """An instance's requests, or why they could not be had."""
+    """An instance's requests, or the reason why there are none to show."""
 
     instance_id: str
     found: RequestList | None
@@ -85,7 +87,7 @@ class RequestsArrived:
 
 @dataclass(frozen=True, slots=True)
 class ExplanationArrived:
-    """A request's life and how it stands now, or why that could not be had."""
+    """A request's life and its present state, or the reason why there is nothing to show."""
 
     request_id: str
     found: Explanation | None
@@ -95,7 +97,7 @@ class ExplanationArrived:
 
 @dataclass(frozen=True, slots=True)
 class LogArrived:
-    """The last lines of a member's log, or why they could not be had."""
+    """The last lines of a member's log, or the reason why there are none to show."""
 
     member_id: str
     found: MemberLog | None
@@ -113,20 +115,20 @@ class RecordingFailed:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the event list; without an event, a gap where `missed` were lost."""
+    """A line of the event list: an event, or a gap in which `missed` events were lost."""
 
     seq: int
     time_s: float
     event: Event | None = None
     missed: int | None = None
     reason: str = ""
-    """Why the event of a gap is not here; empty where the controller has forgotten it."""
+    """Why the events of a gap are missing; empty if the controller has forgotten them."""
     weight: Weight = Weight.ROUTINE
 
     @property
     def ring(self) -> tuple[Weight, bool]:
-        """What it weighs, and whether it is about a request: rare entries of one ring push out each
-        other, and no others."""
+        """The weight, and whether the entry is about a request: rare entries push out only older
+        ones of the same ring."""
         return self.weight, self.event is not None and self.event.request_id is not None
 
 
@@ -140,7 +142,7 @@ class Way:
 
 
 Counts = Mapping[int, Mapping[str, int]]
-"""By seconds in which there were routine events the number of each kind."""
+"""For each second with routine events, the number of events of each kind."""
 
 
 class Sample(NamedTuple):
@@ -150,7 +152,7 @@ class Sample(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """The KV use in one minute of the controller's clock: the sum of so many samples."""
+    """The KV use in one minute of the controller's clock: the sum and the number of samples."""
 
     minute: int
     sum: float
@@ -170,7 +172,8 @@ class Change:
     incarnation: int
     detail: str
     was_so: bool = False
-    """It was so when this began to look: at some time before, which nobody knows here."""
+    """Whether the state was the same already when the dashboard began to follow the cluster: it is
+    not known since when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,8 @@ class History:
     """One instance's freeness in the last minute and its last changes, oldest first."""
 
     samples: tuple[Sample, ...] = ()
-    """One of each second, from its first status: curves show no more, and a second's further
-    statuses cost nothing."""
+    """A sample for each second, from the first status of that second: curves show no more, and
+    further statuses in the same second cost nothing."""
     changes: tuple[Change, ...] = ()
     minutes: tuple[Minute, ...] = ()
     """The KV use of the last hour, oldest first; minutes without a figure are missing."""
@@ -199,30 +202,30 @@ class DashboardState:
     routine: tuple[Entry, ...] = ()
     """The last routine events, the oldest first."""
     rare: tuple[Entry, ...] = ()
-    """The other events, and gaps, the oldest first; the same object until there is another."""
+    """The other events, and gaps, the oldest first; the same object until another entry comes."""
     num_entries: int = 0
     """How many entries ever came."""
     ways: tuple[Way, ...] = ()
-    """The moves of the last minute, as the controller's clock had it when it was last heard."""
+    """The moves of the last minute before the controller was last heard, by its clock."""
     head_seen_s: float = float("-inf")
-    """When a request was last seen to wait, by the controller's clock."""
+    """When a request was last seen waiting, by the controller's clock."""
     counts: Counts = field(default_factory=dict)
-    """Of routine events in the last seconds."""
+    """The numbers of routine events in the last seconds."""
     requests: RequestsArrived | None = None
     explanation: ExplanationArrived | None = None
     log: LogArrived | None = None
     recorded: Recorded | None = None
-    """In a replay: the requests that were recorded last, if requests were."""
+    """In a replay, the last recorded requests; None if no requests were recorded."""
     recording_failed: str = ""
     recording_ended: bool = False
     limits: ConsoleTable = field(default_factory=ConsoleTable)
-    """From where on there is an alarm."""
+    """The thresholds of alarms."""
     alarms: tuple[Alarm, ...] = ()
     """The worst first."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, the oldest first; put together when they are asked for."""
+        """All entries, the oldest first; put together on each call."""
         return tuple(sorted((*self.rare, *self.routine), key=attrgetter("seq")))
 
     @property
@@ -247,13 +250,13 @@ class DashboardState:
         return None if self.status_at_s is None else max(0.0, now_s - self.status_at_s)
 
     def controller_time_s(self, now_s: float) -> float | None:
-        """What the controller's clock shows now; None if it was never heard."""
+        """The time on the controller's clock now; None if the controller was never heard."""
         if self.heard_at_s is None:
             return None
         return self.time_s + max(0.0, now_s - self.heard_at_s)
 
     def is_stale(self, now_s: float, status_every_s: float) -> bool:
-        """Whether what is shown is no longer how things are."""
+        """Whether the state no longer shows the present."""
         if self.stopped is not None:
             return True
         if self.status_at_s is None or self.heard_at_s is None:
@@ -264,8 +267,8 @@ class DashboardState:
 
 
 class Unread:
-    """Events and gaps that are not in the state yet. There may be hundreds between two statuses: a
-    new state for each took as long as all else that is reduced."""
+    """Events and gaps that are not in the state yet. Hundreds may come between two statuses, and a
+    new state for each took as long as everything else in `reduce`."""
 
     def __init__(self, num_entries: int) -> None:
         """`num_entries`: how many ever came before."""
@@ -294,7 +297,7 @@ class Unread:
         self.num_entries += 1
         if of is Weight.ROUTINE:
             self.routine.append(entry)
-            # Events of the past, which come first after connecting, count in their own seconds.
+            # Past events, which come first after connecting, count in their own seconds.
             second = int(event.time_s)
             if (counts := self.counts.get(second)) is None:
                 counts = self.counts[second] = Counter()
@@ -356,7 +359,7 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
         elif isinstance(item, RecordingFailed):
             state = replace(state, recording_failed=item.reason)
         elif isinstance(item, Replayed):
-            # What was asked for meanwhile is asked for again soon; until then it is shown.
+            # Screens ask again soon; until then they show the answers that they have.
             state = replace(item.state, requests=state.requests, explanation=state.explanation)
             unread = Unread(state.num_entries)
     return _read(state, unread)
@@ -382,7 +385,8 @@ def _read(state: DashboardState, unread: Unread) -> DashboardState:
 
 
 def _of_another_cluster(state: DashboardState) -> DashboardState:
-    """What is known of a cluster that has just begun. Entries keep their numbers: they are ids."""
+    """The state at the beginning of another cluster. Entries keep counting, as their numbers are
+    ids."""
     return DashboardState(
         num_entries=state.num_entries,
         recording_failed=state.recording_failed,
@@ -409,12 +413,12 @@ def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> Dashboard
 
 
 def _latest(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
-    """Of routine entries those that are kept."""
+    """The routine entries that are kept."""
     return (*known, *new)[-MAX_EVENTS:] if new else known
 
 
 def _rare(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
-    """Of the others: each ring forgets its oldest."""
+    """The other entries that are kept: each ring forgets its oldest."""
     if not new:
         return known
     found = (*known, *new)
@@ -432,7 +436,7 @@ def _rare(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
 
 
 def _counted(known: Counts, new: Mapping[int, Counter[str]], now_s: float) -> Counts:
-    """Of the last seconds only."""
+    """The counts of the last seconds."""
     counts = {at: each for at, each in known.items() if abs(now_s - at) <= RATE_S + 2}
     for second, of_second in new.items():
         counts[second] = Counter(counts.get(second, {})) + of_second
@@ -440,7 +444,7 @@ def _counted(known: Counts, new: Mapping[int, Counter[str]], now_s: float) -> Co
 
 
 def _recent_ways(ways: Iterable[Way], now_s: float) -> tuple[Way, ...]:
-    """Clocks of machines differ, and may be set back."""
+    """The moves of the last minute; machines' clocks differ, and may be set back."""
     return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
 
 

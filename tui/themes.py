@@ -1,4 +1,4 @@
-"""Our themes. No colour says what a word or a glyph beside it does not say."""
+"""Our themes. Every meaning of a colour is also in a word or a glyph beside it."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,9 @@
-"""What can be typed after `:`: text in, a command out, or an error that says what is valid. And
-what may come next in a command that is being typed, and what was typed before.
+"""Commands that are typed after `:`: parses a text into a command, or raises an error that says
+what would be valid. Also completes a command while it is typed, and remembers earlier commands.
 
-The forms are those of the actions: `drain ID...`, `migrate REQUEST [ID]`. A word in brackets may
-be left out, one with dots be given several times, and TEXT takes the rest of the line.
+The forms of commands are those of the actions: `drain ID...`, `migrate REQUEST [ID]`. A word in
+brackets may be left out, a word with dots may be given several times, and TEXT takes the rest of
+the line.
 """
 
 import difflib
@@ -28,19 +29,20 @@ class Command:
 
     @property
     def argument(self) -> str:
-        """The first one; empty if there is none."""
+        """The first argument; empty if there is none."""
         return self.arguments[0] if self.arguments else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The words that may be typed now. Of requests others may be: only the controller has all."""
+    """The words that may be typed now. Other requests may be typed too: only the controller knows
+    all of them."""
 
     columns: Sequence[str] = ()
     themes: Sequence[str] = ()
     instances: Sequence[str] = ()
     members: Sequence[str] = ()
-    """What has a log."""
+    """The processes that have a log."""
     requests: Sequence[str] = ()
     levels: Sequence[str] = ()
     settings: Sequence[str] = ()
@@ -62,7 +64,7 @@ class Known:
         }.get(kind, ())
 
     offered: Sequence[str] = ()
-    """The commands that do something now: others say why they do not."""
+    """The commands that do something now; others only say why they do nothing."""
 
     @property
     def names(self) -> list[str]:
@@ -79,15 +81,15 @@ class Word:
 
 
 def named(typed: str) -> tuple[str, str]:
-    """The name that a form begins with, which may be two words as in `scale auto [MODE]`, and what
-    it wants after that."""
+    """The name at the beginning of a form, which may have two words as in `scale auto [MODE]`, and
+    the rest of the form."""
     words = typed.split()
     name = list(takewhile(lambda word: word[0] == "-" or word[0].islower(), words))
     return " ".join(name), " ".join(words[len(name) :])
 
 
 FORMS = dict(named(each.typed) for each in ACTIONS if each.typed)
-"""What is typed, and what it wants after it."""
+"""The names of commands, and the form of their arguments."""
 _ACTION_IDS = {named(each.typed)[0]: each.action_id for each in ACTIONS if each.typed}
 _SECOND_WORDS = [name.split() for name in FORMS if " " in name]
 """Names of two words."""
@@ -95,19 +97,19 @@ ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests"}
 ELSEWHERE = {
     "up": "it starts another cluster, in a shell",
     "down": "it would end what is shown here: type it in a shell",
-    "top": "this is it",
-    "status": "this screen is it, and -o of it is for a shell",
+    "top": "it runs already",
+    "status": "this screen shows it, and -o is for a shell",
     "record": "llumctl top --record FILE, or llumctl record FILE in a shell",
     "bench": "it loads an endpoint and fills its terminal: type it in a shell",
     "config": "it is about the files of a shell's user: tune has the cluster's settings",
 }
-"""Commands of the command line that are none here, and why."""
+"""Commands of the command line that do not exist here, and why."""
 FEW = 12
-"""Words that an error names all."""
+"""Up to this number of valid words, an error lists all of them."""
 FILLERS = ("--to", "--instance", "--")
-"""What the command line wants and `:` can do without."""
+"""Words that the command line needs and `:` does not."""
 MAX_KEPT = 100
-"""Commands of a session."""
+"""How many commands of a session are remembered."""
 _WHAT = {
     "ID": "instance",
     "MEMBER": "member",
@@ -118,12 +120,12 @@ _WHAT = {
     "KEY": "setting",
 }
 _CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "MODE", "KEY")
-"""Kinds of which all words are known here."""
+"""Kinds of words of which all are known here."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 def words_of(name: str) -> list[Word]:
-    """What the command wants."""
+    """The words that the command takes after its name."""
     return [_word(text) for text in FORMS.get(name, "").split()]
 
 
@@ -133,7 +135,7 @@ def _word(text: str) -> Word:
 
 
 def split(text: str) -> tuple[str, list[str]]:
-    """The command's name, and what stands behind it; `llumctl drain i-7` is as good."""
+    """The command's name and its arguments; a leading `llumctl` is left out."""
     parts = text.split()
     if parts[:1] == ["llumctl"]:
         parts = parts[1:]
@@ -147,8 +149,9 @@ def split(text: str) -> tuple[str, list[str]]:
 
 def parse(text: str, known: Known) -> Command:
     """Raises:
-    UsageError: no such command, column, theme, level or setting, or an argument too few or many.
-    NotFoundError: no such instance.
+    UsageError: the command, column, theme, level or setting does not exist, or there are too few or
+        too many arguments.
+    NotFoundError: there is no such instance.
     """
     name, given = split(text)
     if name not in known.names:
@@ -175,7 +178,7 @@ def parse(text: str, known: Known) -> Command:
 
 
 def _check(name: str, kind: str, argument: str, known: Known, *, several: bool) -> None:
-    """`several`: whether other arguments are given, too; a setting alone may be without a value."""
+    """`several`: whether other arguments are given, too; a single setting needs no value."""
     if kind == "N" and not _NUMBER.fullmatch(argument):
         raise UsageError(f"{name} N, +N or -N: {argument[:20]!r} is no number")
     if kind == "KEY=VALUE":
@@ -189,7 +192,7 @@ def _check(name: str, kind: str, argument: str, known: Known, *, several: bool) 
 
 
 def _unknown(kind: str, word: str, known: Sequence[str]) -> str:
-    """Names the nearest known word, or all where they are few."""
+    """Names the nearest known word, or all known words if they are few."""
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
     if nearest:
         return f"no {kind} {word[:40]!r}: did you mean {nearest[0]}?"
@@ -199,8 +202,8 @@ def _unknown(kind: str, word: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`head` stands before the word that is typed, `words` may take its place, and `wanted` is what
-    the command wants there: `ID`."""
+    """`head` stands before the word that is being typed, `words` can take its place, and `wanted`
+    is the kind of word that the command takes there, such as `ID`."""
 
     head: str = ""
     words: tuple[str, ...] = ()
@@ -208,7 +211,8 @@ class Completion:
 
 
 def complete(text: str, known: Known) -> Completion:
-    """The known words that begin with the last one of the text; of requests, that contain it."""
+    """The known words that begin with the last word of the text, or contain it if they are
+    requests."""
     head, word = _cut(text)
     name, given = split(head)
     if not name:
@@ -234,21 +238,21 @@ def complete(text: str, known: Known) -> Completion:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """What stands before the last word, and that word."""
+    """The text before the last word, and that word."""
     head, space, word = text.rpartition(" ")
     return head + space, word
 
 
 @dataclass
 class Tabbing:
-    """Tab after Tab: first as far as all words agree, then one word after the other."""
+    """Completes with each Tab: first as far as all words agree, then one word after the other."""
 
     _found: Completion = field(default_factory=Completion)
     _place: int = -1
     _shown: str = ""
 
     def tab(self, text: str, known: Known, step: int = 1) -> str:
-        """The text with the next word in it, or the one before."""
+        """The text with the next word in it, or with the previous one."""
         if text != self._shown or not self._found.words:
             found, word = complete(text, known), _cut(text)[1]
             self._found, self._place = found, -1 if step > 0 else 0
@@ -268,14 +272,14 @@ class Tabbing:
 
 
 def _common(words: Sequence[str]) -> str:
-    """What all of the words begin with."""
+    """The beginning that all of the words share."""
     first, last = min(words, default=""), max(words, default="")
     same = (a == b for a, b in zip(first, last, strict=False))
     return first[: sum(takewhile(bool, same))]
 
 
 def _whole(head: str, word: str) -> str:
-    """The word, and a space if something is wanted behind it."""
+    """The text with the word, and a space if the command takes another word after it."""
     name, given = split(f"{head}{word}")
     wants = words_of(name) if head.strip() or word in FORMS else []
     more = len(given) < len(wants) or (given and wants[-1].many)
@@ -283,7 +287,7 @@ def _whole(head: str, word: str) -> str:
 
 
 def completion_hint(found: Completion, width: int) -> str:
-    """`ID: i-0 i-1 i-10 +13`: as many as there is room for."""
+    """`ID: i-0 i-1 i-10 +13`: as many words as there is room for."""
     if not found.wanted:
         return ""
     # A word and its space take two columns at least.
@@ -310,7 +314,7 @@ class TypedHistory:
         self._typed = ""
 
     def keep(self, text: str) -> None:
-        """What was typed before goes to the end, and stands there once."""
+        """A command that was typed before moves to the end, and is kept only once."""
         if text.strip():
             self._texts = [*(each for each in self._texts if each != text), text][-MAX_KEPT:]
         self.leave()
@@ -319,7 +323,8 @@ class TypedHistory:
         self._back, self._typed = 0, ""
 
     def go(self, steps: int, text: str) -> str:
-        """`steps` > 0: to older ones. At the end is what is being typed, `text` at first."""
+        """Goes to older commands with `steps` > 0, else to newer ones. After the newest comes the
+        text that was being typed, which is `text` at first."""
         if self._back == 0:
             self._typed = text
         self._back = max(0, min(len(self._texts), self._back + steps))
@@ -327,7 +332,8 @@ class TypedHistory:
 
 
 class Typing:
-    """A command on its way: completed by what `known` tells, and kept when it was given."""
+    """A command while it is typed: completed with the words of `known`, and remembered once it is
+    given."""
 
     def __init__(self, known: Callable[[], Known]) -> None:
         self.history = TypedHistory()

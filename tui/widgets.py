@@ -1,6 +1,6 @@
 """The widgets of all screens: lines of text, the bottom line, and a table that scrolls by itself.
 
-They paint toned text, whose colours the theme gives, and repaint only what changed.
+The widgets paint toned text, whose colours come from the theme, and repaint only what changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,23 +31,11 @@ _COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
     "tone--cursor-blurred",
     "tone--bar",
 }
-CSS = """
-.tone--plain { }
-.tone--strong { text-style: bold; color: $text-primary; }
-.tone--dim { color: $text-muted; }
-.tone--good { color: $text-success; }
-.tone--warn { color: $text-warning; }
-.tone--bad { color: $text-error; text-style: bold; }
-.tone--cursor { background: $block-cursor-background; color: $block-cursor-foreground;
-    text-style: $block-cursor-text-style; }
-.tone--bar { background: $warning; color: $background; text-style: bold; }
-.tone--cursor-blurred { background: $block-cursor-blurred-background; }
-"""
 
 
 class Toned(Widget):
-    """A widget that is painted in tones. Its styles are put together once, and again when
-    Textual says that they changed: they took a quarter of the time of a frame."""
+    """A widget that is painted in tones. It computes its styles once, and again when Textual says
+    that they changed: they took a quarter of the time of a frame."""
 
     COMPONENT_CLASSES = _COMPONENTS
 
@@ -60,9 +48,9 @@ class Toned(Widget):
         super().notify_style_update()
 
     def strip_of(self, line: Line, over: str = "", *, fits: bool = False) -> Strip:
-        """A line in the widget's width, neighbours of one style joined: each style costs some 20
-        bytes on the way to the terminal. `over`: a component that lies on top of every tone (a
-        cursor). `fits`: all of the line can be shown, and none of it is too wide."""
+        """A line in the widget's width. Neighbouring pieces of one style are joined, as each style
+        costs some 20 bytes on the way to the terminal. `over`: a component that lies on top of
+        every tone, such as a cursor. `fits`: the whole line can be encoded and has room."""
         width = self.outer_size.width
         if not fits:
             line = self._encodable(line)
@@ -100,7 +88,7 @@ class Lines(Toned):
         self._bar = False
 
     def show(self, lines: Sequence[Line], *, bar: bool = False) -> None:
-        """Paints the lines that differ. `bar`: the first one stands out in the whole width."""
+        """Paints the lines that differ. `bar`: the first line is highlighted in its whole width."""
         if bar != self._bar:
             self._bar = bar
             self.refresh()
@@ -119,8 +107,8 @@ class Lines(Toned):
 
 
 class Prompt(Input):
-    """One line of input; Esc gives up. Where a command is typed, Tab and Shift-Tab complete it, and
-    Up and Down bring back what was typed before."""
+    """One line of input; Esc gives up. While a command is typed, Tab and Shift-Tab complete it, and
+    Up and Down bring back earlier commands."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "give_up", show=False),
@@ -130,7 +118,7 @@ class Prompt(Input):
         Binding("down", "history(-1)", show=False),
     ]
     typing: Typing | None = None
-    """None: what is typed is no command."""
+    """Completes what is typed; None if that is no command."""
 
     class GivenUp(Message):
         pass
@@ -152,8 +140,8 @@ class Prompt(Input):
 
 
 class Bottom(Horizontal):
-    """The bottom line: what is being typed, else a message, else the keys. `purpose` is `:` or `/`
-    while something is typed, else empty."""
+    """The bottom line: the text that is being typed, else a message, else the keys. `purpose` is
+    `:` or `/` while something is typed, else empty."""
 
     class Typed(Message):
         """Sent with each change; `done` with Enter, `given_up` with Esc."""
@@ -186,7 +174,7 @@ class Bottom(Horizontal):
         )
 
     def ask(self, purpose: str, text: str = "", typing: Typing | None = None) -> None:
-        """`typing`: what is typed is a command, and is completed by it."""
+        """Lets the operator type. `typing` completes a command; None if the text is no command."""
         self.purpose = purpose
         self._typing = typing
         keys, prompt = self.query_one("#keys", Lines), self.query_one(Prompt)
@@ -200,8 +188,8 @@ class Bottom(Horizontal):
         self.say(())
 
     def take(self, character: str) -> bool:
-        """Types what was typed so fast that it went to the table before this line was open;
-        False: none is."""
+        """Types a character that went to the table because it was typed before this line had the
+        focus. Returns False if nothing is being typed."""
         if self.purpose:
             self.query_one(Prompt).insert_text_at_cursor(character)
         return bool(self.purpose)
@@ -221,7 +209,7 @@ class Bottom(Horizontal):
         self._end("", given_up=True)
 
     def _hint(self, text: str) -> None:
-        """What is valid next, on the right."""
+        """Shows on the right what is valid next."""
         if self._typing is not None:
             words = printable(self._typing.hint(text, self.size.width // 2 - 1))
             self.query_one("#hints", Lines).show([(Span(words, Tone.DIM),)])
@@ -233,21 +221,6 @@ class Bottom(Horizontal):
         self.query_one("#hints").display = False
         keys.styles.width = "1fr"
         self.post_message(self.Typed(purpose, text, done=True, given_up=given_up))
-
-
-def key_line(pairs: Sequence[tuple[str, str]], width: int) -> Line:
-    """` Enter detail  / filter  ...`: as many as there is room for, the last two in any case."""
-    kept = list(pairs)
-    while len(kept) > 2 and drawing.width_of(_spans(kept)) > width:
-        del kept[-3]
-    return _spans(kept)
-
-
-def _spans(pairs: Sequence[tuple[str, str]]) -> Line:
-    spans: list[Span] = []
-    for key, word in pairs:
-        spans += [Span(f" {key}", Tone.STRONG), Span(f" {word} ", Tone.DIM)]
-    return tuple(spans)
 
 
 HEAD_LINES = 2
@@ -273,29 +246,27 @@ Note = Callable[[Item], tuple[str, Span] | None]
 
 
 class TableView(Toned, Generic[Item], can_focus=True):
-    """A table that scrolls by itself: a title, column heads, rows, and a cursor that is an id.
+    """A table that scrolls by itself: a title, column heads, rows, and a cursor, which is an id.
 
-    Until the operator moves the cursor it lies on the first row, whichever that is by now: the
-    table shows the top of its order, the worst first. Then the cursor is held: it stays with its
-    row through sorting and refreshing, until the operator goes to the first row.
+    Until the operator moves the cursor, it lies on the first row, even if that becomes another one:
+    so the table shows the top of its order, the worst first. Once moved, the cursor is held: it
+    stays with its row through sorting and refreshing, until the operator goes to the first row.
 
-    Only rows whose cells differ are painted again, from the first such cell to the last: Textual
-    begins each region of a line at the line's start, so that one region costs fewer bytes than
-    many.
-
-    `note_of(item)`: (column, text) that takes the place of the cells from there on. The cursor
-    never lies on a row that `is_heading`, which stays in view with the row below it.
+    Only rows whose cells differ are painted again, each from the first such cell to the last:
+    Textual begins each region of a line at the line's start, so one region costs fewer bytes than
+    several.
     """
 
     BINDINGS = bindings(Place.TABLE)
 
     class Opened(Message):
-        """Enter, or a second click, on a row."""
+        """Enter, or a second click, on a row, which is about `target`."""
 
-        def __init__(self, view: "TableView[Any]", item_id: str) -> None:
+        def __init__(self, view: "TableView[Any]", item_id: str, target: Target) -> None:
             super().__init__()
             self.view = view
             self.item_id = item_id
+            self.target = target
 
     class Copied(Message):
         """The operator wants the id of what the row is about."""
@@ -330,13 +301,17 @@ class TableView(Toned, Generic[Item], can_focus=True):
         is_heading: Callable[[Item], bool] = lambda _: False,
         empty: str = "",
     ) -> None:
+        """`note_of(item)`: a column and a text that takes the place of the cells from there on, or
+        None. The cursor never lies on a row that `is_heading`, which stays in view with the row
+        below it. `empty`: what a table without rows says."""
         super().__init__(id=id)
         self.items: Sequence[Item] = ()
         self.cursor_id: str | None = None
         self.held = False
-        """Whether the cursor stays with its row; else it lies at the top."""
+        """Whether the cursor stays with its row; else it lies on the first row."""
         self._marks: dict[str, str] = {}
-        """By the ids of marked rows what each was about: a queue's head is another request soon."""
+        """The ids of the marked rows, and the subject of each when it was marked: a queue's head
+        soon is another request."""
         self._wanted_id: str | None = None
         self._columns = columns
         self._glyphs = glyphs
@@ -364,8 +339,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         caption: Sequence[Line] = (),
         filtered: bool = False,
     ) -> None:
-        """`follow` keeps the cursor on the last row; when it ends, the cursor is held there. The
-        caption takes the last lines. `filtered`: rows that do not match are not among these."""
+        """`follow` keeps the cursor on the last row; when following ends, the cursor is held there.
+        The caption takes the last lines. `filtered`: whether a filter may have left rows out."""
         if (caption, filtered) != (self._caption, self._filtered):
             self._caption, self._filtered = caption, filtered
             self.refresh()
@@ -392,7 +367,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
             self.refresh()
 
     def hold(self, item_id: str) -> None:
-        """The cursor goes to this row once it is there, unless the operator moves it first."""
+        """Moves the cursor to this row once the row is there, unless the operator moves it
+        first."""
         self._wanted_id = item_id
 
     @property
@@ -402,11 +378,12 @@ class TableView(Toned, Generic[Item], can_focus=True):
 
     @property
     def marked(self) -> tuple[Target, ...]:
-        """What the marked rows are about, from the top."""
+        """What the marked rows are about, from top to bottom."""
         return tuple(item.target for item in self.items if item.id in self._marks)
 
     def toggle_mark(self) -> bool:
-        """Marks the row under the cursor, or not any more; False: it is about nothing to act on."""
+        """Marks the row under the cursor, or takes its mark off. Returns False if the row is about
+        nothing that can be acted on."""
         target = self.target
         if self.cursor_id is None or not (target.instance_id or target.request_id):
             return False
@@ -417,14 +394,14 @@ class TableView(Toned, Generic[Item], can_focus=True):
         return True
 
     def unmark(self) -> bool:
-        """Takes all marks off; whether there were any."""
+        """Takes all marks off; returns whether there were any."""
         were, self._marks = bool(self._marks), {}
         self._repaint()
         return were
 
     @property
     def position(self) -> str:
-        """`3-12 of 64` where not all rows fit, else nothing; headings do not count."""
+        """`3-12 of 64` if not all rows fit, else empty; headings do not count."""
         rows = self._num_visible()
         if not rows or len(self.items) <= rows:
             return ""
@@ -436,7 +413,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         return f"{min(before + 1, shown)}-{shown} of {num_all}"
 
     def _place_of_cursor(self) -> int:
-        """The place of the cursor's row; if that row is gone, the same place."""
+        """The place of the cursor's row, or the old place if that row is gone."""
         if self._cursor < len(self.items) and self.items[self._cursor].id == self.cursor_id:
             return self._cursor
         for place, item in enumerate(self.items):
@@ -445,7 +422,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         return max(0, min(self._cursor, len(self.items) - 1))
 
     def _beside_headings(self, row: int, step: int = 1) -> int:
-        """The next row in that direction that is no heading, else the next one in the other."""
+        """The next row in that direction that is no heading, or in the other direction if there is
+        none."""
         for direction in (step, -step):
             place = row
             while 0 <= place < len(self.items):
@@ -458,7 +436,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         return max(0, self.outer_size.height - HEAD_LINES - len(self._caption))
 
     def _scroll(self) -> None:
-        """Scrolls as little as brings the cursor into view."""
+        """Scrolls just far enough to bring the cursor into view."""
         rows = max(1, self._num_visible())
         first = self._cursor
         while first > 0 and self._is_heading(self.items[first - 1]):
@@ -482,7 +460,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         return cells
 
     def _repaint(self) -> None:
-        """Repaints the regions that differ from what was painted last."""
+        """Repaints the regions that have changed."""
         before, self._painted = self._painted, self._visible()
         regions: list[Region] = []
         if (title := self._ruled_title()) != self._painted_title:
@@ -560,7 +538,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self._move_to(self._cursor + pages * max(1, self._num_visible() - 1))
 
     def action_first(self) -> None:
-        """Moves to the top and stays there, whichever row comes to be the first."""
+        """Moves to the first row and stays on it, whichever row that becomes."""
         self._move_to(0, held=False)
 
     def action_last(self) -> None:
@@ -569,7 +547,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
     def action_open(self) -> None:
         if self.cursor_id is not None and not self._is_heading(self.items[self._cursor]):
             self.held = True
-            self.post_message(self.Opened(self, self.cursor_id))
+            self.post_message(self.Opened(self, self.cursor_id, self.target))
 
     def action_copy(self) -> None:
         if self.items:

@@ -261,8 +261,8 @@ def _dashboard(
     readonly: bool,
 ) -> "Dashboard":
     from tui.app import Dashboard, tick_s
-    from tui.console import Options
     from tui.drawing import ASCII, UNICODE
+    from tui.session import Options
 
     options = Options(
         glyphs=UNICODE if not look.ascii_only and (look.in_browser or _has_glyphs()) else ASCII,
@@ -339,12 +339,12 @@ def _run(app: "Dashboard") -> None:
     # At its end the interpreter collects all garbage. With this many objects that takes 0.2 s of
     # CPU, and seconds on a busy machine. Frozen objects are left out.
     gc.freeze()
-    for told in app.acting.unsettled():
+    for told in app.session.unsettled():
         output.say(told)
     if app.return_code:
         raise typer.Exit(app.return_code)
-    if app.state.stopped is not None:
-        output.say(app.state.stopped.reason)
+    if app.session.state.stopped is not None:
+        output.say(app.session.state.stopped.reason)
 
 
 def _has_glyphs() -> bool:

@@ -351,7 +351,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
     assert offenders(plain_comparisons, OF_A_MODEL) == []
 
 
-SHELF = "tui/moments.py:"
+SHELF = "tui/replay.py:"
 PROBES = "controller/main/doctor/gather.py:"
 
 

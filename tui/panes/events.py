@@ -1,7 +1,7 @@
 """What happened: the event list of the cluster, the history of one instance, the end of a log.
 
-The event list has a line per event that is not routine, and a line where some were lost. Routine
-events are rates below it, and lines among the others where all are wanted.
+The event list has a line for each event that is not routine, and a line wherever events were lost.
+Routine events are rates below the list, or lines among the others if all are wanted.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _TONES: Mapping[Severity, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """`count`: how many requests the same happened to at the same place in the same second."""
+    """`count`: to how many requests the same happened at the same place in the same second."""
 
     entry: Entry
     zone: tzinfo | None
@@ -65,8 +65,8 @@ class EventRow:
 def rows(
     state: DashboardState, zone: tzinfo | None, names: Names, *, routine: bool
 ) -> list[EventRow]:
-    """Oldest first. `routine`: all of them; else those that are not, and what happened to many
-    requests at once in one line."""
+    """The oldest first. `routine`: with routine events; without them, the same event of many
+    requests at once is one line."""
     if routine:
         return [EventRow(entry, zone, names) for entry in state.entries]
     found: list[EventRow] = []
@@ -111,7 +111,7 @@ _RATE_WORDS = {
 
 
 def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
-    """`+23 dispatched/s  +22 finished/s`: routine events of each kind, in as many lines as said."""
+    """`+23 dispatched/s  +22 finished/s`: routine events of each kind, in at most `max_lines`."""
     found = state.rates()
     lines: list[str] = []
     for kind in _RATED:
@@ -129,7 +129,7 @@ def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
 def word(event: Event) -> str:
     """The kind of an event: `instance_died` beside the instance's name is `died`."""
     if event.kind == "migration_failed":
-        return "not moved"  # the column has ten places
+        return "not moved"  # the column is ten characters wide
     if event.kind == "room_not_made":
         return "no room"
     kind = printable(event.kind)
@@ -148,7 +148,8 @@ def who(event: Event) -> str:
 
 
 def what(event: Event, name: str | None = None) -> str:
-    """What an event says: the request by its name (None: its id), the reason, the actor."""
+    """What an event says: the request, the reason, the actor. `name`: of the request; None for its
+    id."""
     request = event.request_id or "" if name is None else name
     return printable("  ".join((request, *event_words.reasons(event)))).strip()
 
@@ -219,7 +220,7 @@ EXPANDED_COLUMNS: tuple[Column[EventRow], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """A change of state, or an event of the instance itself (not of its requests)."""
+    """A change of the instance's state, or an event of the instance (not of its requests)."""
 
     id: str
     time_s: float
@@ -266,12 +267,12 @@ def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -
 
 
 def _change(change: Change) -> tuple[str, ...]:
-    """The first status tells what is, not since when."""
+    """The first status says what the state is, but not since when."""
     before = "already so when this view began" if change.was_so else ""
     return f"incarnation {change.incarnation}", before, change.detail
 
 
-# The last lines of a log, harmless on a terminal
+# The last lines of a log, without anything that could control the terminal
 
 _TROUBLE = (" ERROR ", " CRITICAL ", "Traceback ", "Error: ")
 
@@ -284,7 +285,8 @@ class LogRow:
 
 
 def log_rows(state: DashboardState, member_id: str) -> list[LogRow]:
-    """As they were written, the newest last. A tab would shift what stands behind it."""
+    """The lines as they were written, the newest last, but without tabs, which would shift the text
+    after them."""
     answer = state.log
     if answer is None or answer.member_id != member_id or answer.found is None:
         return []
@@ -295,7 +297,7 @@ def log_rows(state: DashboardState, member_id: str) -> list[LogRow]:
 
 
 def log_trouble(state: DashboardState, member_id: str, *, has_logs: bool) -> Line:
-    """Why there are no lines; nothing if there may be some. `has_logs`: a recording has none."""
+    """Why there are no lines; empty if there may be some. `has_logs`: False for a recording."""
     answer = state.log
     if not has_logs:
         return (Span("  a recording has no logs", Tone.DIM),)

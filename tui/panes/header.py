@@ -1,7 +1,7 @@
 """The lines above the panes: the header, in a replay its bar, the worst alarm, and auto-scaling.
 
-The header says of the cluster which one it is, how old its data are, and how it does, in one or two
-lines.
+The header says in one or two lines which cluster this is, how old its data are, and how well it
+does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,8 @@ _TONES: Mapping[ClusterState, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of the header; where the width is short, the highest `drop` goes first."""
+    """A piece of the header. If the width is short, the pieces with the highest `drop` are left out
+    first."""
 
     spans: Line
     drop: int = 0
@@ -40,7 +41,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What the header shows about the stream, whatever else is frozen."""
+    """What the header shows about the stream, also while the screen is frozen."""
 
     state: DashboardState
     now_s: float
@@ -49,9 +50,10 @@ class Liveness:
     badges: tuple[str, ...]
     zone: tzinfo | None
     replay: Progress | None = None
-    """Where a replay is; None where the data is live."""
+    """Where a replay is; None if the data are live."""
     of_cluster: str = ""
-    """What a command that the status names needs behind it, as `Options.of_cluster`."""
+    """What a command in the status needs behind it to mean this cluster, as
+    `Options.of_cluster`."""
 
     @property
     def is_stale(self) -> bool:
@@ -73,8 +75,8 @@ def lines(
     *,
     alarm: bool = False,
 ) -> list[Line]:
-    """`count` is 1 or 2; `shown` may be older than the stream (frozen). While there is an alarm
-    nothing in the header looks well."""
+    """`count` is 1 or 2; `shown` may be older than the stream, if the screen is frozen. During an
+    alarm nothing in the header is shown as good."""
     status = shown.status
     clock = _clock(live)
     if count == 1:
@@ -182,7 +184,7 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         facts.append(_labelled("evict", str(evictions), drop=6))
     facts.append(_labelled("p99 TTFT", latency(_worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief:
-        # Beside the total the highest level says most: it goes last.
+        # Beside the total the highest level says most, so it is left out last.
         levels = _levels(status)
         facts += [_labelled(*each, drop=8 + place) for place, each in enumerate(levels)]
     if not brief and status.detail:
@@ -192,8 +194,8 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
 
 
 def _moves(status: ClusterStatus, *, brief: bool) -> str:
-    """`3+2 (41/min, 0 fail)`: moves under way, and waiting ones if any; of the last minute, those
-    that migrated and did not."""
+    """`3+2 (41/min, 0 fail)`: the moves under way and waiting, and how many moves of the last
+    minute succeeded and failed."""
     queued = f"+{len(status.queued_moves)}" if status.queued_moves else ""
     under_way = f"{len(status.moves)}{queued}"
     if brief:
@@ -203,9 +205,9 @@ def _moves(status: ClusterStatus, *, brief: bool) -> str:
 
 
 def _replays(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
-    """`replay 3 (12/min, 1 fail)` while requests were lost within the last minute: replays under
-    way; of that minute, those that went on and did not. In brief `replay 3`, or `replay 12/min`
-    where none is under way."""
+    """`replay 3 (12/min, 1 fail)` if requests were lost within the last minute: the replays under
+    way, and how many of that minute succeeded and failed. In brief `replay 3`, or `replay 12/min`
+    if none is under way."""
     replays = status.replays
     if not replays.lately:
         return []
@@ -232,8 +234,8 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
-    """`7+1`: instances that get new requests and others; trouble is named, in brief `!` and how
-    many."""
+    """`7+1`: the number of instances that get new requests, and of others. Instances in trouble are
+    counted by state, or in brief behind a `!`."""
     active = sum(state_word(item) == InstanceState.ACTIVE for item in status.instances)
     counted = Span(f"{active}+{len(status.instances) - active}")
     states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)
@@ -250,8 +252,8 @@ def _instances(status: ClusterStatus, *, brief: bool) -> Line:
 
 
 def _levels(status: ClusterStatus) -> list[tuple[str, str]]:
-    """(level, `6+2 1.9s`): running and waiting requests, and P99 TTFT; none where there is one
-    level only."""
+    """For each level its name and `6+2 1.9s`: running and waiting requests, and P99 TTFT. Empty if
+    there is only one level."""
     levels = ranked(status.levels)
     if len(levels) < 2:
         return []
@@ -275,7 +277,7 @@ def _average_freeness(status: ClusterStatus) -> float | None:
 
 
 def _worst_ttft_s(status: ClusterStatus) -> float | None:
-    """The highest P99 among frontends: the clients of one see it."""
+    """The highest P99 among frontends: some clients see it."""
     found = [item.ttft_p99_s for item in status.frontends if item.ttft_p99_s is not None]
     return max(found, default=None)
 
@@ -285,7 +287,7 @@ def _labelled(label: str, value: str, drop: int) -> _Piece:
 
 
 def _between(facts: tuple[_Piece, ...], last: _Piece | None, width: int) -> Line:
-    """Facts from the left, two spaces apart, and one at the right end."""
+    """The facts from the left, two spaces apart, and the last one at the right end."""
     kept = list(facts)
     room = width - (width_of(last.spans) + 2 if last else 0)
     while len(kept) > 1 and _width(kept) > room:
@@ -306,9 +308,9 @@ def _width(facts: list[_Piece]) -> int:
 
 
 def alarm_line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:
-    """The worst trouble with its cause, and where else there is some.
+    """The worst alarm with its cause, and where else there are alarms.
 
-    The others are named as far as there is room, else counted; the worst is cut last.
+    The others are named as far as there is room, and the rest is counted; the worst is cut last.
     """
     worst, *others = found
     head = Span(f" ! {worst.text}", Tone.BAD)
@@ -329,7 +331,7 @@ def alarm_line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:
 
 
 def scaling_line(status: ClusterStatus | None, now_s: float, width: int, glyphs: Glyphs) -> Line:
-    """Auto-scaling: its state, how many instances it wants, its last decision and why; nothing
+    """Auto-scaling: its state, how many instances it wants, its last decision and the reason; empty
     while it is off. `now_s`: by the controller's clock."""
     if status is None or status.autoscale.mode == "off":
         return ()
@@ -341,7 +343,7 @@ def scaling_line(status: ClusterStatus | None, now_s: float, width: int, glyphs:
 
 
 def replay_line(progress: Progress, live: Liveness, width: int, glyphs: Glyphs) -> Line:
-    """The bar of a replay: where it is, at which pace, and where there was trouble:
+    """The bar of a replay, with its position, its speed, and where there was trouble:
     ` REPLAY  prod-a  1m05s of 5m00s  x1  [====!=O-----!---]  12:04:31`."""
     where = f"{duration(progress.position_s)} of {duration(progress.length_s)}"
     facts = [
@@ -362,7 +364,7 @@ def replay_line(progress: Progress, live: Liveness, width: int, glyphs: Glyphs) 
 
 
 def _track(progress: Progress, width: int, glyphs: Glyphs) -> str:
-    """`=` is behind, `O` is now, `!` is trouble."""
+    """The line of the replay: `=` is past, `O` is now, `!` is trouble."""
     inner = width - 2
     now = _place(progress.position_s, progress, inner)
     past, present = ("=", "O") if glyphs is ASCII else ("━", glyphs.bullet)

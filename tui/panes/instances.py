@@ -1,9 +1,9 @@
-"""The instances table: its columns, the orders, the filter, and the groups by node.
+"""Instances: their table with its orders, filter and groups by node, and the facts of one.
 
-Instances of several machines stand in groups: a line for each node, its instances below it. The
-groups stand in the order of their first instance, so that the worst is still on top. A node of
-which all instances are gone is one line: what ran there comes back elsewhere, under its own ids. A
-filter shows the instances of such a node all the same.
+If instances run on several machines, they stand in groups: a line for each node, and its instances
+below that. The groups are in the order of their first instance, so that the worst is still on top.
+A node whose instances are all gone takes one line: the instances come back elsewhere, with the same
+ids. A filter shows the instances of such a node all the same.
 """
 
 import functools
@@ -16,23 +16,42 @@ from operator import itemgetter
 
 from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.status_words import in_need, is_reserved, ranked, run_and_wait
+from controller.api.text.status_words import (
+    free_blocks,
+    head_wait_s,
+    in_need,
+    is_reserved,
+    ranked,
+    run_and_wait,
+)
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from tui import drawing
 from tui.actions import NOTHING, Target
-from tui.drawing import GAP, Column, Glyphs, Line, Span, Tone
-from tui.panes.requests import SHORT, Names
+from tui.drawing import (
+    GAP,
+    LABEL_WIDTH,
+    Column,
+    Fact,
+    Glyphs,
+    Line,
+    Span,
+    Tone,
+    apportion,
+    fact_lines,
+    labelled,
+)
+from tui.panes.requests import SHORT, Names, why_waiting
 from tui.state import DashboardState, History, Minute, Sample
 
 BAR_WIDTH = 9
 WALL = 150
-"""From this width on each priority level has a column of its own, if there is room for all."""
+"""From this width on, each priority level has a column of its own, if there is room for all."""
 NEARLY_FULL, FULL = 0.9, 0.98
 _LEVEL_DROP = 5
-"""At which turn a table that is too wide leaves out its levels."""
+"""The `drop` of the columns of levels."""
 _LEVEL_HEADS = "RUN+WAIT TTFT99   KEPT"
 _LEVEL_TAIL_WIDTH = 14
-"""Of the latency and the blocks behind the requests."""
+"""The width of the latency and the blocks behind the requests."""
 
 _GLYPHS: Mapping[InstanceState, str] = {
     InstanceState.STARTING: "+",
@@ -55,14 +74,14 @@ _TONES: Mapping[InstanceState, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
-    """An instance with what the cluster and the last minute add to it."""
+    """An instance, with what the cluster and its own last minute add to it."""
 
     item: InstanceStatus
     samples: tuple[Sample, ...]
     time_s: float
     """When the status was made, by the controller's clock."""
     levels: tuple[str, ...]
-    """Names of levels, the highest first."""
+    """The names of levels, the highest first."""
     glyphs: Glyphs
     minutes: tuple[Minute, ...] = ()
     alarmed: bool = False
@@ -79,7 +98,7 @@ class InstanceRow:
 
     @property
     def text(self) -> str:
-        """What a filter looks at."""
+        """The text to which a filter is applied."""
         item = self.item
         return f"{item.id} {state_word(item).text} {item.node} {item.detail}"
 
@@ -90,8 +109,8 @@ def rows(
     alarmed: Container[str] = (),
     names: Names | None = None,
 ) -> list[InstanceRow]:
-    """`alarmed`: ids of instances that an alarm is about. `names`: of the requests for which
-    instances are kept."""
+    """`alarmed`: ids of instances that an alarm is about. `names`: the names of the requests for
+    which instances are kept."""
     status = state.status
     if status is None:
         return []
@@ -113,8 +132,8 @@ def rows(
 
 
 def attention(item: InstanceStatus) -> str:
-    """The glyph in front: `!` look at it, `>` on its way out, `+` on its way in, `=` kept for a
-    held request."""
+    """The glyph in front of an instance: `!` needs attention, `>` is on its way out, `+` is on its
+    way in, `=` is kept for a held request."""
     if item.state in _GLYPHS:
         return _GLYPHS[item.state]
     has_a_say = item.state is InstanceState.ACTIVE and item.detail
@@ -128,8 +147,8 @@ def state_tone(state: InstanceState) -> Tone:
 
 
 def state_word(item: InstanceStatus) -> Span:
-    """An active instance that gets no new requests says why. One that is kept free, for requests of
-    a high priority or for a held one, is `reserved`."""
+    """The word for an instance's state. An active instance that gets no new requests says why; an
+    instance that is kept free, for requests of a high priority or for a held one, is `reserved`."""
     if (word := status_words.state_word(item)) != item.state:
         return Span(word, Tone.WARN)
     if item.state is InstanceState.ACTIVE and is_reserved(item):
@@ -138,7 +157,7 @@ def state_word(item: InstanceStatus) -> Span:
 
 
 def freeness(item: InstanceStatus) -> Span:
-    """A draining instance has none, whatever it reports."""
+    """Minus infinity for a draining instance, whatever it reports."""
     if item.state is InstanceState.DRAINING:
         return Span("-inf", Tone.WARN)
     return Span(drawing.number(item.freeness_steps), Tone.BAD if in_need(item) else Tone.PLAIN)
@@ -166,7 +185,7 @@ def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
 
 
 def _initials(names: tuple[str, ...]) -> list[str]:
-    """As few first letters as tell the levels apart."""
+    """For each level, just as many first letters as tell it from the others."""
     found = []
     for name in names:
         others = [other for other in names if other != name]
@@ -192,8 +211,8 @@ def replaying(item: InstanceStatus) -> Span:
 
 
 def ttft(item: InstanceStatus) -> Span:
-    """`1.9s`; or `>52s` where no request got its first token lately and the queue head waits for
-    its own."""
+    """`1.9s`; or `>52s` if no request got its first token lately and the queue head has waited so
+    long for its own."""
     head = item.queue_head
     if item.ttft_p99_s is None and head is not None and not head.evicted:
         return Span(f">{latency(head.waited_s)}", Tone.WARN)
@@ -217,8 +236,8 @@ def _trend(row: InstanceRow, width: int) -> Span:
 
 
 def kv(item: InstanceStatus) -> Line:
-    """`########=  88 +12%`, or `88%`: blocks held, and those that are wanted beyond them for the
-    queue head, prefills under way and headroom."""
+    """`########=  88 +12%`, or `88%`: the blocks that are held, and those that are wanted in
+    addition for the queue head, prefills under way and headroom."""
     used, wanted = item.kv_cache_usage, virtual_ratio(item)
     if used is None:
         return (Span("-", Tone.DIM),)
@@ -235,7 +254,7 @@ def kv(item: InstanceStatus) -> Line:
 
 
 def kv_percent(items: Iterable[InstanceStatus]) -> str:
-    """Blocks that requests hold over all blocks, over instances that have reported."""
+    """The share of blocks that requests hold, over all instances that have reported."""
     sized = [
         (item.num_total_blocks, item.num_free_blocks)
         for item in items
@@ -272,7 +291,8 @@ def _headroom(row: InstanceRow, _: int) -> Span:
 
 
 def _kept_for(row: InstanceRow, width: int) -> Span:
-    """The request that the instance is kept for, and the blocks that lack there: `r8c10 -198`."""
+    """The request for which the instance is kept, and how many blocks are still missing:
+    `r8c10 -198`."""
     kept = row.item.kept_for
     if kept is None:
         return Span("-", Tone.DIM)
@@ -354,8 +374,8 @@ _AFTER: tuple[Column[InstanceRow], ...] = (
 def columns(
     levels: tuple[str, ...], width: int, *, kept: bool = False, lost: bool = False
 ) -> tuple[Column[InstanceRow], ...]:
-    """The same object for the same levels, as long as they are shown the same way. `kept`: whether
-    any instance is kept for a held request; `lost`: whether requests were lost lately."""
+    """The columns; the same object as long as the same ones are shown. `kept`: whether an instance
+    is kept for a held request; `lost`: whether requests were lost lately."""
     found = _columns(levels, kept, lost)
     needed = 1 + sum(each.width + GAP for each in found if each.drop <= _LEVEL_DROP)
     return found if width >= max(WALL, needed) else _columns((), kept, lost)
@@ -382,7 +402,7 @@ def _columns(levels: tuple[str, ...], kept: bool, lost: bool) -> tuple[Column[In
 
 
 def _note_of_instance(row: InstanceRow) -> tuple[str, Span] | None:
-    """Words across the columns of figures, for an instance that has none yet, or no more."""
+    """Words across the columns of figures, for an instance that has no figures (any more)."""
     item = row.item
     if item.num_running_reqs is not None:
         return None
@@ -396,7 +416,7 @@ _WORST = (
     InstanceState.RESTARTING,
     InstanceState.DRAINING,
 )
-"""States that are less free than any figure says, the worst first."""
+"""States that come before any freeness in the order, the worst first."""
 
 _BY_TROUBLE = (InstanceState.ACTIVE, InstanceState.STARTING, InstanceState.STOPPING, *_WORST[::-1])
 
@@ -404,8 +424,8 @@ Value = tuple[float, ...] | None
 
 
 def _freeness(row: InstanceRow) -> Value:
-    """Instances in need, and those that an alarm is about, come before those that are kept free
-    for a high priority."""
+    """Instances in need, and instances with an alarm, come before those that are kept free for a
+    high priority."""
     state, steps = row.item.state, row.item.freeness_steps
     if state in _WORST:
         return (0, _WORST.index(state))
@@ -429,15 +449,17 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
     "ttft": _figure(lambda row: row.item.ttft_p99_s),
     "up": _figure(lambda row: row.item.up_s),
 }
-"""The order of the list from which one is chosen."""
+"""The orders, as the list has them from which the operator chooses."""
 
 _LARGEST_FIRST = ("state", "kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
 ORDERS: Mapping[str, bool] = {name: name in _LARGEST_FIRST for name in SORTS}
-"""The orders, and whether the largest comes first: what an operator looks for."""
+"""The orders, and whether the largest comes first, so that the first row is what an operator looks
+for."""
 
 
 def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[InstanceRow]:
-    """Sorts by a column of SORTS, ties by id; rows without a value stand last either way."""
+    """Sorts by a column of SORTS, and ties by id. Rows without a value come last in both
+    directions."""
     value_of = SORTS[column]
     by_id = sorted(found, key=lambda row: natural(row.id), reverse=descending and column == "id")
     valued = [(value, row) for row in by_id if (value := value_of(row)) is not None]
@@ -451,7 +473,7 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def matches(text: str, wanted: str) -> bool:
-    """Whether all words of the filter occur, in either case; a word after `!` must not."""
+    """Whether all words of the filter occur, in upper or lower case, and no word after a `!`."""
     lowered = text.lower()
     return all(
         (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
@@ -466,8 +488,8 @@ _GONE = (InstanceState.RESTARTING, InstanceState.STALLED)
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The line of a node, on which the cursor never lies. `node` is empty for instances of which
-    no process has been heard of."""
+    """The line of a node, on which the cursor never lies. `node` is empty for instances whose
+    process has not been heard of."""
 
     node: str
     items: tuple[InstanceStatus, ...]
@@ -494,7 +516,7 @@ def is_heading(row: Row) -> bool:
 
 
 def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
-    """By node; none while all instances are on one."""
+    """The groups by node; empty while all instances are on one node."""
     found: dict[str, list[InstanceStatus]] = {}
     for item in status.instances if status is not None else ():
         found.setdefault(item.node, []).append(item)
@@ -504,7 +526,7 @@ def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
 
 
 def num_lines(status: ClusterStatus | None) -> int:
-    """How many lines all instances take."""
+    """How many lines the instances take, with those of their nodes."""
     found = groups(status)
     num_hidden = sum(len(group.items) for group in found.values() if group.lost)
     return (len(status.instances) if status is not None else 0) + len(found) - num_hidden
@@ -513,7 +535,7 @@ def num_lines(status: ClusterStatus | None) -> int:
 def grouped(
     found: Sequence[InstanceRow], status: ClusterStatus | None, *, filtered: bool
 ) -> list[Row]:
-    """The rows with a line before those of each node."""
+    """The rows, with a line before those of each node."""
     heads = groups(status)
     if not heads:
         return list(found)
@@ -555,15 +577,162 @@ def node_line(row: NodeRow) -> str:
 
 
 def _others(items: Sequence[InstanceStatus]) -> list[str]:
-    """`1 draining`, `2 cordoned`: for each state but active, and whatever else keeps new requests
-    away."""
+    """`1 draining`, `2 cordoned`: the number of instances in each state but active, and of those
+    that get no new requests for another reason."""
     counts = Counter(status_words.state_word(item) for item in items)
     order = [*InstanceState, *sorted(counts.keys() - set(InstanceState))]
     return [f"{counts[word]} {word}" for word in order if counts[word] and word != "active"]
 
 
 def _is_lost(items: Sequence[InstanceStatus]) -> bool:
-    """As the controller says of a node (`node_lost`): of one with a single instance nobody
-    knows."""
+    """Whether the node is lost, as the event `node_lost` says. With a single instance nobody can
+    tell."""
     gone = all(item.pid is None and item.state in _GONE for item in items)
     return len(items) > 1 and bool(items[0].node) and gone
+
+
+# The facts of one instance
+
+TREND_WIDTH = 15
+
+
+def facts(
+    state: DashboardState, instance_id: str, width: int, glyphs: Glyphs, request_id: str = ""
+) -> list[Line]:
+    """Labels and figures in as many columns as fit; then the queue head and the request whose row
+    was opened, with their full ids."""
+    item = state.instance(instance_id)
+    name = Span(f" {instance_id}", Tone.STRONG)
+    if item is None:
+        return [(name, Span("  is no longer part of the cluster", Tone.BAD))]
+    title = [name, Span("  "), state_word(item)]
+    if item.detail:
+        title.append(Span(f"  {printable(item.detail)}"))
+    history = state.histories.get(instance_id, History())
+    time_s = state.status.time_s if state.status and state.status.time_s else state.time_s
+    curve = drawing.trend(history.samples, time_s, TREND_WIDTH, glyphs)
+    steps = drawing.step_trend(history.samples, time_s, TREND_WIDTH, glyphs)
+    levels = level_names(state.status) if state.status else ()
+    return [
+        tuple(title),
+        *fact_lines(_facts(item, levels, curve, steps), width, glyphs),
+        *block_map(item, width),
+        _head_line(item),
+        *_kept_for_lines(item),
+        *([labelled("request", Span(printable(request_id)))] if request_id else []),
+    ]
+
+
+def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str) -> list[Fact]:
+    figure = drawing.number
+    steps_free, held = freeness(item), kv(item)
+    return [
+        ("freeness", Span(f"{steps_free.text:<7} {curve}", steps_free.tone)),
+        ("kv", Span("".join(span.text for span in held), held[0].tone)),
+        ("blocks", Span(_blocks(item))),
+        ("virtual", Span(_virtual(item))),
+        ("headroom", Span(f"{figure(item.headroom_blocks)} of {figure(item.num_total_blocks)}")),
+        ("watermark", Span(f"{figure(item.watermark_blocks)} blk")),
+        ("running", Span(_running(item))),
+        ("waiting", Span(figure(item.num_waiting_reqs))),
+        *((printable(name)[:LABEL_WIDTH], Span(level_of_instance(item, name))) for name in levels),
+        ("unreported", Span(figure(item.num_unreported_reqs))),
+        ("evictions", Span(figure(item.num_evictions))),
+        ("moves", Span(f"{figure(item.num_moves_in)} in, {figure(item.num_moves_out)} out")),
+        ("step", Span(f"{latency(item.step_time_s):<7} {steps}")),
+        ("steps", Span(figure(item.num_steps))),
+        ("p99 TTFT", Span(latency(item.ttft_p99_s))),
+        ("status", Span(f"{duration(item.age_s)} old")),
+        ("up", Span(duration(item.up_s))),
+        ("incarnation", Span(f"{item.incarnation} ({item.num_restarts} restarts)")),
+        ("process", Span(printable(f"{item.pid or '-'} on {item.node or '-'}"))),
+    ]
+
+
+def _blocks(item: InstanceStatus) -> str:
+    if item.num_total_blocks is None or item.num_free_blocks is None:
+        return "-"
+    used = item.num_total_blocks - item.num_free_blocks
+    return f"{used} of {item.num_total_blocks} ({item.block_size or '?'} tokens)"
+
+
+def _running(item: InstanceStatus) -> str:
+    most = f" of {item.max_running_reqs}" if item.max_running_reqs else ""
+    return f"{drawing.number(item.num_running_reqs)}{most}"
+
+
+def _virtual(item: InstanceStatus) -> str:
+    if item.state is InstanceState.DRAINING:
+        return "inf"
+    return f"{drawing.number(item.virtual_usage_blocks)} blk"
+
+
+def _head_line(item: InstanceStatus) -> Line:
+    head = item.queue_head
+    if head is None:
+        return labelled("queue head", Span("nobody waits", Tone.DIM))
+    free = drawing.number(free_blocks(item))
+    words = (
+        f"{head.request_id}  {head.level}  waited {duration(head_wait_s(head))}"
+        f"  needs {head.demand_blocks} blk of {free}  {why_waiting(head)}"
+    )
+    return labelled("queue head", Span(printable(words), Tone.WARN))
+
+
+def _kept_for_lines(item: InstanceStatus) -> list[Line]:
+    """The held request that the instance is kept free for."""
+    kept = item.kept_for
+    if kept is None:
+        return []
+    lacks = f", {kept.lacking_blocks} lack" if kept.lacking_blocks else ""
+    words = (
+        f"{kept.request_id}  {kept.level}  waited {duration(kept.waited_s)}"
+        f"  needs {kept.demand_blocks} blk{lacks}"
+    )
+    return [labelled("kept for", Span(printable(words), Tone.WARN))]
+
+
+# The block map
+
+_Part = tuple[str, int, str, Tone]
+"""A glyph, a number of blocks, a word, and the tone."""
+
+
+def block_map(item: InstanceStatus, width: int) -> list[Line]:
+    """A line of the blocks that are held, wanted by the queue head, reserved and free, and a line
+    that explains its glyphs; empty if nothing is known."""
+    if not item.num_total_blocks or item.num_free_blocks is None:
+        return []
+    found = block_parts(item)
+    cells = apportion([blocks for _, blocks, _, _ in found], width - LABEL_WIDTH - 3)
+    bar = [
+        Span(glyph * count, tone)
+        for (glyph, _, _, tone), count in zip(found, cells, strict=True)
+        if count
+    ]
+    missing = _num_lacking(item)
+    legend = [Span(f"the head lacks {missing}  ", Tone.BAD)] if missing else []
+    legend += [Span(f"{g} {blocks} {word}  ", tone) for g, blocks, word, tone in found if blocks]
+    return [labelled("block map", *bar), (Span(" " * (LABEL_WIDTH + 2)), *legend)]
+
+
+def block_parts(item: InstanceStatus) -> list[_Part]:
+    """The parts, which add up to all blocks. The blocks that the queue head wants are taken from
+    the free ones first, and headroom from the rest; an engine never gives out the watermark."""
+    total, free = item.num_total_blocks or 0, item.num_free_blocks or 0
+    usable = min(free, free_blocks(item) or 0)
+    wanted = min(usable, item.queue_head.demand_blocks if item.queue_head else 0)
+    reserved = min(usable - wanted, item.headroom_blocks or 0)
+    return [
+        ("#", total - free, "held", Tone.PLAIN),
+        ("=", wanted, "wanted by the head", Tone.WARN),
+        ("+", reserved, "headroom", Tone.STRONG),
+        (".", usable - wanted - reserved, "free", Tone.GOOD),
+        ("-", free - usable, "watermark", Tone.DIM),
+    ]
+
+
+def _num_lacking(item: InstanceStatus) -> int:
+    """How many blocks the queue head wants beyond the free ones; headroom does not count."""
+    demand = item.queue_head.demand_blocks if item.queue_head else 0
+    return max(0, demand - max(0, free_blocks(item) or 0))

@@ -15,13 +15,13 @@ from tui.drawing import Column, Span, Tone, num_cells
 from tui.state import DashboardState
 
 SHORT = 9
-"""The width of a shortened vLLM id: eight of its characters and the cut between them; of wide
-characters half as many."""
+"""The width of a shortened vLLM id: eight of its characters (half as many wide ones), and the
+ellipsis between them."""
 
 
 class Names:
-    """Ids of requests as the screen shows them: whole where there is room, else everywhere the same
-    short form; of those that are shown together no two are the same."""
+    """Ids of requests as the screen shows them: in full where there is room, else in a short form,
+    which is the same everywhere and different for all requests that are shown together."""
 
     def __init__(self, ids: Iterable[str], ellipsis: str) -> None:
         self._short = shortened(ids, SHORT, ellipsis, num_cells)
@@ -32,7 +32,7 @@ class Names:
 
 def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Names:
     """The names of all requests on a screen, so that each has one name in all panes. `routine`:
-    routine events are lines there too; there may be a thousand, with as many requests."""
+    whether routine events are shown too; a thousand of them may name as many requests."""
     found: list[str] = []
     if (status := state.status) is not None:
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]
@@ -55,7 +55,7 @@ def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Name
 # The heads of the queues: what the first waiting request of each needs, and why it waits
 
 AT_CONTROLLER = "held"
-"""The row of the queue at the controller."""
+"""The id of the row for the queue at the controller."""
 _HEAD_TONES: Mapping[str, Tone] = {
     "memory": Tone.BAD,
     "fragmented": Tone.WARN,
@@ -69,7 +69,8 @@ _HEAD_TONES: Mapping[str, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """`id`: the instance, or AT_CONTROLLER. `reasons`: why it waits, the longest words first."""
+    """The head of a queue. `id`: the instance, or AT_CONTROLLER. `reasons`: why the request waits,
+    the longest wording first."""
 
     id: str
     target: Target
@@ -87,7 +88,7 @@ class HeadRow:
 
 
 def head_rows(state: DashboardState, names: Names) -> list[HeadRow]:
-    """The queue at the controller, then those of instances, the longest waiting first."""
+    """The queue at the controller, then those of instances, the longest waiting head first."""
     if state.status is None:
         return []
     found = [_of_instance(item, names) for item in state.status.instances if item.queue_head]
@@ -117,8 +118,8 @@ def _of_instance(item: InstanceStatus, names: Names) -> HeadRow:
 
 
 def _at_controller(status: ClusterStatus, names: Names) -> list[HeadRow]:
-    """`i-3 kept, lacks 198, 60 behind`, or as much of it as has room; with the blocks that are free
-    on the kept instance."""
+    """The queue at the controller: `i-3 kept, lacks 198, 60 behind`, or as much of that as has
+    room; with the number of free blocks on the kept instance."""
     if status.held is None:
         return []
     head = status.held.head
@@ -191,7 +192,7 @@ class RequestRow:
 
 
 def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
-    """In the controller's order."""
+    """The requests in the controller's order."""
     return [RequestRow(item, names) for item in (found.requests if found else ())]
 
 
@@ -206,8 +207,8 @@ SORTS: Mapping[str, bool] = {
     "level": False,
     "id": False,
 }
-"""Orders, and whether the largest comes first. `order` is the controller's: running, evicted,
-waiting ones."""
+"""The orders, and whether the largest comes first. `order` is the controller's order: running
+requests, evicted ones, waiting ones."""
 
 _VALUES: Mapping[str, Callable[[RequestStatus], Any]] = {
     "age": lambda item: item.age_s,
@@ -222,7 +223,8 @@ _VALUES: Mapping[str, Callable[[RequestStatus], Any]] = {
 
 
 def ordered(found: list[RequestRow], sort: str, *, descending: bool) -> list[RequestRow]:
-    """Ties in the controller's order; rows without a value stand last either way."""
+    """Sorts the rows, with ties in the controller's order. Rows without a value come last in both
+    directions."""
     if sort == "order":
         return found[::-1] if descending else found
     value_of = _VALUES[sort]
@@ -232,7 +234,7 @@ def ordered(found: list[RequestRow], sort: str, *, descending: bool) -> list[Req
 
 
 def _state(row: RequestRow, _: int) -> Span:
-    """What the controller holds has its place there: `held 3`."""
+    """A request that the controller holds shows its place in the queue: `held 3`."""
     if row.item.held is not None:
         return Span(f"held {row.item.held.place}", Tone.WARN)
     return Span(str(row.item.state), _STATE_TONES.get(row.item.state, Tone.PLAIN))

@@ -1,8 +1,9 @@
-"""The life of a request: what happened, the phase that each thing began, and how long it lasted.
+"""The life of a request: what happened, which phase that began, and how long the phase lasted.
 
-The first token, and the pause before a move's end, are no events of their own: they follow from
-the request's time to first token and from the move's downtime. An evicted request that is admitted
-again computes its tokens anew; that is told as part of decoding, as nothing says when it is over.
+There are no events for the first token and for the pause at the end of a move: they are derived
+from the request's time to first token and from the move's downtime. An evicted request that is
+admitted again computes its tokens again; that is shown as decoding, as nothing says when it is
+over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +27,24 @@ from controller.api.wire.requests import (
 )
 from tui import drawing
 from tui.actions import Target
-from tui.drawing import Column, Glyphs, Line, Span, Tone, apportion
-from tui.panes.facts import LABEL_WIDTH, Fact, columns, labelled
+from tui.drawing import (
+    LABEL_WIDTH,
+    Column,
+    Fact,
+    Glyphs,
+    Line,
+    Span,
+    Tone,
+    apportion,
+    fact_lines,
+    labelled,
+)
 
 _ENDS = frozenset(str(state) for state in ENDED_STATES)
 
 
 class Phase(StrEnum):
-    """`held`: no instance has the request yet, or any more. `moving`: the pause of a move."""
+    """`held`: no instance has the request (any more). `moving`: the pause of a move."""
 
     HELD = "held"
     QUEUED = "queued"
@@ -56,7 +67,7 @@ _PHASES: Mapping[str, Phase] = {
     "request_lost": Phase.HELD,
     "request_found": Phase.DECODE,
 }
-"""What other events begin."""
+"""The phases that other events begin."""
 _EVENT_TONES: Mapping[str, Tone] = {
     "evicted": Tone.WARN,
     "request_lost": Tone.BAD,
@@ -69,8 +80,8 @@ _LETTERS: Mapping[Phase, str] = {phase: phase[0].upper() for phase in Phase}
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened `at_s` after the request arrived. `phase`: the one that it began;
-    None if it changed none. `length_s`: of that phase; None for one that goes on."""
+    """Something that happened `at_s` after the request arrived. `phase`: the phase that it began,
+    or None. `length_s`: of that phase; None if the phase goes on."""
 
     at_s: float
     what: str
@@ -99,7 +110,8 @@ def moments(found: Explanation) -> list[Moment]:
 
 
 def _told(found: Explanation) -> Iterator[Moment]:
-    """Clocks of several machines may differ a little, so that no moment is before the last one."""
+    """The moments in order. Clocks of several machines may differ a little, so no moment is put
+    before the one that came before it."""
     request = found.request
     words = f"arrived at {request.frontend_id}: {request.num_prompt_tokens} prompt tokens"
     yield Moment(0.0, f"{words}, {request.level}", Tone.STRONG, Phase.HELD)
@@ -184,7 +196,8 @@ def _notes(step: Step) -> list[str]:
 
 
 def _candidates(what: str, candidates: Sequence[Considered], chosen: str) -> str:
-    """The chosen one need not be the first: the freest may be another source's destination."""
+    """The candidates with their figures. The chosen one need not be the first: the freest may be
+    the destination of another source."""
     told = (
         f"{each.instance_id} {drawing.number(each.figure)}"
         + (" (chosen)" if each.instance_id == chosen else "")
@@ -196,13 +209,13 @@ def _candidates(what: str, candidates: Sequence[Considered], chosen: str) -> str
 # The table
 
 NOTE_X = 10
-"""Where the column of what happened begins."""
+"""Where the column WHAT begins."""
 _INDENT = "    "
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A moment, or (`note`) a line about it."""
+    """A moment, or, with `note`, a further line about it."""
 
     id: str
     request_id: str
@@ -219,7 +232,7 @@ class TimelineRow:
 
 
 def rows(found: Explanation, width: int) -> list[TimelineRow]:
-    """Each moment, and below it what is known about it, in lines that fit."""
+    """Each moment, and below it the notes about it, in lines that fit."""
     shown: list[TimelineRow] = []
     for place, moment in enumerate(moments(found)):
         room = max(20, width - NOTE_X - len(_INDENT))
@@ -235,11 +248,12 @@ def rows(found: Explanation, width: int) -> list[TimelineRow]:
 
 
 SORTS = {"time": False, "length": True}
-"""By the time at which things happened, or by the length of what they began."""
+"""Orders: by the time of the moments, or by the length of the phases that they began."""
 
 
 def ordered(found: list[TimelineRow], sort: str, *, descending: bool) -> list[TimelineRow]:
-    """Lines about a moment stay below it; moments that began no phase are the shortest."""
+    """Sorts the moments, with their notes below them. Moments that began no phase count as the
+    shortest."""
     groups = [list(lines) for _, lines in groupby(found, key=lambda row: row.id.partition(".")[0])]
     if sort == "length":
         groups.sort(key=lambda lines: _length(lines[0].moment), reverse=descending)
@@ -290,7 +304,7 @@ COLUMNS: tuple[Column[TimelineRow], ...] = (
 
 
 def facts(found: Explanation, width: int, glyphs: Glyphs) -> list[Line]:
-    """The whole id, how the request stands, and its life as a line of phases."""
+    """The full id, the state of the request, and its life as a line of phases."""
     request = found.request
     title = (
         Span(f" {printable(request.id)}", Tone.STRONG),
@@ -298,7 +312,7 @@ def facts(found: Explanation, width: int, glyphs: Glyphs) -> list[Line]:
         Span(str(request.state), _state_tone(request)),
         Span(_whereabouts(request)),
     )
-    lines = [title, *columns(_facts(request), width, glyphs)]
+    lines = [title, *fact_lines(_facts(request), width, glyphs)]
     if found.waiting is not None:
         lines += _wrapped("waits", explain.waits(found.waiting), width, Tone.WARN)
     if movable := explain.movable(found):
@@ -335,15 +349,15 @@ def _facts(request: RequestStatus) -> list[Fact]:
 
 
 def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
-    """Why a held request waits takes some 170 characters."""
+    """The words in several lines: why a held request waits takes some 170 characters."""
     room = max(20, width - LABEL_WIDTH - 3)
     first, *rest = drawing.wrapped(printable(words), room) or [""]
     return [labelled(label, Span(first, tone)), *(labelled("", Span(more, tone)) for more in rest)]
 
 
 def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
-    """A bar of phases from arrival to now or the end, in proportion to their time, and the time
-    that each phase took in all."""
+    """A bar of the phases from arrival until now or the end, in proportion to their lengths, and
+    the total time of each phase."""
     begun = [(m.phase, m.at_s, m.length_s) for m in told if m.phase is not None]
     lengths = [
         (phase, max(0.0, age_s - at_s) if length_s is None else length_s)

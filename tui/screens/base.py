@@ -1,53 +1,61 @@
-"""What the screens share: a header and a bottom line, tables with an order and a filter, and the
-frame of the dialogs that open above a screen, of which the choice of an order is one."""
+"""What the screens share: a header and a bottom line, and tables with an order and a filter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.events import DescendantFocus, Resize
-from textual.screen import ModalScreen, Screen
+from textual.message import Message
+from textual.screen import Screen
 
 from controller.api.text.alarms import Alarm
-from tui.actions import NOTHING, Place, Target, bindings
-from tui.console import Console, console_of
-from tui.drawing import ASCII, Column, Line, Span, Tone
-from tui.panes import header
+from tui.actions import NOTHING, Place, Target, bindings, footer
+from tui.drawing import Column, Line, Span, Tone
+from tui.panes import events, header
 from tui.panes.instances import matches
-from tui.widgets import HEAD_LINES, Bottom, Lines, TableView
+from tui.screens.dialogs import SortScreen, can_draw, session_of
+from tui.session import Session
+from tui.widgets import Bottom, Lines, Note, TableView
 
 WIDE = 110
 """From this width on the header has two lines."""
 
 
-def can_draw(screen: Screen[Any]) -> bool:
-    """Whether a screen's widgets are there: they come after the screen, and go one by one while
-    statuses, sizes and the focus still change."""
-    return screen.is_mounted and screen.display and bool(screen.size.width)
-
-
 class PaintedScreen(Screen[None]):
-    """A header above, a bottom line below, both painted from the application's state."""
+    """A screen with a header above and a bottom line below, painted from the session."""
 
     PLACES: tuple[Place, ...] = ()
 
+    class Wanted(Message):
+        """The operator wants the screen of a request, or of an instance with a request in view."""
+
+        def __init__(self, target: Target, *, instance: bool = False) -> None:
+            super().__init__()
+            self.target = target
+            self.instance = instance
+
+    filter_before = ""
+    """The filter to which the operator goes back who gives up typing another."""
+
     @property
-    def console(self) -> Console:
-        return console_of(self)
+    def session(self) -> Session:
+        return session_of(self)
 
     def show(self) -> None:
-        """Draws the application's present state."""
+        """Draws the present state of the session."""
+        if can_draw(self):
+            self.draw()
+
+    def draw(self) -> None:
         raise NotImplementedError
 
     def on_screen_resume(self) -> None:
-        """What came while another screen covered this one."""
+        """Draws what came while another screen covered this one."""
         self.show()
 
     def show_age(self) -> None:
-        """Draws the same state a while later; a screen whose tables stay as they are says so."""
+        """Draws the same state a while later; a screen whose tables do not change overrides it."""
         self.show()
 
     def target(self) -> Target:
@@ -58,10 +66,6 @@ class PaintedScreen(Screen[None]):
         """The table with the focus, if its rows can be marked."""
         return None
 
-    def action_act(self, action_id: str) -> None:
-        targets, marked = self.targets()
-        self.console.acting.act(action_id, *targets, marked=marked)
-
     def targets(self) -> tuple[tuple[Target, ...], bool]:
         """What a key acts on: the marked rows of the table with the focus, and True; without any
         the row under the cursor, and False."""
@@ -69,71 +73,46 @@ class PaintedScreen(Screen[None]):
         marked = table.marked if table is not None else ()
         return (marked, True) if marked else ((self.target(),), False)
 
-    def action_mark(self) -> None:
-        table = self.marks()
-        if table is None or not table.toggle_mark():
-            self.console.say("this row is nothing to mark")
-
     def unmark(self) -> bool:
-        """Takes all marks off; whether there were any."""
+        """Takes all marks off; returns whether there were any."""
         table = self.marks()
         return table is not None and table.unmark()
 
-    def action_scale(self, number: str) -> None:
-        self.console.acting.scale(number)
+    # The table with the focus
 
-    def action_autoscale(self) -> None:
-        self.console.acting.autoscale()
-
-    def action_undo(self) -> None:
-        self.console.acting.undo()
-
-    def action_tune(self) -> None:
-        self.console.show_tuning()
-
-    def action_read_only(self) -> None:
-        self.console.acting.toggle_read_only()
-
-    def action_log(self) -> None:
-        self.console.show_log()
-
-    def action_speed(self, steps: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.change_speed(steps)
-
-    def action_seek(self, seconds: float) -> None:
-        if self.console.replay is not None:
-            self.console.replay.seek(seconds)
-
-    def action_seek_to(self) -> None:
-        if self.console.replay is not None:
-            self.query_one(Bottom).ask(":", "seek ", self.console.begin_command())
-
-    def action_edge(self, direction: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.to_edge(direction)
-
-    def action_step(self, frames: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.step(frames)
-
-    def action_to_event(self, weight: str, direction: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.to_event(weight, direction)
+    @property
+    def in_focus(self) -> TableView[Any]:
+        raise NotImplementedError
 
     @property
     def orders(self) -> Mapping[str, bool]:
-        """The columns by which the table with the focus can be sorted, and whether the largest
-        comes first."""
+        """The columns by which the table can be sorted, and whether the largest comes first."""
         return {}
 
     @property
     def order(self) -> tuple[str, bool]:
-        """The column by which it is sorted, and whether the largest comes first now."""
+        """The column by which the table is sorted, and whether the largest comes first now."""
         return "", False
 
+    def sort_by(self, column: str) -> None:
+        """Sorts the table by one of `orders`."""
+
+    @property
+    def filter(self) -> str:
+        return ""
+
+    def filter_by(self, text: str) -> None:
+        """Shows only the rows of the table that match."""
+
+    # Keys
+
+    def action_mark(self) -> None:
+        table = self.marks()
+        if table is None or not table.toggle_mark():
+            self.session.say("this row cannot be marked")
+
     def action_sort(self) -> None:
-        """Chosen again, a column's order is reversed."""
+        """Choosing the column in force again reverses the order."""
         if self.orders:
             self.app.push_screen(SortScreen(self.orders, *self.order), self._sort)
 
@@ -144,16 +123,28 @@ class PaintedScreen(Screen[None]):
             self.sort_by(column)
 
     def action_sort_reverse(self) -> None:
-        """The other end of the order first."""
+        """Reverses the order of the table."""
 
-    def sort_by(self, column: str) -> None:
-        """Sorts that table by one of `sorts`."""
+    def action_filter(self) -> None:
+        self.filter_before = self.filter
+        self.query_one(Bottom).ask("/", self.filter_before)
 
-    def filter_by(self, text: str) -> None:
-        """Shows those rows of that table that match."""
+    def on_bottom_typed(self, event: Bottom.Typed) -> None:
+        """The application does what was typed after `:`."""
+        if event.done:
+            self.in_focus.focus()
+        if event.purpose == "/":
+            self.filter_by(self.filter_before if event.given_up else event.text)
+        else:
+            self.show()
+
+    def on_resize(self, _: Resize) -> None:
+        self.show()
+
+    # The frame
 
     def alarms(self) -> Sequence[Alarm]:
-        return self.console.shown.alarms
+        return self.session.shown.alarms
 
     def paint_top(self) -> None:
         """The frame of a screen that always has room for all of it."""
@@ -163,21 +154,125 @@ class PaintedScreen(Screen[None]):
         self, header_lines: int, alarms: Sequence[Alarm], notes: Sequence[Line] = ()
     ) -> None:
         """`alarms`: the worst first; they get a line of their own, above `notes`."""
-        app, width = self.console, self.size.width
-        self.set_class(app.is_stale, "-stale")
+        session, width = self.session, self.size.width
+        live, count = session.liveness(), max(1, header_lines)
+        self.set_class(live.is_stale, "-stale")
         top = self.query_one("#header", Lines)
         top.styles.height = header_lines + bool(alarms) + len(notes)
-        live, count = app.liveness(), max(1, header_lines)
+        shown, glyphs = session.shown, session.glyphs
         if live.replay is not None:
-            lines = [header.replay_line(live.replay, live, width, app.glyphs)]
-            lines += [header.vitals(app.shown.status, live, width)] * (count > 1)
+            lines = [header.replay_line(live.replay, live, width, glyphs)]
+            lines += [header.vitals(shown.status, live, width)] * (count > 1)
         else:
-            lines = header.lines(app.shown, live, width, count, app.glyphs, alarm=bool(alarms))
+            lines = header.lines(shown, live, width, count, glyphs, alarm=bool(alarms))
         if alarms:
-            lines.append(header.alarm_line(alarms, width, app.glyphs))
+            lines.append(header.alarm_line(alarms, width, glyphs))
         lines += notes
-        top.show(lines, bar=app.is_barred)
-        self.query_one(Bottom).say(app.bottom_line(*self.PLACES))
+        top.show(lines, bar=session.is_barred)
+        self._paint_bottom()
+
+    def _paint_bottom(self) -> None:
+        session = self.session
+        keys = footer(
+            self.active_bindings,
+            self.PLACES,
+            replay=session.replay is not None,
+            changes=not session.is_read_only,
+        )
+        self.query_one(Bottom).say(session.bottom_line(keys, self.size.width))
+
+    def on_descendant_focus(self, _: DescendantFocus) -> None:
+        """The keys in force are those of the widget with the focus, too."""
+        if can_draw(self):
+            self._paint_bottom()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a screen. `sorts`: the names of its orders, the first of which is in force at
+    first, and whether the largest comes first unless the operator reverses it."""
+
+    columns: Sequence[Column[Any]]
+    sorts: Mapping[str, bool] = field(default_factory=dict)
+    empty: str = ""
+    note_of: Note[Any] = lambda _: None
+
+
+class TableScreen(PaintedScreen):
+    """What the screens behind the main one share: a header, facts if `FACTS`, and tables.
+
+    Textual calls the handlers (`on_...`) of every class of a screen, those of its own class first:
+    so no handler calls the one that it extends.
+    """
+
+    BINDINGS = bindings(Place.DETAIL)
+    PLACES: tuple[Place, ...] = (Place.DETAIL,)
+    FACTS = False
+    TABLES: ClassVar[Mapping[str, Table]]
+    """By their ids; the first one has the focus at first."""
+    FOLLOWED = ""
+    """The id of a table whose newest line, the last, stays in view until the operator moves the
+    cursor elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.focused_table = next(iter(self.TABLES))
+        self.follows = True
+        self._asked_at_s: float | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="header")
+        if self.FACTS:
+            yield Lines(id="facts")
+        for name, each in self.TABLES.items():
+            yield TableView[Any](
+                each.columns,
+                self.session.glyphs,
+                id=name,
+                empty=each.empty,
+                note_of=each.note_of,
+            )
+        yield Bottom()
+
+    def table(self, name: str) -> TableView[Any]:
+        return self.query_one(f"#{name}", TableView)
+
+    @property
+    def in_focus(self) -> TableView[Any]:
+        return self.table(self.focused_table)
+
+    def show_facts(self, lines: Sequence[Line], height: int | None = None) -> None:
+        top = self.query_one("#facts", Lines)
+        top.styles.height = len(lines) if height is None else height
+        top.show(lines)
+
+    def is_due(self, every_s: float = 0.0) -> bool:
+        """Whether to ask for what the screen shows, which the caller then does: as often as
+        statuses come, but not more often than `every_s`, and only while the screen is on top."""
+        source = self.session.source
+        now_s, every_s = source.now_s(), max(source.status_every_s, every_s)
+        asked_at_s = self._asked_at_s
+        if not self.is_current or (asked_at_s is not None and abs(now_s - asked_at_s) < every_s):
+            return False
+        self._asked_at_s = now_s
+        return True
+
+    def ask_soon(self) -> None:
+        """The next drawing asks in any case."""
+        self._asked_at_s = None
+
+    def on_mount(self) -> None:
+        self.in_focus.focus()
+        self.show()
+
+    def on_table_view_moved(self, event: TableView.Moved) -> None:
+        if event.view.id == self.FOLLOWED:
+            self.follows = event.at_end
+        self.show()
+
+    def action_back(self) -> None:
+        if not self.unmark():
+            self.dismiss()
 
 
 @dataclass
@@ -189,42 +284,34 @@ class TableChoice:
     wanted: str = ""
 
 
-class DetailScreen(PaintedScreen):
-    """What the screens behind the main one share: each of their tables has a filter and an order.
+class DetailScreen(TableScreen):
+    """A screen whose tables each have a filter and an order."""
 
-    Textual calls the handlers of every class that a screen has, those of its own class first:
-    none of them calls the one that it extends.
-
-    `SORTS`: by the id of each table the names of its orders, the first of which is in force, and
-    whether the largest comes first unless the operator reverses it."""
-
-    BINDINGS = bindings(Place.DETAIL, Place.ROWS)
+    BINDINGS = bindings(Place.ROWS)
     PLACES = (Place.DETAIL, Place.ROWS)
-    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {}
 
     def __init__(self) -> None:
         super().__init__()
-        self.focused_table = next(iter(self.SORTS))
         self.choices = {
-            name: TableChoice(*next(iter(of.items()))) for name, of in self.SORTS.items()
+            name: TableChoice(*next(iter(of.sorts.items()))) for name, of in self.TABLES.items()
         }
-        self._filter_before = ""
 
     @property
     def orders(self) -> Mapping[str, bool]:
-        return self.SORTS[self.focused_table]
+        return self.TABLES[self.focused_table].sorts
 
     @property
     def order(self) -> tuple[str, bool]:
         return self.choice.sort, self.choice.descending
 
     @property
+    def filter(self) -> str:
+        return self.choice.wanted
+
+    @property
     def choice(self) -> TableChoice:
         """That of the table with the focus."""
         return self.choices[self.focused_table]
-
-    def table(self, name: str) -> TableView[Any]:
-        return self.query_one(f"#{name}", TableView)
 
     def fill(
         self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
@@ -238,62 +325,39 @@ class DetailScreen(PaintedScreen):
         self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
     ) -> None:
         """Shows these rows, which have passed the filter."""
-        line = (Span(title, Tone.STRONG), *facts, *self._chosen(name))
-        filtered = bool(self.choices[name].wanted)
-        self.table(name).show(rows, line, follow=follow, filtered=filtered)
-
-    def _chosen(self, name: str) -> Line:
         chosen = self.choices[name]
-        words = f"  sort:{chosen.sort}{'v' if chosen.descending else '^'}"
-        return (Span(f"{words}  filter:{chosen.wanted or '-'}", Tone.DIM),)
+        order = f"  sort:{chosen.sort}{'v' if chosen.descending else '^'}"
+        words = Span(f"{order}  filter:{chosen.wanted or '-'}", Tone.DIM)
+        line = (Span(title, Tone.STRONG), *facts, words)
+        self.table(name).show(rows, line, follow=follow, filtered=bool(chosen.wanted))
 
-    def on_mount(self) -> None:
-        self.table(self.focused_table).focus()
-        self.show()
-
-    def on_resize(self, _: Resize) -> None:
-        self.show()
+    def fill_log(self, member_id: str, title: str, *, has_logs: bool) -> None:
+        """Shows the last lines of a member's log in the table `log`. `has_logs`: as
+        `events.log_trouble` takes it."""
+        shown = self.session.shown
+        lines = events.log_rows(shown, member_id)
+        newest_first = self.choices["log"].descending
+        self.fill(
+            "log",
+            lines[::-1] if newest_first else lines,
+            title,
+            *events.log_trouble(shown, member_id, has_logs=has_logs),
+            follow=self.follows and not newest_first,
+        )
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         name = event.widget.id
-        if name is not None and name in self.SORTS:
+        if name is not None and name in self.TABLES:
             self.focused_table = name
 
-    def on_table_view_moved(self, _: TableView.Moved) -> None:
-        self.show()
-
-    def on_bottom_typed(self, event: Bottom.Typed) -> None:
-        if event.done:
-            self.table(self.focused_table).focus()
-        if event.purpose == "/":
-            self.filter_by(self._filter_before if event.given_up else event.text)
-        else:
-            self.show()
-            if event.done and not event.given_up:
-                self.console.run_command(event.text)
-
     # Keys
-
-    def action_back(self) -> None:
-        if not self.unmark():
-            self.dismiss()
 
     def action_sort_reverse(self) -> None:
         self.choice.descending = not self.choice.descending
         self.show()
 
-    def action_filter(self) -> None:
-        self._filter_before = self.choice.wanted
-        self.query_one(Bottom).ask("/", self._filter_before)
-
-    def action_command(self) -> None:
-        self.query_one(Bottom).ask(":", typing=self.console.begin_command())
-
-    def action_freeze(self) -> None:
-        self.console.toggle_freeze()
-
     def action_next_pane(self, steps: int) -> None:
-        names = list(self.SORTS)
+        names = list(self.TABLES)
         place = (names.index(self.focused_table) + steps) % len(names)
         self.go_to(names[place])
 
@@ -302,125 +366,9 @@ class DetailScreen(PaintedScreen):
 
     def sort_by(self, column: str) -> None:
         self.choice.sort = column
-        self.choice.descending = self.SORTS[self.focused_table][column]
+        self.choice.descending = self.orders[column]
         self.show()
 
     def filter_by(self, text: str) -> None:
         self.choice.wanted = text
         self.show()
-
-
-# Dialogs
-
-MAX_WIDTH = 100
-
-Ended = TypeVar("Ended")
-
-
-class Dialog(ModalScreen[Ended]):
-    """A frame of one width above the screen that it was opened from. `show` draws it: when
-    it opens, when its size changes, and with each status."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "app.quit", show=False)]
-
-    @property
-    def console(self) -> Console:
-        return console_of(self)
-
-    @property
-    def frame_width(self) -> int:
-        return min(MAX_WIDTH, self.size.width - 2)
-
-    def show(self) -> None:
-        raise NotImplementedError
-
-    def on_mount(self) -> None:
-        self.set_class(self.console.glyphs is ASCII, "-ascii")
-        self.show()
-
-    def on_resize(self) -> None:
-        self.show()
-
-
-_SORT_WIDTH = 60
-
-
-@dataclass(frozen=True, slots=True)
-class OrderRow:
-    """`largest_first`: what choosing the column does."""
-
-    id: str
-    largest_first: bool
-    in_force: bool
-    target: Target = NOTHING
-
-    @property
-    def text(self) -> str:
-        return self.id
-
-
-_ORDER_WORDS = {"state": ("the best first", "the worst first")}
-"""Of orders without figures, either way."""
-
-
-def _direction(row: OrderRow, _: int) -> Span:
-    words = _ORDER_WORDS.get(row.id, ("smallest first", "largest first"))[row.largest_first]
-    return Span(f"in force; again: {words}" if row.in_force else words)
-
-
-_ORDER_COLUMNS: tuple[Column[OrderRow], ...] = (
-    Column("column", "COLUMN", 10, lambda row, _: Span(row.id, Tone.STRONG)),
-    Column("direction", "", 20, _direction, max_width=50),
-)
-
-
-class SortScreen(Dialog[str | None]):
-    """The list from which the order of a table is chosen. Ends with a column, or with
-    None. The cursor is on the column in force."""
-
-    BINDINGS: ClassVar[list[BindingType]] = bindings(Place.SORTING)
-
-    def __init__(self, orders: Mapping[str, bool], column: str, descending: bool) -> None:
-        """`orders`: of each column whether the largest comes first when it is chosen; `descending`:
-        whether it does in the order in force."""
-        super().__init__()
-        self._column = column
-        self._rows = [
-            OrderRow(name, not descending if name == column else largest, name == column)
-            for name, largest in orders.items()
-        ]
-
-    @property
-    def _table(self) -> TableView[OrderRow]:
-        return self.query_one("#orders", TableView)
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog"):
-            yield TableView[OrderRow](_ORDER_COLUMNS, self.console.glyphs, id="orders", empty="")
-            yield Lines(id="words")
-
-    def on_mount(self) -> None:
-        self._table.hold(self._column)
-        self._table.focus()
-
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        self.query_one("#dialog").styles.width = min(_SORT_WIDTH, self.frame_width)
-        room = max(1, self.size.height - 4)
-        self._table.styles.height = min(room, HEAD_LINES + len(self._rows))
-        self._table.show(self._rows, (Span("Sort by", Tone.STRONG),))
-        console = self.console
-        keys = f"{console.key_of('row_open')} takes it, {console.key_of('sort_same')} reverses"
-        keys += f" {self._column}, {console.key_of('sort_none')} leaves"
-        self.query_one("#words", Lines).show([(Span(keys, Tone.DIM),)])
-
-    def on_table_view_opened(self, event: TableView.Opened) -> None:
-        event.stop()
-        self.dismiss(event.item_id)
-
-    def action_same(self) -> None:
-        self.dismiss(self._column)
-
-    def action_no(self) -> None:
-        self.dismiss(None)

@@ -1,4 +1,5 @@
-"""The main screen: instances, migrations, queue heads, events; and where these panes go."""
+"""The main screen: instances, migrations, queue heads and events, and where these panes are
+placed."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,33 +8,32 @@ from typing import Any
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.events import DescendantFocus, Resize
+from textual.events import DescendantFocus
 
 from controller.api.text.alarms import Alarm
 from tui.actions import Place, Target, bindings
-from tui.console import Console
 from tui.drawing import Line, Span, Tone
 from tui.panes import events, header, instances, migrations, requests
 from tui.panes.events import EventRow
 from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row, level_names
 from tui.panes.migrations import MigrationRow
 from tui.panes.requests import HeadRow, names
-from tui.screens.base import WIDE, PaintedScreen, can_draw
+from tui.screens.base import WIDE, PaintedScreen
 from tui.state import DashboardState
 from tui.widgets import Bottom, Lines, TableView
 
 TALL = 10
-"""Below this many lines there is one pane only."""
+"""Below this height there is only one pane."""
 MIN_FOR_ALARM = 6
 MIN_LOWER = 5
 EMPTY, EMPTY_WIDTH = 3, 28
-"""The room of an empty pane: its title, its heads and a line that says so."""
+"""The room of an empty pane: its title, its heads and a line that says that it is empty."""
 MIN_BESIDE_MATRIX = 12
-"""Lines that events keep below the matrix of moves."""
+"""How many lines events keep below the matrix of moves."""
 
 
 class Pane(StrEnum):
-    """What the main screen shows, by the ids of the tables."""
+    """The panes of the main screen; the values are the ids of their tables."""
 
     INSTANCES = "instances"
     MIGRATIONS = "migrations"
@@ -52,15 +52,16 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What is visible; panes that are not in `boxes` are hidden. Side by side, moves are above
-    queue heads, and on the right of both are events, below the matrix of moves if there is one."""
+    """What is visible; panes that are not in `boxes` are hidden. If the panes are side by side,
+    moves are above queue heads, and to the right of both are events, below the matrix of moves if
+    there is one."""
 
     header_lines: int
     alarm_lines: int
     scaling_lines: int
     boxes: dict[Pane, Box]
     tabs: bool
-    """The lower panes share one place."""
+    """Whether the lower panes share one place."""
     matrix: Box | None = None
 
 
@@ -80,13 +81,13 @@ def arrange(
     matrix_lines: int = 0,
     replay: bool = False,
 ) -> Arrangement:
-    """Where the panes go: pure, for any size of terminal.
+    """Where the panes are placed, for any size of the terminal.
 
-    `held`: whether there is a queue at the controller. `tab`: the lower pane that shows where
-    there is room for one. `scaling`: whether auto-scaling has a line. `expanded`: events take the
+    `held`: whether there is a queue at the controller. `tab`: the lower pane that is shown if there
+    is room for only one. `scaling`: whether auto-scaling has a line. `expanded`: events take the
     whole width below and half of the height. `empty` panes leave their room to the others.
-    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only.
-    `replay`: its bar takes a line of the header at any width.
+    `matrix_lines`: the height of the matrix of moves, which has room only on a large screen.
+    `replay`: the bar of a replay takes a line of the header at any width.
     """
     wide = width >= WIDE
     header_lines = 2 if (wide or replay) and height >= TALL else min(1, max(0, height - 2))
@@ -110,7 +111,7 @@ def arrange(
     idle = {Pane.MIGRATIONS, Pane.QUEUE} & set(empty)
     left = EMPTY_WIDTH if len(idle) == 2 else width // 2 + 4
     above = lower // 2
-    # At most a queue head for each instance, and the controller's.
+    # There is at most one queue head for each instance, and the controller's.
     above = max(above, lower - max(1, num_instances + held) - 2)
     if len(idle) == 1 and lower > 2 * EMPTY:
         above = EMPTY if Pane.MIGRATIONS in idle else lower - EMPTY
@@ -134,15 +135,16 @@ class View:
     filters: dict[Pane, str] = field(default_factory=dict)
     focused: Pane = Pane.INSTANCES
     tab: Pane = Pane.QUEUE
-    """The lower pane that shows where there is room for one."""
+    """The lower pane that is shown if there is room for only one."""
     zoomed: Pane | None = None
     expanded: bool = False
     """Whether events show causes and figures, in the whole width."""
     follow: bool = True
-    """The newest event stays in view."""
+    """Whether the newest event stays in view."""
 
     def sort_by(self, column: str) -> None:
-        """In the direction that puts what an operator looks for first; again: reversed."""
+        """Sorts by a column so that the first row is what an operator looks for; the same column
+        again reverses the order."""
         again = column == self.sort
         self.descending = not self.descending if again else ORDERS[column]
         self.sort = column
@@ -156,7 +158,7 @@ class View:
             self.zoomed = pane
 
     def back(self) -> None:
-        """Goes one step: out of the zoom, then to the instances."""
+        """Goes back one step: out of the zoom, else to the instances."""
         if self.zoomed is not None:
             self.zoomed = None
         else:
@@ -174,7 +176,8 @@ _TABS = (*_LEFT, Pane.EVENTS)
 QUIET_S = 10.0
 
 Found = tuple[list[Any], int, int]
-"""Of a pane: its lines after the filter, how many rows that are, and how many before it."""
+"""The lines of a pane after the filter, the number of rows among them, and the number of rows
+before the filter."""
 
 
 class DashboardScreen(PaintedScreen):
@@ -184,11 +187,10 @@ class DashboardScreen(PaintedScreen):
     def __init__(self) -> None:
         super().__init__()
         self.view = View()
-        self._filter_before = ""
         self._arrangement: Arrangement | None = None
 
     def compose(self) -> ComposeResult:
-        glyphs = self.console.glyphs
+        glyphs = self.session.glyphs
         yield Lines(id="header")
         yield TableView[Any](
             instances.columns((), 0),
@@ -217,45 +219,44 @@ class DashboardScreen(PaintedScreen):
         self.table(Pane.INSTANCES).focus()
         self.show()
 
-    def on_resize(self, _: Resize) -> None:
-        self.show()
-
     def table(self, pane: Pane) -> TableView[Any]:
         return self.query_one(f"#{pane}", TableView)
 
     def target(self) -> Target:
-        return self.table(self.view.focused).target
+        return self.in_focus.target
 
     def marks(self) -> TableView[Any]:
+        return self.in_focus
+
+    @property
+    def in_focus(self) -> TableView[Any]:
         return self.table(self.view.focused)
 
     # Drawing
 
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        app, view = self.console, self.view
+    def draw(self) -> None:
+        session, view = self.session, self.view
         alarms = self.alarms()
-        found = self._rows(app, alarms)
+        found = self._rows(alarms)
         arrangement = arrange(
             self.size.width,
             self.size.height,
-            num_instances=instances.num_lines(app.shown.status),
-            held=app.shown.status is not None and app.shown.status.held is not None,
+            num_instances=instances.num_lines(session.shown.status),
+            held=session.shown.status is not None and session.shown.status.held is not None,
             alarm=bool(alarms),
             scaling=bool(self._scaling()),
             tab=view.tab,
             zoomed=view.zoomed,
             expanded=view.expanded,
             focused=view.focused,
-            empty=_empty(app.shown, found),
-            matrix_lines=migrations.num_matrix_lines(app.shown),
-            replay=app.replay is not None,
+            empty=_empty(session.shown, found),
+            matrix_lines=migrations.num_matrix_lines(session.shown),
+            replay=session.replay is not None,
         )
         self._place(arrangement)
         if (box := arrangement.matrix) is not None:
             self.query_one("#matrix", Lines).show(
-                migrations.matrix_lines(app.shown, box.width, box.height, app.glyphs)
+                migrations.matrix_lines(session.shown, box.width, box.height, session.glyphs)
             )
         self._paint_frame(arrangement, alarms)
         for pane, (rows, num, num_all) in found.items():
@@ -278,27 +279,26 @@ class DashboardScreen(PaintedScreen):
         self.paint_frame(found.header_lines, alarms[: found.alarm_lines and None], notes)
 
     def _scaling(self) -> Line:
-        app = self.console
-        now_s = app.shown.controller_time_s(app.source.now_s()) or 0.0
-        return header.scaling_line(app.shown.status, now_s, self.size.width, app.glyphs)
+        session = self.session
+        now_s = session.shown.controller_time_s(session.source.now_s()) or 0.0
+        return header.scaling_line(session.shown.status, now_s, self.size.width, session.glyphs)
 
-    def _rows(self, app: Console, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
-        named = names(app.shown, app.glyphs.ellipsis, routine=self._all_events())
+    def _rows(self, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
+        shown, glyphs, zone = self.session.shown, self.session.glyphs, self.session.options.zone
+        named = names(shown, glyphs.ellipsis, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
-                instances.rows(app.shown, app.glyphs, {alarm.subject for alarm in alarms}, named),
+                instances.rows(shown, glyphs, {alarm.subject for alarm in alarms}, named),
                 self.view.sort,
                 descending=self.view.descending,
             ),
-            Pane.MIGRATIONS: migrations.rows(app.shown, named),
-            Pane.QUEUE: requests.head_rows(app.shown, named),
-            Pane.EVENTS: events.rows(
-                app.shown, app.options.zone, named, routine=self._all_events()
-            ),
+            Pane.MIGRATIONS: migrations.rows(shown, named),
+            Pane.QUEUE: requests.head_rows(shown, named),
+            Pane.EVENTS: events.rows(shown, zone, named, routine=self._all_events()),
         }
         found = {pane: self._passing(pane, all_rows) for pane, all_rows in rows.items()}
         counts = {pane: len(all_rows) for pane, all_rows in rows.items()}
-        counts[Pane.EVENTS] = app.shown.num_kept
+        counts[Pane.EVENTS] = shown.num_kept
         return {
             pane: (self._grouped(passing) if pane is Pane.INSTANCES else passing, len(passing), num)
             for (pane, passing), num in zip(found.items(), counts.values(), strict=True)
@@ -306,16 +306,16 @@ class DashboardScreen(PaintedScreen):
 
     def _grouped(self, rows: list[InstanceRow]) -> list[Row]:
         filtered = bool(self.view.filters.get(Pane.INSTANCES))
-        return instances.grouped(rows, self.console.shown.status, filtered=filtered)
+        return instances.grouped(rows, self.session.shown.status, filtered=filtered)
 
     def _all_events(self) -> bool:
-        """Routine events are lines too where the operator asks for details, or for some word."""
+        """Whether routine events are lines too: if the operator expands events or filters them."""
         return self.view.expanded or bool(self.view.filters.get(Pane.EVENTS))
 
     def _rates(self, box: Box | None) -> list[Line]:
         if box is None or self._all_events() or box.height < 4:
             return []
-        return events.rates(self.console.shown, box.width, 2 if box.height > 7 else 1)
+        return events.rates(self.session.shown, box.width, 2 if box.height > 7 else 1)
 
     def _passing(self, pane: Pane, rows: list[Any]) -> list[Any]:
         if not (wanted := self.view.filters.get(pane)):
@@ -323,14 +323,15 @@ class DashboardScreen(PaintedScreen):
         return [row for row in rows if instances.matches(row.text, wanted)]
 
     def _place(self, arrangement: Arrangement) -> None:
-        """Shows first, moves the focus, then hides: a hidden table cannot keep the focus."""
+        """Shows tables first, then moves the focus, then hides tables: a hidden table cannot keep
+        the focus."""
         view, boxes = self.view, arrangement.boxes
         if view.focused not in boxes:
             view.focused = next(iter(boxes))
         self.table(Pane.EVENTS).set_columns(
             events.EXPANDED_COLUMNS if view.expanded else events.COLUMNS
         )
-        status = self.console.shown.status
+        status = self.session.shown.status
         levels = level_names(status) if status else ()
         kept = any(item.kept_for for item in status.instances) if status else False
         lost = status is not None and status.replays.lately
@@ -348,7 +349,7 @@ class DashboardScreen(PaintedScreen):
                 self.table(pane).display = pane in boxes
 
     def _give_room(self, arrangement: Arrangement) -> None:
-        """Gives what is visible its room."""
+        """Gives each visible pane its room."""
         boxes = arrangement.boxes
         for pane, box in boxes.items():
             table = self.table(pane)
@@ -391,11 +392,11 @@ class DashboardScreen(PaintedScreen):
         return (*spans, *(Span(f"  {fact}", Tone.DIM) for fact in facts))
 
     def _tab(self, pane: Pane) -> str:
-        return f"{self.console.key_of(f'pane_{pane}')} {_TITLES[pane]}"
+        return f"{self.session.key_of(f'pane_{pane}')} {_TITLES[pane]}"
 
     def _hint(self, action_id: str, word: str) -> str:
-        """`[e]xpand`, or `[x] expand` where the word does not begin with the key."""
-        key = self.console.key_of(action_id)
+        """`[e]xpand`, or `[x] expand` if the word does not begin with the key."""
+        key = self.session.key_of(action_id)
         return f"[{key}]{word[1:]}" if key.lower() == word[0] else f"[{key}] {word}"
 
     # Keys
@@ -408,9 +409,6 @@ class DashboardScreen(PaintedScreen):
     def action_sort_reverse(self) -> None:
         self.view.descending = not self.view.descending
         self.show()
-
-    def action_freeze(self) -> None:
-        self.console.toggle_freeze()
 
     def action_follow(self) -> None:
         self.view.follow = not self.view.follow
@@ -435,13 +433,6 @@ class DashboardScreen(PaintedScreen):
         place = panes.index(self.view.focused)
         self.action_pane(panes[(place + steps) % len(panes)])
 
-    def action_filter(self) -> None:
-        self._filter_before = self.view.filters.get(self.view.focused, "")
-        self.query_one(Bottom).ask("/", self._filter_before)
-
-    def action_command(self) -> None:
-        self.query_one(Bottom).ask(":", typing=self.console.begin_command())
-
     @property
     def orders(self) -> Mapping[str, bool]:
         return instances.ORDERS
@@ -449,6 +440,10 @@ class DashboardScreen(PaintedScreen):
     @property
     def order(self) -> tuple[str, bool]:
         return self.view.sort, self.view.descending
+
+    @property
+    def filter(self) -> str:
+        return self.view.filters.get(self.view.focused, "")
 
     def sort_by(self, column: str) -> None:
         if column != self.view.sort:
@@ -460,22 +455,12 @@ class DashboardScreen(PaintedScreen):
         self.show()
 
     def show_events(self, text: str) -> None:
-        """All events, or those with these words."""
+        """Shows all events, or those with these words."""
         self.view.expanded = True
         self.view.go_to(Pane.EVENTS)
         self.filter_by(text)
 
     # What the widgets say
-
-    def on_bottom_typed(self, event: Bottom.Typed) -> None:
-        if event.done:
-            self.table(self.view.focused).focus()
-        if event.purpose == "/":
-            self.filter_by(self._filter_before if event.given_up else event.text)
-        else:
-            self.show()
-            if event.done and not event.given_up:
-                self.console.run_command(event.text)
 
     def on_table_view_moved(self, event: TableView.Moved) -> None:
         if event.view.id == Pane.EVENTS:
@@ -488,9 +473,7 @@ class DashboardScreen(PaintedScreen):
             self.show()
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
-        row = next((row for row in event.view.items if row.id == event.item_id), None)
-        if row is not None:
-            self.console.open(row.target)
+        self.post_message(self.Wanted(event.target))
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         if isinstance(event.widget, TableView) and event.widget.id is not None:
@@ -498,8 +481,8 @@ class DashboardScreen(PaintedScreen):
 
 
 def _empty(state: DashboardState, found: Mapping[Pane, Found]) -> set[Pane]:
-    """Panes without a row. That of the queue heads counts as such after a while only, as requests
-    come and go there from one status to the next."""
+    """The panes without rows. The pane of queue heads counts as empty only after a while, as
+    requests come and go there from one status to the next."""
     panes = {Pane.MIGRATIONS} if not found[Pane.MIGRATIONS][2] else set()
     if state.time_s - state.head_seen_s > QUIET_S:
         panes.add(Pane.QUEUE)

@@ -1,32 +1,36 @@
-"""The screens behind a row: the requests of the cluster, one instance, and one request."""
+"""The screens behind the main one: requests, an instance, a request, logs, output, and help."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
+from textual.screen import Screen
 
 from controller.api.text.quantities import printable
 from controller.api.wire.requests import ENDED_STATES, Explanation, RequestList
-from tui.actions import Target
-from tui.drawing import Line, Span, Tone
-from tui.panes import events, requests, timeline
-from tui.panes.events import HISTORY_COLUMNS, HistoryRow, LogRow, history_rows
-from tui.panes.facts import facts
-from tui.panes.instances import matches
+from tui import outbox
+from tui.actions import NOTHING, Action, Place, Target, bindings, keys_of, shown_key
+from tui.drawing import Column, Line, Span, Tone
+from tui.own_commands import Program, Run
+from tui.panes import events, instances, requests, timeline
+from tui.panes.events import HISTORY_COLUMNS, HistoryRow, history_rows
 from tui.panes.requests import RequestRow, names
 from tui.panes.timeline import TimelineRow
-from tui.screens.base import DetailScreen, TableChoice, can_draw
+from tui.screens.base import DetailScreen, Table, TableChoice, TableScreen
+from tui.screens.dialogs import session_of
+from tui.session import Options
 from tui.state import DashboardState, RequestsArrived
-from tui.widgets import Bottom, Lines, TableView
+from tui.widgets import TableView
 
 S_PER_REQUEST = 0.001
-"""A list is asked for again after so long for each of its requests: fetching, parsing and drawing
-one takes some 20 us."""
+"""For each request in a list, how long the screen waits before it asks again: fetching, parsing and
+drawing a request takes some 20 us."""
 
 
 class Listed:
-    """The requests of one answer as rows, made once: a screen is drawn several times before the
-    next answer, and 2,000 rows each time were a third of a core."""
+    """The requests of one answer as rows, which are made only once: a screen is drawn several times
+    before the next answer, and making 2,000 rows each time took a third of a core."""
 
     def __init__(self) -> None:
         self._answer: RequestsArrived | None = None
@@ -36,7 +40,7 @@ class Listed:
 
     @property
     def every_s(self) -> float:
-        """How often such a list is asked for at most."""
+        """The shortest time between two questions for this list."""
         return len(self._rows) * S_PER_REQUEST
 
     def take(self, answer: RequestsArrived, state: DashboardState, ellipsis: str) -> None:
@@ -46,64 +50,52 @@ class Listed:
             self._rows = requests.rows(answer.found, names(state, ellipsis, routine=False))
 
     def chosen(self, choice: TableChoice) -> Sequence[RequestRow]:
-        """What passes the filter, in order; the same object until something about it changes."""
+        """The rows that pass the filter, in order; the same object until something changes."""
         by = (choice.sort, choice.descending, choice.wanted)
         if by != self._chosen_by:
             rows = requests.ordered(self._rows, choice.sort, descending=choice.descending)
             if choice.wanted:
-                rows = [row for row in rows if matches(row.text, choice.wanted)]
+                rows = [row for row in rows if instances.matches(row.text, choice.wanted)]
             self._chosen, self._chosen_by = rows, by
         return self._chosen
 
 
-class RequestsScreen(DetailScreen):
-    """`instance_id`: of this instance alone; empty: of all."""
+_REQUESTS = Table(requests.COLUMNS, requests.SORTS, empty="none")
 
-    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {"requests": requests.SORTS}
+
+class RequestsScreen(DetailScreen):
+    """The requests of one instance, or of the cluster."""
+
+    TABLES: ClassVar[Mapping[str, Table]] = {"requests": _REQUESTS}
 
     def __init__(self, instance_id: str = "") -> None:
+        """`instance_id`: empty for the requests of all instances."""
         super().__init__()
         self.instance_id = instance_id
-        self._asked_at_s: float | None = None
         self._impossible = False
         self._listed = Listed()
-
-    def compose(self) -> ComposeResult:
-        yield Lines(id="header")
-        yield TableView[RequestRow](
-            requests.COLUMNS, self.console.glyphs, id="requests", empty="none"
-        )
-        yield Bottom()
 
     def target(self) -> Target:
         return self.table("requests").target
 
     def marks(self) -> TableView[Any] | None:
-        """Requests can be marked, but nothing is done to what was."""
+        """The rows of other tables cannot be marked."""
         return self.table("requests") if self.focused_table == "requests" else None
 
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        self.ask_requests()
+    def draw(self) -> None:
+        self.ask()
         self.paint_top()
-        self.fill_requests(self.console.shown)
+        self.fill_requests(self.session.shown)
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
-        row = next((row for row in event.view.items if row.id == event.item_id), None)
-        if row is not None and row.target.request_id:
-            self.console.open(row.target)
+        if event.target.request_id:
+            self.post_message(self.Wanted(event.target))
 
-    def ask_requests(self) -> None:
-        """Asks for the requests as often as statuses come, and for many more seldom; answers arrive
-        with everything else."""
-        app = self.console
-        now_s = app.source.now_s()
-        every_s = max(app.source.status_every_s, self._listed.every_s)
-        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= every_s
-        if due and self.is_current:
-            self._asked_at_s = now_s
-            self._impossible = not app.source.ask_requests(self.instance_id)
+    def ask(self) -> None:
+        """Asks for the requests as often as statuses come, and seldom for a long list; answers
+        arrive with everything else."""
+        if self.is_due(self._listed.every_s):
+            self._impossible = not self.session.source.ask_requests(self.instance_id)
             self.ask_more()
 
     def ask_more(self) -> None:
@@ -120,14 +112,14 @@ class RequestsScreen(DetailScreen):
         elif answer.found is None:
             facts = (Span(f"  {printable(answer.reason)}", Tone.BAD),)
         else:
-            self._listed.take(answer, state, self.console.glyphs.ellipsis)
+            self._listed.take(answer, state, self.session.glyphs.ellipsis)
             rows = self._listed.chosen(self.choices["requests"])
             facts = self._counted(answer.found, answer.at_s)
         self.put("requests", rows, "Requests", *facts)
 
     def _counted(self, found: RequestList, at_s: float) -> Line:
-        """How many there are and, where they are seldom asked for, since when."""
-        num, source = len(found.requests), self.console.source
+        """How many requests there are and, if the screen asks seldom, how old the answer is."""
+        num, source = len(found.requests), self.session.source
         count = f"{num} of {found.num_matching}" if found.num_matching > num else f"{num}"
         spans = [Span(f" ({count})")]
         if self._listed.every_s > source.status_every_s:
@@ -142,33 +134,24 @@ class RequestsScreen(DetailScreen):
 class InstanceScreen(RequestsScreen):
     """One instance: its status, its requests, its history, its log."""
 
-    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {
-        "requests": requests.SORTS,
-        "history": {"time": True},
-        "log": {"time": False},
+    TABLES: ClassVar[Mapping[str, Table]] = {
+        "requests": _REQUESTS,
+        "history": Table(HISTORY_COLUMNS, {"time": True}, empty="none"),
+        "log": Table(events.LOG_COLUMNS, {"time": False}, empty="nothing yet"),
     }
+    FACTS = True
+    FOLLOWED = "log"
     TALL = 40
-    """From so many lines on history and log have a place each; below they share one."""
+    """From this height on, history and log have a place each; below it they share one."""
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
         """`request_id`: the request whose row was opened, if any."""
         super().__init__(instance_id)
         self.request_id = request_id
-        self._no_log = False
+        self._has_logs = True
         self._history: tuple[object, object, list[HistoryRow]] | None = None
         """The rows of the history, and what they were made from."""
         self._lower = "history"
-        self._follows = True
-        """Whether the newest line of the log stays in view."""
-
-    def compose(self) -> ComposeResult:
-        glyphs = self.console.glyphs
-        yield Lines(id="header")
-        yield Lines(id="facts")
-        yield TableView[RequestRow](requests.COLUMNS, glyphs, id="requests", empty="none")
-        yield TableView[HistoryRow](HISTORY_COLUMNS, glyphs, id="history", empty="none")
-        yield TableView[LogRow](events.LOG_COLUMNS, glyphs, id="log", empty="nothing yet")
-        yield Bottom()
 
     def on_mount(self) -> None:
         if self.request_id:
@@ -179,32 +162,30 @@ class InstanceScreen(RequestsScreen):
         table = self.focused if isinstance(self.focused, TableView) else self.table("requests")
         return Target(self.instance_id, table.target.request_id)
 
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        app = self.console
+    def draw(self) -> None:
+        session, shown = self.session, self.session.shown
         self._place()
-        self.ask_requests()
+        self.ask()
         self.paint_top()
-        lines = facts(
-            app.shown, self.instance_id, self.size.width, app.glyphs, self._request_shown()
+        self.show_facts(
+            instances.facts(
+                shown, self.instance_id, self.size.width, session.glyphs, self._request_shown()
+            )
         )
-        top = self.query_one("#facts", Lines)
-        top.styles.height = len(lines)
-        top.show(lines)
-        self.fill_requests(app.shown)
-        history = self._history_rows(app.shown)
+        self.fill_requests(shown)
+        history = self._history_rows(shown)
         newest_first = self.choices["history"].descending
         self.fill("history", history if newest_first else history[::-1], self._tabs("History"))
-        self._fill_log(app.shown)
+        self.fill_log(self.instance_id, self._tabs("Log"), has_logs=self._has_logs)
 
     def _history_rows(self, state: DashboardState) -> list[HistoryRow]:
-        """Made anew only when something has happened: it looks at up to 1,200 entries."""
+        """The rows of the history, made again only when something has happened: it takes a look at
+        up to 1,200 entries."""
         of = state.histories.get(self.instance_id)
         changes = of.changes if of is not None else ()
         known = self._history
         if known is None or known[0] is not state.rare or known[1] is not changes:
-            rows = history_rows(state, self.instance_id, self.console.options.zone)
+            rows = history_rows(state, self.instance_id, self.session.options.zone)
             known = self._history = (state.rare, changes, rows)
         return known[2]
 
@@ -213,21 +194,17 @@ class InstanceScreen(RequestsScreen):
             self._lower = name
             self._place()
         if name == "log":
-            self._asked_at_s = None
+            self.ask_soon()
         super().go_to(name)
-        self.focused_table = name  # a second Tab may come before the focus is told
+        self.focused_table = name  # a second Tab may come before Textual reports the focus
         self.show()
-
-    def on_table_view_moved(self, event: TableView.Moved) -> None:
-        if event.view.id == "log":
-            self._follows = event.at_end
 
     @property
     def _is_tall(self) -> bool:
         return self.size.height >= self.TALL
 
     def _place(self) -> None:
-        """Where the screen is short, history and log have one place, and a table that is looked at
+        """If the screen is short, history and log share one place, and the table with the focus
         gets more of the lines."""
         above = self._is_tall or self.focused_table == "requests"
         self.table("requests").styles.height = "2fr" if above else "1fr"
@@ -236,22 +213,10 @@ class InstanceScreen(RequestsScreen):
             self.table(name).styles.height = "1fr" if above else "2fr"
 
     def _tabs(self, name: str) -> str:
-        """The title, with the name of the table that has the same place."""
+        """The title, with the name of the table that shares the place."""
         if self._is_tall:
             return name
         return "[History]  Log" if name == "History" else "History  [Log]"
-
-    def _fill_log(self, state: DashboardState) -> None:
-        """The newest line comes last, and is in view until the operator goes elsewhere."""
-        lines = events.log_rows(state, self.instance_id)
-        newest_first = self.choices["log"].descending
-        self.fill(
-            "log",
-            lines[::-1] if newest_first else lines,
-            self._tabs("Log"),
-            *events.log_trouble(state, self.instance_id, has_logs=not self._no_log),
-            follow=self._follows and not newest_first,
-        )
 
     def _request_shown(self) -> str:
         """The request under the cursor, else the one whose row was opened."""
@@ -260,47 +225,37 @@ class InstanceScreen(RequestsScreen):
 
     def ask_more(self) -> None:
         if self.table("log").display:
-            self._no_log = not self.console.source.ask_log(self.instance_id)
+            self._has_logs = self.session.source.ask_log(self.instance_id)
 
 
 class RequestScreen(DetailScreen):
     """One request: how it stands, and its life with the reasons for each decision."""
 
-    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {"timeline": timeline.SORTS}
+    TABLES: ClassVar[Mapping[str, Table]] = {
+        "timeline": Table(timeline.COLUMNS, timeline.SORTS, note_of=timeline.note)
+    }
+    FACTS = True
 
     def __init__(self, request_id: str) -> None:
         super().__init__()
         self.request_id = request_id
         self._known: Explanation | None = None
-        self._asked_at_s: float | None = None
         self._impossible = False
 
-    def compose(self) -> ComposeResult:
-        yield Lines(id="header")
-        yield Lines(id="facts")
-        yield TableView[TimelineRow](
-            timeline.COLUMNS, self.console.glyphs, id="timeline", note_of=timeline.note
-        )
-        yield Bottom()
-
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        app, width = self.console, self.size.width
+    def draw(self) -> None:
+        width = self.size.width
         self._ask()
         self.paint_top()
         trouble = self._trouble()
         lines: list[Line] = [(Span(f" {printable(self.request_id)}", Tone.STRONG),)]
         rows: list[TimelineRow] = []
         if (found := self._known) is not None:
-            lines = timeline.facts(found, width, app.glyphs)
+            lines = timeline.facts(found, width, self.session.glyphs)
             chosen = self.choice
             rows = timeline.ordered(
                 timeline.rows(found, width), chosen.sort, descending=chosen.descending
             )
-        top = self.query_one("#facts", Lines)
-        top.styles.height = len(lines)
-        top.show(lines)
+        self.show_facts(lines)
         self.fill("timeline", rows, "Life", *trouble)
 
     def target(self) -> Target:
@@ -309,29 +264,187 @@ class RequestScreen(DetailScreen):
         return Target(instance_id or "", self.request_id)
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
-        row = next((row for row in event.view.items if row.id == event.item_id), None)
-        if row is not None:
-            self.console.open_instance(row.target.instance_id, self.request_id)
+        target = Target(event.target.instance_id, self.request_id)
+        self.post_message(self.Wanted(target, instance=True))
 
     def _ask(self) -> None:
-        """Asks as often as statuses come; of a live controller until the request has ended."""
-        app = self.console
-        now_s = app.source.now_s()
+        """Asks a live controller until the request has ended; in a replay the request may be
+        before its end again."""
         ended = self._known is not None and self._known.request.state in ENDED_STATES
-        ended = ended and app.liveness().replay is None  # there it may be before its end again
-        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= app.source.status_every_s
-        if self.is_current and due and not ended:
-            self._asked_at_s = now_s
-            self._impossible = not app.source.ask_explanation(self.request_id)
+        if (not ended or self.session.replay is not None) and self.is_due():
+            self._impossible = not self.session.source.ask_explanation(self.request_id)
 
     def _trouble(self) -> list[Span]:
-        """Why there is nothing to show, or nothing new. Takes what has come."""
+        """Takes the answer that has come, and says why there is nothing to show, or nothing new."""
         if self._impossible:
             return [Span("  no requests are recorded up to here", Tone.DIM)]
-        answer = self.console.shown.explanation
+        answer = self.session.shown.explanation
         if answer is None or answer.request_id != self.request_id:
             return [] if self._known else [Span("  asking ...", Tone.DIM)]
         if answer.found is None:
             return [Span(f"  {printable(answer.reason)}", Tone.BAD)]
         self._known = answer.found
         return []
+
+
+class MemberLogScreen(DetailScreen):
+    """The last lines of a member's log, or the controller's."""
+
+    TABLES: ClassVar[Mapping[str, Table]] = {
+        "log": Table(events.LOG_COLUMNS, {"time": False}, empty="nothing yet")
+    }
+    FOLLOWED = "log"
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__()
+        self.member_id = member_id
+        self._has_logs = True
+
+    def target(self) -> Target:
+        is_instance = self.member_id in self.session.shown.histories
+        return Target(self.member_id) if is_instance else NOTHING
+
+    def draw(self) -> None:
+        if self.is_due():
+            self._has_logs = self.session.source.ask_log(self.member_id)
+        self.paint_top()
+        title = f"Log of {printable(self.member_id)}"
+        self.fill_log(self.member_id, title, has_logs=self._has_logs)
+
+
+class LogScreen(TableScreen):
+    """The log of this session's orders: its lines do not vanish as messages do, and the row under
+    the cursor is shown in full below the table."""
+
+    TABLES: ClassVar[Mapping[str, Table]] = {
+        "log": Table(outbox.LOG_COLUMNS, empty="nothing was done here yet")
+    }
+
+    def draw(self) -> None:
+        session, table = self.session, self.table("log")
+        self.paint_top()
+        found = outbox.log_rows(session.calls, session.options.zone)
+        hint = f"  {session.key_of('copy_id')} copies the command"
+        title = (Span(f"Done here ({len(found)})", Tone.STRONG), Span(hint, Tone.DIM))
+        shown = table.cursor_id if table.held else None
+        row = next((each for each in found if shown in (None, each.id)), None)
+        caption = outbox.whole(row.call, self.size.width) if row else ()
+        table.show(found, title, caption=caption)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    number: int
+    text: str
+    target: Target = NOTHING
+
+    @property
+    def id(self) -> str:
+        return str(self.number)
+
+
+_OUTPUT_COLUMNS: tuple[Column[OutputRow], ...] = (
+    Column("line", "WRITTEN", 10, lambda row, _: Span(printable(row.text)), max_width=1000),
+)
+
+
+class OutputScreen(TableScreen):
+    """The output of one of the operator's own commands. The program ends with the screen."""
+
+    TABLES: ClassVar[Mapping[str, Table]] = {"output": Table(_OUTPUT_COLUMNS, empty="nothing yet")}
+    FOLLOWED = "output"
+
+    def __init__(self, run: Run, program: Program) -> None:
+        super().__init__()
+        self._ran = run
+        self.program = program
+
+    def on_mount(self) -> None:
+        self.program.start()
+
+    def on_unmount(self) -> None:
+        self.program.stop()
+
+    def draw(self) -> None:
+        self.paint_top()
+        program = self.program
+        texts = list(program.lines)
+        first = program.num_lines - len(texts)
+        rows = [OutputRow(first + place, text) for place, text in enumerate(texts)]
+        good = program.outcome in ("", "exit status 0")
+        state = Span(f"  {printable(program.outcome) or 'running'}", Tone.DIM if good else Tone.BAD)
+        name = Span(self._ran.command.name, Tone.STRONG)
+        title = (name, state, Span(f"  {self._ran.line}", Tone.DIM))
+        self.table("output").show(rows, title, follow=self.follows)
+
+
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("FREENESS", "decode steps until memory is full; negative: too much wanted"),
+    ("TREND", "freeness in the last 60 s, on one scale for all rows"),
+    ("KV held +wanted", "# blocks held, = wanted too (queue, headroom); in percent"),
+    ("PRIO", "running requests by priority level, the highest first"),
+    ("HEADROOM", "blocks kept free beside a high priority, of all blocks"),
+    ("TTFT99", "time to first token, 99th percentile; >9s: the head waits"),
+    ("NEEDS FREE", "blocks that a queue head needs, and could have here"),
+    ("WHY", "why it waits; fragmented: enough in all, not in one place"),
+    ("reserved", "freeness below 0, but only because of its headroom"),
+    ("!  >  +", "look at it; on its way out; on its way in"),
+    ("/WORDS", "shows what has all of them; !WORD: what does not have it"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HelpRow:
+    id: str
+    name: str
+    text: str
+    target: Target = NOTHING
+
+
+_HELP_COLUMNS: tuple[Column[HelpRow], ...] = (
+    Column("name", "KEY", 17, lambda row, _: Span(row.name, Tone.STRONG)),
+    Column("text", "WHAT", 20, lambda row, _: Span(row.text), max_width=400),
+)
+
+
+class HelpScreen(Screen[None]):
+    """Every key that works on the screen below, and what the columns mean."""
+
+    BINDINGS = bindings(Place.HELP)
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        super().__init__()
+        self._actions = actions
+
+    def compose(self) -> ComposeResult:
+        yield TableView[HelpRow](_HELP_COLUMNS, session_of(self).glyphs, id="help")
+
+    def on_mount(self) -> None:
+        session, table = session_of(self), self.query_one(TableView)
+        table.focus()
+        title = Span(f"Help  ({session.key_of('help_close')} closes)", Tone.STRONG)
+        table.show(_help_rows(self._actions, session.options), (title,))
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+def _help_rows(actions: Sequence[Action], options: Options) -> list[HelpRow]:
+    found = [
+        HelpRow(
+            each.action_id,
+            ", ".join(shown_key(name) for name in keys_of(each, options.keymap)),
+            options.aimed(_help_text(each)),
+        )
+        for each in actions
+        if each.keys
+    ]
+    typed = ", ".join(each.typed for each in actions if each.typed)
+    legend = [*LEGEND, (":", typed)] if typed else LEGEND
+    return found + [HelpRow(f"legend.{name}", name, text) for name, text in legend]
+
+
+def _help_text(action: Action) -> str:
+    if action.change is not None:
+        return f"{action.text} ({action.change.command})"
+    return f"{action.text} (replay)" if action.replay else action.text

@@ -1,11 +1,17 @@
-"""Dialogs before an order is given: the choice of what it is to say, and its plan."""
+"""The dialogs: frames above the screen from which they were opened.
 
+An operator confirms the plan of an order, chooses what an order is to say, or chooses the order of
+a table. (The dialog that changes a setting stands in `tui.screens.tuning`.)
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input
 
 from controller.api.errors import LlumctlError
@@ -13,24 +19,70 @@ from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable
 from tui.actions import NOTHING, Place, Target, bindings
 from tui.asking import AnyOrder, Asked, Choice, Choices, Estimate, Together
-from tui.drawing import Column, Line, Span, Tone, wrapped
+from tui.drawing import ASCII, Column, Line, Span, Tone, wrapped
 from tui.own_commands import Run
-from tui.screens.base import Dialog, can_draw
+from tui.session import Session
 from tui.widgets import HEAD_LINES, Lines, TableView
 
+MAX_WIDTH = 100
 _FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""
 _FRAME_WIDTH = 4
 _Order = AnyOrder | Together | Run
+Ended = TypeVar("Ended")
+
+
+def session_of(screen: Screen[Any]) -> Session:
+    session = getattr(screen.app, "session", None)
+    assert isinstance(session, Session)
+    return session
+
+
+def can_draw(screen: Screen[Any]) -> bool:
+    """Whether a screen's widgets are there: they come after the screen, and go one by one while
+    statuses, sizes and the focus still change."""
+    return screen.is_mounted and screen.display and bool(screen.size.width)
+
+
+class Dialog(ModalScreen[Ended]):
+    """A frame of one width above the screen from which it was opened. It is drawn when it opens,
+    when its size changes, and with each status. A dialog that is left without a choice ends with
+    None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "app.quit", show=False)]
+    WIDTH = MAX_WIDTH
+
+    @property
+    def session(self) -> Session:
+        return session_of(self)
+
+    def show(self) -> None:
+        if can_draw(self):
+            width = min(self.WIDTH, self.size.width - 2)
+            self.query_one("#dialog").styles.width = width
+            self.draw(width)
+
+    def draw(self, width: int) -> None:
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        self.set_class(self.session.glyphs is ASCII, "-ascii")
+        self.show()
+
+    def on_resize(self) -> None:
+        self.show()
+
+    def action_no(self) -> None:
+        self.dismiss(None)
 
 
 class ConfirmScreen(Dialog[_Order | None]):
     """Asks before an order is given, and shows its plan.
 
-    Ends with the order to give, which carries the plan's revision, or with None.
+    Ends with the order to give, which carries the plan's revision.
 
-    The cursor is on Cancel. Where a name must be typed, neither `y` nor the other button does it
-    without.
+    The cursor is on Cancel. If a name must be typed, neither `y` nor the other button gives the
+    order without it.
     """
 
     AUTO_FOCUS = "#no"
@@ -50,22 +102,21 @@ class ConfirmScreen(Dialog[_Order | None]):
             name.display = False
             yield name
             with Horizontal(id="buttons"):
-                keys = self.console.key_of
-                yield Button(f"Cancel ({keys('dialog_no')})", id="no", compact=True)
-                yes = f"{self.wanted.word} ({keys('dialog_yes')})"
+                key_of = self.session.key_of
+                yield Button(f"Cancel ({key_of('dialog_no')})", id="no", compact=True)
+                yes = f"{self.wanted.word} ({key_of('dialog_yes')})"
                 yield Button(yes, id="yes", compact=True, disabled=True)
 
     def on_mount(self) -> None:
         self.query_one("#no").focus()
-        self.console.ask(self.wanted.plan, self._planned)
+        self.session.ask(self.wanted.plan, self._planned)
 
     def _planned(self, plan: Plan[_Order] | None, error: Exception | None) -> None:
         if not self.is_attached:
             return
         self.found = plan
         if error is not None:
-            told = error.message if isinstance(error, LlumctlError) else repr(error)
-            self._error = printable(told)
+            self._error = printable(why_of(error))
         elif plan is not None and plan.order is not None:
             if plan.name_to_type:
                 self.query_one("#name").display = True
@@ -74,14 +125,10 @@ class ConfirmScreen(Dialog[_Order | None]):
                 self.query_one("#yes", Button).disabled = False
         self.show()
 
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        width = self.frame_width
+    def draw(self, width: int) -> None:
         lines = self._lines(max(1, self.size.height - _FRAME_LINES), width - _FRAME_WIDTH)
         words = self.query_one("#words", Lines)
         words.styles.height = len(lines)
-        self.query_one("#dialog").styles.width = width
         words.show(lines)
 
     def _lines(self, room: int, width: int) -> list[Line]:
@@ -90,13 +137,13 @@ class ConfirmScreen(Dialog[_Order | None]):
             return [*found, (Span(self._error, Tone.BAD),), ()]
         if self.found is None:
             return [*found, (Span("asking what it would do ...", Tone.DIM),), ()]
-        aimed = self.console.options.aimed
+        aimed = self.session.options.aimed
         plan = [(Span(line),) for text in self.found.lines for line in _wrapped(aimed(text), width)]
         last: list[Line] = [()]
         if self.found.name_to_type:
             words = f"Nothing else would serve. Type {self.found.name_to_type} and Enter to go on:"
             last = [(), (Span(words, Tone.BAD),)]
-        if locked := self.console.acting.locked():
+        if locked := self.session.locked():
             last = [(Span(f"not now: {locked}", Tone.BAD),), *last]
         room -= len(found) + len(last)
         if len(plan) > room:
@@ -110,9 +157,6 @@ class ConfirmScreen(Dialog[_Order | None]):
         if self.found is None or self.found.order is None or self.found.name_to_type:
             return
         self._give()
-
-    def action_no(self) -> None:
-        self.dismiss(None)
 
     def action_next(self) -> None:
         self.focus_next(Button)
@@ -130,18 +174,52 @@ class ConfirmScreen(Dialog[_Order | None]):
             self._give()
 
     def _give(self) -> None:
-        """A screen that went stale under the dialog gives no order."""
-        if self.found is not None and not self.console.acting.locked():
+        """Gives no order if the screen went stale under the dialog."""
+        if self.found is not None and not self.session.locked():
             self.dismiss(self.found.order)
         else:
             self.show()
 
 
+def why_of(error: Exception) -> str:
+    """Why the controller gave no answer, in words."""
+    return error.message if isinstance(error, LlumctlError) else repr(error)
+
+
 def _wrapped(text: str, width: int) -> list[str]:
-    """What does not fit in one line goes on in the next, further to the right."""
+    """A line that does not fit goes on in the next one, further to the right."""
     indent = " " * (len(text) - len(text.lstrip()))
     words = printable(text.lstrip())
     return wrapped(words, max(20, width), first=indent, later=f"{indent}    ")
+
+
+class ListDialog(Dialog[Ended]):
+    """A list from which a row is chosen, and lines of words below it."""
+
+    COLUMNS: tuple[Column[Any], ...]
+    EMPTY = ""
+
+    @property
+    def choices(self) -> TableView[Any]:
+        return self.query_one("#choices", TableView)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog"):
+            glyphs = self.session.glyphs
+            yield TableView[Any](self.COLUMNS, glyphs, id="choices", empty=self.EMPTY)
+            yield Lines(id="words")
+
+    def on_mount(self) -> None:
+        self.choices.focus()
+
+    def fill(self, title: str, rows: Sequence[Any], words: Sequence[Line]) -> None:
+        """Shows the rows, as many as have room, and the words."""
+        room = max(1, self.size.height - 3 - len(words))
+        self.choices.styles.height = min(room, HEAD_LINES + len(rows))
+        self.choices.show(rows, (Span(title, Tone.STRONG),))
+        below = self.query_one("#words", Lines)
+        below.styles.height = len(words)
+        below.show(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +239,19 @@ class ChoiceRow:
         return self.choice.name
 
 
-_CHOICE_COLUMNS: tuple[Column[ChoiceRow], ...] = (
-    Column("name", "CHOICE", 8, lambda row, _: Span(printable(row.choice.name), Tone.STRONG)),
-    Column("text", "", 10, lambda row, _: Span(printable(row.choice.text)), max_width=90),
-)
+class ChooseScreen(ListDialog[AnyOrder | Together | None]):
+    """Lets the operator choose what an order is to say, and shows what each choice would take.
 
-
-class ChooseScreen(Dialog[AnyOrder | Together | None]):
-    """Lets the operator choose what an order is to say, with what each choice would take.
-
-    Ends with the chosen order, or with None. The choices are those of the moment of the
-    key, and keep their places.
+    Ends with the chosen order. The choices are those of the moment at which the key was pressed,
+    and keep their places.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
+    COLUMNS: tuple[Column[ChoiceRow], ...] = (
+        Column("name", "CHOICE", 8, lambda row, _: Span(printable(row.choice.name), Tone.STRONG)),
+        Column("text", "", 10, lambda row, _: Span(printable(row.choice.text)), max_width=90),
+    )
+    EMPTY = "there is nothing to choose from"
 
     def __init__(self, found: Choices) -> None:
         super().__init__()
@@ -182,39 +259,17 @@ class ChooseScreen(Dialog[AnyOrder | Together | None]):
         self._estimates: dict[str, Estimate] = {}
         self._asked: set[str] = set()
 
-    @property
-    def _table(self) -> TableView[ChoiceRow]:
-        return self.query_one("#choices", TableView)
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog"):
-            yield TableView[ChoiceRow](
-                _CHOICE_COLUMNS,
-                self.console.glyphs,
-                id="choices",
-                empty="there is nothing to choose from",
-            )
-            yield Lines(id="words")
-
-    def on_mount(self) -> None:
-        self._table.focus()
-
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        self.query_one("#dialog").styles.width = self.frame_width
-        room = max(1, self.size.height - 5)
-        self._table.styles.height = min(room, HEAD_LINES + len(self.found.choices))
+    def draw(self, width: int) -> None:  # noqa: ARG002 - the table has its own width
+        key_of = self.session.key_of
+        keys = f"{key_of('row_open')} takes it, {key_of('choice_none')} leaves"
         rows = [ChoiceRow(each) for each in self.found.choices]
-        self._table.show(rows, (Span(printable(self.found.question), Tone.STRONG),))
-        keys = f"{self.console.key_of('row_open')} takes it, "
-        keys += f"{self.console.key_of('choice_none')} leaves"
-        self.query_one("#words", Lines).show([self._words(), (Span(keys, Tone.DIM),)])
+        title = printable(self.found.question)
+        self.fill(title, rows, [self._words(), (Span(keys, Tone.DIM),)])
         self._ask()
 
     def _words(self) -> Line:
-        """What the choice under the cursor would take, or why none can be taken."""
-        if locked := self.console.acting.locked():
+        """What the choice under the cursor would take, or why nothing can be chosen."""
+        if locked := self.session.locked():
             return (Span(f"not now: {locked}", Tone.BAD),)
         choice = self._chosen()
         if choice is None or choice.estimate is None:
@@ -226,7 +281,7 @@ class ChooseScreen(Dialog[AnyOrder | Together | None]):
         return (Span(printable(f"{choice.name}: {estimate.text}"), tone),)
 
     def _chosen(self) -> Choice | None:
-        here = self._table.cursor_id
+        here = self.choices.cursor_id
         return next((each for each in self.found.choices if each.name == here), None)
 
     def _ask(self) -> None:
@@ -236,12 +291,11 @@ class ChooseScreen(Dialog[AnyOrder | Together | None]):
             return
         name = choice.name
         self._asked.add(name)
-        self.console.ask(choice.estimate, lambda found, error: self._told(name, found, error))
+        self.session.ask(choice.estimate, lambda found, error: self._told(name, found, error))
 
     def _told(self, name: str, found: Estimate | None, error: Exception | None) -> None:
         if error is not None:
-            words = error.message if isinstance(error, LlumctlError) else repr(error)
-            found = Estimate(words, possible=False)
+            found = Estimate(why_of(error), possible=False)
         if found is not None and self.is_attached:
             self._estimates[name] = found
             self.show()
@@ -253,12 +307,70 @@ class ChooseScreen(Dialog[AnyOrder | Together | None]):
     def on_table_view_opened(self, event: TableView.Opened) -> None:
         event.stop()
         choice = self._chosen()
-        if choice is None or self.console.acting.locked():
+        if choice is None or self.session.locked():
             self.show()
             return
         estimate = self._estimates.get(choice.name)
         if choice.estimate is None or (estimate is not None and estimate.possible):
             self.dismiss(choice.order)
 
-    def action_no(self) -> None:
-        self.dismiss(None)
+
+@dataclass(frozen=True, slots=True)
+class SortRow:
+    """A column by which a table can be sorted. `largest_first`: the order that choosing it sets."""
+
+    id: str
+    largest_first: bool
+    in_force: bool
+    target: Target = NOTHING
+
+    @property
+    def text(self) -> str:
+        return self.id
+
+
+_SORT_WORDS = {"state": ("the best first", "the worst first")}
+"""The words for both orders of a column that has no figures."""
+
+
+def _direction(row: SortRow, _: int) -> Span:
+    words = _SORT_WORDS.get(row.id, ("smallest first", "largest first"))[row.largest_first]
+    return Span(f"in force; again: {words}" if row.in_force else words)
+
+
+class SortScreen(ListDialog[str | None]):
+    """The list from which the order of a table is chosen. Ends with a column. The cursor is on the
+    column in force."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Place.SORTING)
+    WIDTH = 60
+    COLUMNS: tuple[Column[SortRow], ...] = (
+        Column("column", "COLUMN", 10, lambda row, _: Span(row.id, Tone.STRONG)),
+        Column("direction", "", 20, _direction, max_width=50),
+    )
+
+    def __init__(self, orders: Mapping[str, bool], column: str, descending: bool) -> None:
+        """`orders`: for each column, whether the largest comes first when it is chosen;
+        `descending`: whether the largest comes first in the order in force."""
+        super().__init__()
+        self._column = column
+        self._rows = [
+            SortRow(name, not descending if name == column else largest, name == column)
+            for name, largest in orders.items()
+        ]
+
+    def on_mount(self) -> None:
+        self.choices.hold(self._column)
+
+    def draw(self, width: int) -> None:  # noqa: ARG002 - the table has its own width
+        key_of = self.session.key_of
+        keys = f"{key_of('row_open')} takes it, {key_of('sort_same')} reverses"
+        keys += f" {self._column}, {key_of('sort_none')} leaves"
+        self.fill("Sort by", self._rows, [(Span(keys, Tone.DIM),)])
+
+    def on_table_view_opened(self, event: TableView.Opened) -> None:
+        event.stop()
+        self.dismiss(event.item_id)
+
+    def action_same(self) -> None:
+        self.dismiss(self._column)

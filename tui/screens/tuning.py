@@ -1,4 +1,4 @@
-"""The settings that may be changed while the cluster runs, and the dialog that changes one."""
+"""The settings that can be changed while the cluster runs, and the dialog that changes one."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -8,22 +8,24 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
+from textual.message import Message
 from textual.widgets import Input
 
-from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SetSettings, Setting, SettingList
 from controller.api.operations.order import Plan
 from controller.api.text.quantities import printable, setting_value
 from controller.api.wire import SettingValue
-from tui.actions import NOTHING, Place, Target, bindings
+from tui.actions import Place, Target, bindings
 from tui.asking import AnyOrder
 from tui.drawing import Column, Line, Span, Tone
-from tui.screens.base import DetailScreen, Dialog, can_draw
-from tui.widgets import Bottom, Lines, TableView
+from tui.screens.base import DetailScreen, Table
+from tui.screens.dialogs import Dialog, why_of
+from tui.widgets import Lines, TableView
 
 _FACT_LINES = 4
 _SORTS = {"table": False, "changed": True}
-"""The order of the tables of the configuration file, or what is not the default before it."""
+"""Orders: as in the configuration file, or with the settings first that differ from their
+default."""
 _FROM = {"default": "the default", "start": "as it was started", "set": "set since"}
 _ORIGINS = {"default": Tone.DIM, "start": Tone.STRONG, "set": Tone.WARN}
 
@@ -56,7 +58,7 @@ def ordered(settings: Iterable[Setting], sort: str, *, descending: bool) -> list
 
 
 def facts(setting: Setting, width: int) -> list[Line]:
-    """Its value, where that is from, which ones are allowed, and what it means."""
+    """The value of a setting, its origin, the allowed values, and the meaning."""
     origin = _FROM.get(setting.origin or "", f"default {_value(setting.default)}")
     if setting.origin in ("start", "set"):
         origin += f"; default {_value(setting.default)}"
@@ -109,45 +111,37 @@ _COLUMNS: tuple[Column[SettingRow], ...] = (
 
 
 class TuningScreen(DetailScreen):
-    """Asks for the settings whenever the cluster's revision is another: they change by that."""
+    """The settings. It asks for them again whenever the cluster has another revision: a setting
+    changes only with that."""
 
-    BINDINGS = bindings(Place.TUNING, Place.DETAIL, Place.ROWS)
+    BINDINGS = bindings(Place.TUNING)
     PLACES = (Place.TUNING, Place.DETAIL)
-    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {"settings": _SORTS}
+    TABLES: ClassVar[Mapping[str, Table]] = {"settings": Table(_COLUMNS, _SORTS)}
+    FACTS = True
+
+    class Edited(Message):
+        """The operator wants another value for a setting."""
+
+        def __init__(self, setting: Setting) -> None:
+            super().__init__()
+            self.setting = setting
 
     def __init__(self) -> None:
         super().__init__()
         self._known: SettingList | None = None
         self._asking = False
-        self._asked_at_s: float | None = None
         self._trouble = ""
 
-    def compose(self) -> ComposeResult:
-        yield Lines(id="header")
-        yield Lines(id="facts")
-        yield TableView[SettingRow](_COLUMNS, self.console.glyphs, id="settings")
-        yield Bottom()
-
-    def target(self) -> Target:
-        """A setting is neither an instance nor a request, so their keys do nothing here."""
-        return NOTHING
-
-    def show(self) -> None:
-        if not can_draw(self):
-            return
+    def draw(self) -> None:
         self._ask()
-        width = self.size.width
         self.paint_top()
         chosen = self.choice
         rows = ordered(
             self._known.settings if self._known else (), chosen.sort, descending=chosen.descending
         )
-        self.table("settings").styles.height = "1fr"
         self.fill("settings", rows, f"Settings ({len(rows)})", *self._told_about())
-        top = self.query_one("#facts", Lines)
-        top.styles.height = _FACT_LINES
         setting = self._chosen_setting()
-        top.show(facts(setting, width) if setting else [])
+        self.show_facts(facts(setting, self.size.width) if setting else [], _FACT_LINES)
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
         event.stop()
@@ -155,10 +149,7 @@ class TuningScreen(DetailScreen):
 
     def action_edit(self) -> None:
         if (setting := self._chosen_setting()) is not None:
-            self.console.acting.edit_setting(setting)
-
-    def action_tune(self) -> None:
-        """This is the screen of it."""
+            self.post_message(self.Edited(setting))
 
     def _chosen_setting(self) -> Setting | None:
         here = self.table("settings").cursor_id
@@ -166,28 +157,27 @@ class TuningScreen(DetailScreen):
         return next((each for each in known if each.key == here), None)
 
     def _ask(self) -> None:
-        app = self.console
-        status, now_s = app.present.status, app.source.now_s()
-        if app.replay is not None or status is None or self._asking:
+        session = self.session
+        status = session.state.status
+        if session.replay is not None or status is None or self._asking:
             return
         is_old = self._known is None or self._known.revision != status.revision
-        waited = self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s
-        if is_old and waited:
-            self._asking, self._asked_at_s = True, now_s
-            app.ask(lambda client: client.settings(), self._hear)
+        if is_old and self.is_due():
+            self._asking = True
+            session.ask(lambda client: client.settings(), self._hear)
 
     def _hear(self, found: SettingList | None, error: Exception | None) -> None:
         self._asking = False
         self._trouble = ""
         if error is not None:
-            self._trouble = error.message if isinstance(error, LlumctlError) else repr(error)
+            self._trouble = why_of(error)
         elif found is not None:
             self._known = found
         if self.is_attached:
             self.show()
 
     def _told_about(self) -> list[Span]:
-        if self.console.replay is not None:
+        if self.session.replay is not None:
             return [Span("  a recording has no settings", Tone.DIM)]
         if self._trouble:
             return [Span(f"  {printable(self._trouble)}", Tone.BAD)]
@@ -197,9 +187,9 @@ class TuningScreen(DetailScreen):
 
 
 class EditScreen(Dialog[SetSettings | None]):
-    """Asks for a setting's new value, and lets nothing go that the controller would refuse.
+    """Asks for a setting's new value, and accepts none that the controller would refuse.
 
-    Ends with an order that passed a dry run, or with None.
+    Ends with an order that passed a dry run.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
@@ -221,21 +211,17 @@ class EditScreen(Dialog[SetSettings | None]):
     def on_mount(self) -> None:
         self.query_one("#value").focus()
 
-    def show(self) -> None:
-        if not can_draw(self):
-            return
-        width = self.frame_width
-        self.query_one("#dialog").styles.width = width
+    def draw(self, width: int) -> None:
         words, below = self.query_one("#words", Lines), self.query_one("#below", Lines)
         lines: list[Line] = [*facts(self.setting, width - 4), ()]
         words.styles.height, below.styles.height = len(lines), 2
         words.show(lines)
-        leave = self.console.key_of("choice_none")
+        leave = self.session.key_of("choice_none")
         keys = Span(f" Enter asks what it would do, {leave} leaves", Tone.DIM)
         below.show([self._told_about(), (keys,)])
 
     def _told_about(self) -> Line:
-        if locked := self.console.acting.locked():
+        if locked := self.session.locked():
             return (Span(f" not now: {locked}", Tone.BAD),)
         if self._asking is not None:
             return (Span(" asking what it would do ...", Tone.DIM),)
@@ -247,7 +233,7 @@ class EditScreen(Dialog[SetSettings | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        if self._asking is not None or self.console.acting.locked():
+        if self._asking is not None or self.session.locked():
             self.show()
             return
         value = event.value.strip()
@@ -255,22 +241,20 @@ class EditScreen(Dialog[SetSettings | None]):
             self._trouble = "type a value"
         else:
             self._asking = order = SetSettings.to([f"{self.setting.key}={value}"])
-            self.console.ask(order.plan, self._planned)
+            self.session.ask(order.plan, self._planned)
         self.show()
 
     def _planned(self, plan: Plan[AnyOrder] | None, error: Exception | None) -> None:
-        """Of another value typed meanwhile nothing is known yet, so this one goes on."""
+        """The dialog goes on with the value that was planned, even if another one was typed
+        since."""
         order, self._asking = self._asking, None
         if not self.is_attached:
             return
         if error is not None:
-            self._trouble = error.message if isinstance(error, LlumctlError) else repr(error)
+            self._trouble = why_of(error)
         elif plan is not None and plan.order is None:
             self._trouble = plan.lines[0]
         else:
             self.dismiss(order)
             return
         self.show()
-
-    def action_no(self) -> None:
-        self.dismiss(None)

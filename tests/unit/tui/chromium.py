@@ -1,6 +1,6 @@
 """A headless Chromium, driven by its DevTools protocol over a pair of pipes.
 
-No package for that is needed, and no port is opened: messages are JSON, ended by a zero byte.
+This needs no package and opens no port: messages are JSON, each with a zero byte behind it.
 """
 
 import base64
@@ -22,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
-    "--no-sandbox",  # as root there is none
+    "--no-sandbox",  # root has none
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
@@ -38,7 +38,7 @@ def binary() -> str | None:
 
 
 class Page:
-    """One tab; `events` are all that it told of, in order."""
+    """A tab of the browser. `events`: all events that it reported, in order."""
 
     def __init__(self, browser: "Browser", session_id: str) -> None:
         self._browser = browser
@@ -57,7 +57,7 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
+        """The value of an expression, or of the promise that it returns."""
         found = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -65,12 +65,12 @@ class Page:
         return found["result"].get("value")
 
     def press(self, key: str) -> None:
-        """A key that is a character."""
+        """Presses the key of a character."""
         self.call("Input.dispatchKeyEvent", type="keyDown", text=key, key=key)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def picture(self) -> bytes:
-        """A PNG of what is seen."""
+        """A PNG of the visible part."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def told(self, method: str) -> list[Message]:
@@ -79,7 +79,7 @@ class Page:
 
     @property
     def drawn(self) -> str:
-        """All bytes that web sockets brought, as text."""
+        """All bytes that came over web sockets, as text."""
         frames = [each["response"] for each in self.told("Network.webSocketFrameReceived")]
         parts = [base64.b64decode(each["payloadData"]) for each in frames if each["opcode"] == 2]
         return b"".join(parts).decode("utf-8", "replace")
@@ -100,7 +100,7 @@ class Browser:
         theirs_read, ours_write = os.pipe()
         found = binary()
         assert found is not None
-        # The browser reads its descriptor 3 and writes 4: a shell puts them there.
+        # The browser reads from descriptor 3 and writes to 4; a shell sets them.
         command = f'exec "$0" "$@" 3<&{theirs_read} 4>&{theirs_write}'
         self.process = subprocess.Popen(
             ["bash", "-c", command, found, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
@@ -141,7 +141,7 @@ class Browser:
         return result
 
     def kill(self) -> None:
-        """All of its processes, at once."""
+        """Kills all processes of the browser at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(LIMIT_S)
@@ -170,7 +170,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """Ended with the block."""
+    """A browser that ends with the block."""
     found = Browser(profile)
     try:
         yield found

@@ -1,4 +1,4 @@
-"""Textual's pilot waits until the process has idled for 20 ms after each key: 4 ms will do."""
+"""Makes Textual's pilot wait for 4 ms of idle time after each key instead of 20 ms."""
 
 import inspect
 
@@ -9,7 +9,8 @@ HERE = "tests/unit/tui/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An asynchronous test here runs the whole dashboard, which takes some 300 ms of CPU."""
+    """Marks the asynchronous tests here, each of which runs the whole dashboard in some 300 ms of
+    CPU."""
     for item in items:
         function = getattr(item, "function", None)
         if item.nodeid.startswith(HERE) and inspect.iscoroutinefunction(function):
@@ -24,5 +25,6 @@ def _quick_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a message may be over before a test has read it."""
-    monkeypatch.setattr("tui.app.MESSAGE_S", 3600.0)
+    """Keeps messages on the screen: on a busy machine they could vanish before a test reads
+    them."""
+    monkeypatch.setattr("tui.session.MESSAGE_S", 3600.0)

@@ -1,6 +1,7 @@
-"""Compares a screen with the picture of it that is kept; UPDATE_SNAPSHOTS=1 keeps the new one.
+"""Compares a screen with its stored picture; UPDATE_SNAPSHOTS=1 stores the new one.
 
-Textual draws differently in each release: it is pinned, and a new one means new pictures.
+Each release of Textual draws differently, so its version is pinned, and a new one needs new
+pictures.
 """
 
 import difflib
@@ -15,15 +16,15 @@ MAX_SHOWN = 30
 
 
 def svg(app: Dashboard) -> str:
-    """One element per line, without the id that Rich derives from the content: a change shows
-    where it is."""
+    """The picture with one element in each line, so that a difference shows its place, and without
+    the id that Rich derives from the content."""
     text = app.export_screenshot(title="llumctl top", simplify=True)
     text = re.sub(r"terminal-\d+", "terminal", text)
     return re.sub(r">\s*<", ">\n<", text) + "\n"
 
 
 def check(app: Dashboard, name: str) -> None:
-    """Raises AssertionError with what differs; the new picture lies beside the old one."""
+    """Raises AssertionError with the differences, and writes the new picture beside the old one."""
     kept, new = FOLDER / f"{name}.svg", FOLDER / f"{name}.new.svg"
     found = svg(app)
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":

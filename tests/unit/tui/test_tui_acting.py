@@ -22,8 +22,8 @@ from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn, presses, replaying, settle
 from tools import synthetic_cluster as synthetic
 from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.details import LogScreen
 from tui.screens.dialogs import ChooseScreen, ConfirmScreen
-from tui.screens.lists import LogScreen
 
 
 @presses("drain")
@@ -46,7 +46,7 @@ async def test_drain(key: str, dialog_key: str) -> None:
 
 
 async def test_the_instance_is_that_under_the_cursor_when_the_key_was_pressed() -> None:
-    """Also when rows change places before the answer to the dialog."""
+    """That holds even if rows change places before the dialog is answered."""
     async with acting() as bed:
         wanted = bed.cursor
         await bed.press("d")
@@ -300,7 +300,8 @@ async def test_read_only_by_the_configuration_file_until_the_key_allows_changes(
 
 @presses("priority")
 async def test_priority(key: str) -> None:
-    """Of the request under the cursor, by the whole id; chosen, and then sent at once."""
+    """The order is about the request under the cursor, by its full id; once the level is chosen, it
+    is sent at once."""
     async with acting() as bed:
         await bed.press("2", "j")
         wanted = bed.request
@@ -343,7 +344,8 @@ async def test_choosing_nothing(key: str) -> None:
 
 @presses("migrate")
 async def test_migrate(key: str) -> None:
-    """The destination under the cursor is asked what it would take before it can be taken."""
+    """The controller is asked what a move to the destination would take before that can be
+    chosen."""
     async with acting() as bed:
         await bed.press("2")
         wanted, source = bed.request, bed.head_instance
@@ -435,7 +437,7 @@ async def test_scale_typed() -> None:
 
 
 async def test_uncordon_as_typed_takes_back_drains_too() -> None:
-    """The key of each takes back that one."""
+    """The key of each order takes back only that order."""
     async with acting() as bed:
         frame = list(synthetic.frames(1, num_instances=12))[-1]
         assert isinstance(frame, StatusFrame)
@@ -489,6 +491,6 @@ async def test_who_leaves_before_the_outcome_is_known_is_told() -> None:
         bed.caller.held = True
         wanted = bed.cursor
         await bed.press("u")
-        assert bed.app.acting.unsettled() == [
+        assert bed.app.session.unsettled() == [
             f"undrain {wanted}: sent: llumctl uncordon --cluster t3 {wanted}"
         ]

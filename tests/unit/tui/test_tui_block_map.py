@@ -8,7 +8,7 @@ from controller.api.wire.status import QueueHeadStatus
 from tools import synthetic_cluster as synthetic
 from tui import drawing
 from tui.drawing import UNICODE
-from tui.panes import facts
+from tui.panes import instances
 from tui.state import Sample
 
 
@@ -24,7 +24,7 @@ def head(demand_blocks: int) -> QueueHeadStatus:
 
 
 def text(width: int = 114, **fields: object) -> list[str]:
-    found = facts.block_map(synthetic.instance(**fields), width)
+    found = instances.block_map(synthetic.instance(**fields), width)
     return ["".join(span.text for span in line)[13:] for line in found]
 
 
@@ -69,10 +69,10 @@ def test_the_parts_are_all_blocks(
         watermark_blocks=watermark,
         queue_head=head(demand),
     )
-    found = facts.block_parts(item)
+    found = instances.block_parts(item)
     assert all(blocks >= 0 for _, blocks, _, _ in found)
     assert sum(blocks for _, blocks, _, _ in found) == 1000
-    bar = facts.block_map(item, width)[0][1:]
+    bar = instances.block_map(item, width)[0][1:]
     assert sum(len(span.text) for span in bar) == max(0, width - 14)
 
 

@@ -1,5 +1,5 @@
-"""`llumctl top --web` in a real browser: what only a browser can show. The doors themselves are
-attacked in `tests/unit/test_web_attacks.py`, without one."""
+"""`llumctl top --web` in a real browser: what only a browser can show. Attacks on its server are in
+`tests/unit/test_web_attacks.py`, without a browser."""
 
 import io
 import threading
@@ -47,7 +47,7 @@ TRY_FRAME = """new Promise(done => {
 
 @contextmanager
 def foreign_page() -> Iterator[tuple[int, list[str]]]:
-    """A server of somebody else on this machine: its port, and the cookies that it was sent."""
+    """Another program's server on this machine: its port, and the cookies that were sent to it."""
     cookies: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -107,7 +107,7 @@ def test_a_browser_watches_and_pages_of_others_do_not(
             assert room.replace("http", "ws", 1) + "socket?" in " ".join(asked)
             assert {url.split("/")[2] for url in asked} == {server.host}
             assert page.told("Runtime.exceptionThrown") == []
-            assert page.told("Log.entryAdded") == []  # the policy forbade nothing that it needs
+            assert page.told("Log.entryAdded") == []  # the policy forbids nothing needed
             (cookie,) = page.call("Network.getCookies")["cookies"]
             assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
             assert page.evaluate("document.cookie") == ""

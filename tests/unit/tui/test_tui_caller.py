@@ -1,4 +1,4 @@
-"""Calls on threads: replies come once, whatever the work does."""
+"""Calls on threads: each reply comes once, whatever the work does."""
 
 import threading
 

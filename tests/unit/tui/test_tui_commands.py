@@ -1,4 +1,4 @@
-"""What is typed after `:`: forms, completion, history, and the calls that are made."""
+"""Commands typed after `:`: forms, completion, history, and the resulting calls."""
 
 import re
 from pathlib import Path
@@ -20,9 +20,15 @@ from tui import typed_commands
 from tui.actions import ACTIONS
 from tui.own_commands import Program
 from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.details import InstanceScreen, RequestScreen, RequestsScreen
+from tui.screens.details import (
+    HelpScreen,
+    InstanceScreen,
+    MemberLogScreen,
+    OutputScreen,
+    RequestScreen,
+    RequestsScreen,
+)
 from tui.screens.dialogs import ChooseScreen
-from tui.screens.lists import HelpScreen, MemberLogScreen, OutputScreen
 from tui.screens.tuning import TuningScreen
 from tui.typed_commands import Command, Known, Tabbing, TypedHistory, complete, parse
 
@@ -87,7 +93,7 @@ def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) ->
     ],
 )
 def test_what_is_not(text: str, words: str, kind: type[LlumctlError]) -> None:
-    """It names the nearest word, and never takes it."""
+    """The error names the nearest word; the command is never run with it."""
     with pytest.raises(kind) as caught:
         parse(text, KNOWN)
     assert words in caught.value.message
@@ -119,7 +125,8 @@ def test_what_may_come_next(text: str, words: tuple[str, ...], wanted: str) -> N
 
 
 def test_tab_after_tab() -> None:
-    """As far as all agree, then one after the other, and back; the only one at once."""
+    """First as far as all words agree, then one word after the other, and back; a single word at
+    once."""
     tabbing = Tabbing()
     text = tabbing.tab("drain ", KNOWN)
     assert text == "drain i-"
@@ -197,8 +204,8 @@ async def test_tab_hints_and_history_in_the_prompt() -> None:
 
 
 async def test_what_is_typed_in_one_piece_is_typed_behind_the_colon() -> None:
-    """tmux and a busy machine send all keys at once: `r` once asked to restart an instance, and
-    Enter did it."""
+    """With tmux or on a busy machine, all keys come at once: `r` once asked to restart an instance,
+    and Enter confirmed it."""
     async with acting() as bed:
         for name in ("colon", *"requests", "enter"):
             bed.app.post_message(Key(name, {"colon": ":", "enter": "\r"}.get(name, name)))
@@ -377,7 +384,7 @@ async def test_what_moved_a_cursor_is_handled_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_handler_calls_that_of_a_class_below() -> None:
-    """It would run twice, and stays a quiet cost: only the source tells."""
+    """Such a handler would run twice. Only the source shows this hidden cost."""
     found = [
         f"{file.name}: {call}"
         for file in Path(tui.__file__).parent.rglob("*.py")
@@ -414,13 +421,13 @@ async def test_doctor_and_wait_are_those_of_the_command_line(
 
 async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
     async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
-        offered = complete("", app.commanding.known()).words
+        offered = complete("", app.command_line.known()).words
         assert {"seek", "sort", "requests"} <= set(offered)
         assert not {"drain", "set", "tune", "logs", "status --wait", "doctor"} & set(offered)
         app.run_command("status --wait idle")
         assert "a replay runs no commands here" in await drawn(pilot)
     async with acting() as bed:
-        assert "seek" not in complete("", bed.app.commanding.known()).words
+        assert "seek" not in complete("", bed.app.command_line.known()).words
 
 
 async def test_the_palette_acts_on_the_row_that_was_under_the_cursor() -> None:

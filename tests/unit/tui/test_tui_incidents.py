@@ -37,7 +37,7 @@ async def test_its_cause_stands_on_the_alarm_line(name: str) -> None:
 
 
 def test_each_level_has_its_figures() -> None:
-    """Wall screens have columns for them."""
+    """Large screens have columns for the levels."""
     *_, frame = incidents.frames("priority-burst", incidents.SHOWN_S)
     assert isinstance(frame, StatusFrame)
     status = frame.status

@@ -1,4 +1,4 @@
-"""Rebound keys: what is taken, what is refused, and that they work and are shown."""
+"""Rebound keys: which are accepted and which are refused, and that they work and are shown."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tools import synthetic_cluster as synthetic
 from tui import actions
 from tui.actions import ACTIONS, KeymapError, Place
 from tui.screens.dashboard import DashboardScreen
-from tui.screens.lists import HelpScreen
+from tui.screens.details import HelpScreen
 
 
 def refusal(wanted: dict[str, str]) -> KeymapError:

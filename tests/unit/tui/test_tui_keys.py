@@ -1,4 +1,4 @@
-"""Every key, pressed: what it does, and on what."""
+"""Every key: what it does, and to what."""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,7 @@ from tui.app import Dashboard
 from tui.drawing import ASCII
 from tui.panes.instances import ORDERS
 from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.details import InstanceScreen, RequestScreen
-from tui.screens.lists import HelpScreen
+from tui.screens.details import HelpScreen, InstanceScreen, RequestScreen
 
 
 def test_every_key_is_pressed_by_a_test() -> None:
@@ -143,7 +142,7 @@ async def test_last(source: FakeSource, key: str) -> None:
 
 @presses("row_open")
 async def test_open(source: FakeSource, key: str) -> None:
-    """The instance is the one under the cursor when the key is pressed, wherever rows go."""
+    """The instance is the one under the cursor when the key is pressed, even if rows move then."""
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
         await pilot.press("j", "j")
@@ -334,7 +333,7 @@ async def test_keys_of_a_replay_are_nothing_in_a_live_dashboard(source: FakeSour
 
 @presses("copy_id")
 async def test_copy_id(source: FakeSource, key: str) -> None:
-    """Of the row under the cursor, whole, whatever the row has room for; and it is said."""
+    """The id of the row under the cursor is copied in full, even if the row cuts it, and shown."""
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source)
         await pilot.press("j", key)
@@ -362,8 +361,8 @@ async def test_copy_id(source: FakeSource, key: str) -> None:
 
 
 def source_status(app: Dashboard) -> ClusterStatus:
-    assert app.state.status is not None
-    return app.state.status
+    assert app.session.state.status is not None
+    return app.session.state.status
 
 
 @presses("events_follow")
@@ -490,7 +489,7 @@ async def test_previous_pane(source: FakeSource, key: str) -> None:
 
 
 async def typed(pilot: Pilot[None], key: str, text: str, end: str) -> None:
-    """Into the prompt that the key opens, all at once."""
+    """Types a text at once into the prompt that the key opens."""
     await pilot.press(key)
     pilot.app.screen.query_one(Input).value = text
     await pilot.press(end)

@@ -84,7 +84,7 @@ async def test_a_stale_screen_refuses(key: str) -> None:
 
 
 async def marked(bed: Bed, *, pane: Pane = Pane.INSTANCES) -> list[str]:
-    """Marks the first two rows of the pane; their ids."""
+    """Marks the first two rows of the pane, and returns their ids."""
     keys = {Pane.INSTANCES: "0", Pane.QUEUE: "2"}
     await bed.press(keys[pane], "g", "x", "j", "x")
     assert isinstance(bed.app.screen, DashboardScreen)
@@ -182,7 +182,7 @@ async def test_priority_of_marked_requests() -> None:
 
 
 async def test_migrate_of_marked_requests() -> None:
-    """All but the one that is there already."""
+    """All move except the request that is on the destination already."""
     async with acting() as bed:
         sources = await marked(bed, pane=Pane.QUEUE)
         wanted = await requests_of(bed)
@@ -208,7 +208,7 @@ async def test_one_instance_restarts_at_a_time() -> None:
 async def test_a_mark_vanishes_with_its_row_and_with_what_the_row_was_about() -> None:
     async with acting() as bed:
         gone, changed = await marked(bed, pane=Pane.QUEUE)
-        (status,) = [bed.app.state.status]
+        (status,) = [bed.app.session.state.status]
         assert isinstance(status, ClusterStatus)
         heads = {item.id: item.queue_head for item in status.instances}
         assert heads[changed] is not None

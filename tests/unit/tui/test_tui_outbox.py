@@ -1,4 +1,4 @@
-"""The outbox: an order is sent in time or never, once, and what is said of it is true."""
+"""The outbox: an order is sent once, in time or never, and what the outbox says of it is true."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -30,7 +30,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Nudge:
-    """An order that only the outbox looks at."""
+    """An order that only the outbox uses."""
 
     lane: str = "spec"
     revision: int | None = 7
@@ -286,7 +286,7 @@ def test_nothing_is_sent_late_or_twice_and_what_is_said_is_true(steps: list[str]
 
 @given(st.lists(STEPS, max_size=60))
 def test_every_call_comes_to_an_end_once_the_controller_answers(steps: list[str]) -> None:
-    """Unknown outcomes stay only where the controller was started again."""
+    """An outcome stays unknown only if the controller was started again."""
     world = World()
     for step in [step for step in steps if step != "restart"]:
         world.do(step)

@@ -43,7 +43,7 @@ async def test_what_happens_in_the_controller_is_on_the_screen() -> None:
 
 
 class Absurd(FakeController):
-    """An event of its log that is about r-bad has a figure that nobody measures."""
+    """A controller whose log has an event about r-bad with an impossible figure."""
 
     def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
         for line in super()._lines(query):
@@ -83,7 +83,7 @@ async def test_the_last_instance_is_drained_and_that_is_taken_back_by_keys() -> 
             await pilot.press("d")
             await shows(app, pilot, "Type i-0 and Enter")
             await pilot.press(*"i-0")
-            while isinstance(app.screen, ConfirmScreen):  # a busy machine may be stale just now
+            while isinstance(app.screen, ConfirmScreen):  # it may be stale for a moment
                 await pilot.press("enter")
                 await settle(app, pilot)
             await shows(app, pilot, "drain i-0: ", "(U takes it back)")

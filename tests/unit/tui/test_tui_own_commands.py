@@ -1,4 +1,4 @@
-"""Commands of the operator's own: hostile ids, bad configuration, where they are off, their end."""
+"""The operator's own commands: hostile ids, bad configuration, where they are off, how they end."""
 
 import asyncio
 import contextlib
@@ -28,8 +28,8 @@ from tui.actions import Target
 from tui.app import Dashboard
 from tui.own_commands import FIELDS, OwnCommand, OwnCommandError, Program, filled, values
 from tui.screens.dashboard import DashboardScreen
+from tui.screens.details import OutputScreen
 from tui.screens.dialogs import ConfirmScreen
-from tui.screens.lists import OutputScreen
 from tui.widgets import TableView
 
 ECHO = shutil.which("echo") or "echo"
@@ -83,7 +83,7 @@ def test_a_long_id_hides_no_argument_behind_it() -> None:
 
 def test_the_values_of_rows() -> None:
     status = synthetic.cluster((synthetic.instance("i-1"),))
-    elsewhere = "http://127.0.0.1:8700"  # its name may be that of another one here
+    elsewhere = "http://127.0.0.1:8700"  # a cluster here may have the same name
     found = values(Kind.INSTANCE, Target("i-1", "r1"), status, elsewhere)
     assert (found["id"], found["state"], found["cluster"]) == ("i-1", "active", elsewhere)
     assert set(found) <= set(FIELDS[Kind.INSTANCE])
@@ -167,7 +167,7 @@ def test_a_file_of_another_user_names_no_programs(
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner)
     assert len(top._keys_and_commands()[1]) == 1
-    if owner == 0:  # What root owns is trusted by all.
+    if owner == 0:  # Files of root are trusted by everybody.
         os.chown(path, 12345, -1)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(UsageError, match="other users can change"):
@@ -243,7 +243,7 @@ async def test_where_it_is_off(tmp_path: Path) -> None:
             assert words in await bed.bottom()
             assert not isinstance(bed.app.screen, ConfirmScreen)
     async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
-        app.owning._commands = {"mine": MINE}
+        app.own_programs._commands = {"mine": MINE}
         app.action_own("mine")
         assert "this is a replay" in await drawn(pilot)
 
@@ -290,7 +290,7 @@ async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_what_comes_is_taken_while_a_program_has_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recording stopped when nobody took what was heard any more; and nothing is drawn."""
+    """Frames are still taken, as a recording would stop otherwise, but nothing is drawn."""
     monkeypatch.setattr(Dashboard, "suspend", lambda _: contextlib.nullcontext())
     waits = f"for i in $(seq 500); do [ -e {tmp_path}/end ] && exit 3; sleep 0.01; done"
     async with acting(own=(OwnCommand("mine", (SHELL, "-c", waits), terminal=True),)) as bed:
@@ -298,17 +298,17 @@ async def test_what_comes_is_taken_while_a_program_has_the_terminal(
         bed.app.action_own("mine")
         await settle(bed.app, bed.pilot)
         await bed.pilot.press("y")
-        await until(lambda: not bed.app.owning.has_terminal)
+        await until(lambda: not bed.app.own_programs.has_terminal)
         painted: list[object] = []
         with monkeypatch.context() as patched:
             patched.setattr(DashboardScreen, "show", painted.append)
             bed.source.feed(synthetic.frames(3))
             bed.app.pump()
-        assert bed.app.state.status is not None
-        assert bed.app.state.status.time_s >= synthetic.START_S + 2
+        assert bed.app.session.state.status is not None
+        assert bed.app.session.state.status.time_s >= synthetic.START_S + 2
         assert not painted
         (tmp_path / "end").touch()
-        await until(lambda: bed.app.owning.has_terminal)
+        await until(lambda: bed.app.own_programs.has_terminal)
         await settle(bed.app, bed.pilot)
         assert "mine: exit status 3" in await bed.bottom()
 
@@ -376,7 +376,7 @@ def test_it_ends_when_its_time_is_over() -> None:
     assert program.outcome == "ended after 0.1 s, which is its time-out"
 
 
-# A test run by nohup ignores SIGHUP, and what it starts would too.
+# Tests under nohup ignore SIGHUP, and so would the programs that they start.
 RUNS_ONE = """
 import signal, sys, time
 from tui.own_commands import Program
@@ -424,7 +424,7 @@ def test_what_it_writes_is_kept_to_the_last_lines_and_stdin_is_empty() -> None:
 
 @pytest.mark.process
 def test_a_program_that_writes_all_the_time_leaves_room_for_keys() -> None:
-    """Each line woke the dashboard, which heard nothing else any more."""
+    """Each line used to wake the dashboard, which then heard nothing else."""
     woken: list[int] = []
     program = Program(("yes",), {}, 30.0, lambda: woken.append(program.num_lines))
     program.start()

@@ -18,16 +18,17 @@ from tools.pty_process import terminal
 
 pytestmark = pytest.mark.process
 
-# What waits for a controller that hangs waits 5 s. Leaving takes 0.2 to 0.6 s (docs/benchmarks.md);
-# a machine that is busy with other things may double that.
+# Calls wait 5 s for a controller that hangs. Leaving takes 0.2 to 0.6 s (docs/benchmarks.md), or
+# twice as long on a busy machine.
 QUIT_S = 4.0
 QUIT_CPU_S = 0.2
-"""Of CPU, however busy the machine is: 0.05 s here. It was 0.3 to 1 s while the interpreter looked
-at every object once more, and bad answers were read on meanwhile."""
+"""The limit of CPU time for leaving, which took 0.05 s here. It took 0.3 to 1 s when the
+interpreter went through all objects once more at the end, and bad answers were still read
+meanwhile."""
 
 
 class HangingController(FakeController):
-    """Answers `status`; its stream says `num_frames` things and then nothing."""
+    """A controller that answers `status`; its stream has `num_frames` frames, and then hangs."""
 
     def __init__(self, num_frames: int) -> None:
         super().__init__(status=synthetic.cluster((synthetic.instance("i-0"),)))
@@ -40,8 +41,8 @@ class HangingController(FakeController):
 
 
 class BadController(FakeController):
-    """Its streams say what nobody believes after some time of a cluster of 16 instances, and it is
-    asked again and again."""
+    """A controller of 16 instances whose streams after some time have frames that cannot be parsed,
+    so that it is asked again and again."""
 
     def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:  # noqa: ARG002
         for frame in synthetic.frames(3):
@@ -68,7 +69,7 @@ def test_with_a_hung_controller_it_shows_stale_age_and_quits_at_once() -> None:
 
 
 def test_leaving_takes_little_of_the_machine_while_answers_are_bad() -> None:
-    """Seconds on a machine that is busy, and a short while on any other."""
+    """On a busy machine leaving may take seconds of wall time, but only a little CPU time."""
     with BadController() as fake:
         remember(fake.url)
         with terminal("top") as screen:
@@ -130,7 +131,7 @@ def test_it_follows_the_size_of_the_terminal() -> None:
 
 
 def test_a_size_that_no_signal_told_is_followed() -> None:
-    """In a storm of them an older size may be told last."""
+    """With many signals at once, an older size may be reported last."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
     try:
         with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
@@ -145,7 +146,7 @@ def test_a_size_that_no_signal_told_is_followed() -> None:
 
 
 def test_a_storm_of_sizes_ends_in_the_last_one() -> None:
-    """As when the edge of a window is dragged, with data coming in."""
+    """Such a storm comes when a window's edge is dragged; data come meanwhile."""
     draw = random.Random(12)
     with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
         remember(fake.url)
@@ -200,7 +201,7 @@ def test_a_hang_up_leaves_nothing_behind() -> None:
 
 
 def test_a_hang_up_that_sends_no_signal_ends_it_too() -> None:
-    """As under nohup."""
+    """This happens under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
@@ -243,7 +244,7 @@ def test_recording_while_watching(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_was_stopped_is_said_to_be_so(tmp_path: Path) -> None:
-    """And not for ever to be stopping, or stale; its recording is complete."""
+    """The screen does not show it as stopping or stale for ever; its recording is complete."""
     file = tmp_path / "r.jsonl"
     status = synthetic.cluster((synthetic.instance("i-0"),))
     with FakeController(status=status) as fake:

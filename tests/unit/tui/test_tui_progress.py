@@ -1,4 +1,4 @@
-"""Orders that go on after their answer: what the log and the bottom line say, status by status."""
+"""Orders that go on after their answer: what the log and the bottom line say with each status."""
 
 from typing import Any
 
@@ -88,7 +88,8 @@ def test_what_remains_of_a_report() -> None:
 
 
 async def test_a_drain_tells_its_progress_and_its_end() -> None:
-    """On the bottom line beside the keys, and in the log; statuses from before tell nothing."""
+    """Both stand on the bottom line beside the keys, and in the log. Earlier statuses are
+    ignored."""
     async with acting((160, 36)) as bed:
         bed.control.drain_id = "op-1"
         wanted = bed.cursor
@@ -100,7 +101,7 @@ async def test_a_drain_tells_its_progress_and_its_end() -> None:
         assert "taken back" not in await bed.bottom()
         bed.control.revision += 1
         await bed.tick(**{name: emptying})
-        bed.app.unsay()
+        bed.app.session.message.clear()
         bottom = await bed.bottom()
         assert f"> drain {wanted}: 12 requests left, 1 migrating" in bottom
         assert "? help" in bottom

@@ -1,4 +1,4 @@
-"""A recording replays to the screens that were there when it was made."""
+"""A recording replays to the same screens as when it was made."""
 
 from datetime import UTC
 from pathlib import Path
@@ -13,7 +13,7 @@ from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, recorded, replaying, settle
 from tools import synthetic_cluster as synthetic
-from tui import moments
+from tui import replay
 from tui.actions import Target
 from tui.app import Dashboard
 from tui.drawing import ASCII, UNICODE, Glyphs
@@ -28,7 +28,8 @@ MOMENTS_S = (0.0, 1.0, 7.5, 61.3, 150.0, 299.0)
 
 
 def picture(app: Dashboard) -> str:
-    """Of everything but the header and the last line, which tell a replay from a live screen."""
+    """The screen without the header and the last line, which differ between a replay and a live
+    screen."""
     assert isinstance(app.screen, DashboardScreen)
     app.screen.query_one(Bottom).say(())
     app.screen.query_one("#header", Lines).show([])
@@ -99,8 +100,8 @@ async def test_recorded_requests_stand_on_their_screens_at_each_moment(tmp_path:
         await settle(app, pilot)
         await settle(app, pilot)
         assert "Requests (5)" in await drawn(pilot)
-        assert app.replay is not None
-        app.replay.seek(10.0)
+        assert app.session.replay is not None
+        app.session.replay.seek(10.0)
         await settle(app, pilot)
         await settle(app, pilot)
         assert "Requests (12)" in await drawn(pilot)
@@ -108,7 +109,7 @@ async def test_recorded_requests_stand_on_their_screens_at_each_moment(tmp_path:
         await settle(app, pilot)
         await settle(app, pilot)
         assert "admitted" in await drawn(pilot)
-        app.replay.seek(-60.0)
+        app.session.replay.seek(-60.0)
         await settle(app, pilot)
         await settle(app, pilot)
         assert "no requests are recorded up to here" in await drawn(pilot)
@@ -133,7 +134,7 @@ def statuses(times_s: list[float]) -> list[StatusFrame]:
 
 
 class Replay:
-    """A replay source of these times, its clock by hand."""
+    """A replay source with these times and a clock that is set by hand."""
 
     def __init__(self, folder: Path, times_s: list[float], **options: float) -> None:
         self.now_s = 0.0
@@ -143,7 +144,7 @@ class Replay:
         self.state = DashboardState()
 
     def heard_s(self, now_s: float) -> float | None:
-        """When the newest frame came that is due now."""
+        """The time of the newest frame that is due now."""
         self.now_s = now_s
         self.state = reduce(self.state, self.source.take())
         return self.state.heard_at_s
@@ -200,7 +201,7 @@ def test_a_bad_line_ends_it_with_where(tmp_path: Path) -> None:
 
 
 def test_a_bad_line_in_the_middle_ends_it_there(tmp_path: Path) -> None:
-    """That it is bad is seen only when it is read: it begins as a frame does."""
+    """The bad line begins like a frame, so it is noticed only when it is read."""
     path = recorded(tmp_path, statuses([1.0, 2.0, 3.0, 4.0]))
     lines = path.read_text().splitlines(keepends=True)
     bad = '{"type":"status","time_s":3.0,"status":{}}\n'
@@ -224,8 +225,8 @@ def test_a_bad_line_in_the_middle_ends_it_there(tmp_path: Path) -> None:
 def test_any_moment_is_as_if_it_had_been_played_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Back and forth, over kept states and beyond them."""
-    monkeypatch.setattr(moments, "STRETCH_BYTES", 30_000)
+    """The replay jumps back and forth, over kept states and beyond them."""
+    monkeypatch.setattr(replay, "STRETCH_BYTES", 30_000)
     frames = list(synthetic.frames(90))
     source = ReplaySource(RecordingReader(recorded(tmp_path, frames)), clock=lambda: 0.0)
     source.start()
@@ -243,7 +244,7 @@ def test_any_moment_is_as_if_it_had_been_played_to(
 
 
 def test_a_long_recording_keeps_few_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "STRETCH_BYTES", 5_000)
+    monkeypatch.setattr(replay, "STRETCH_BYTES", 5_000)
     source = ReplaySource(
         RecordingReader(recorded(tmp_path, synthetic.frames(90))), clock=lambda: 0.0
     )
@@ -251,7 +252,7 @@ def test_a_long_recording_keeps_few_states(tmp_path: Path, monkeypatch: pytest.M
     source.seek(89.0)
     source.take()
     kept = source._moments._kept
-    assert moments.MAX_KEPT // 2 < len(kept) <= moments.MAX_KEPT + 1
+    assert replay.MAX_KEPT // 2 < len(kept) <= replay.MAX_KEPT + 1
     source.stop()
 
 
@@ -261,7 +262,7 @@ def test_without_room_for_states_any_moment_is_shown_all_the_same(
     def no_room(**_: object) -> object:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(moments, "STRETCH_BYTES", 30_000)
+    monkeypatch.setattr(replay, "STRETCH_BYTES", 30_000)
     monkeypatch.setattr("tempfile.TemporaryFile", no_room)
     frames = list(synthetic.frames(40))
     source = ReplaySource(RecordingReader(recorded(tmp_path, frames)), clock=lambda: 0.0)
@@ -279,7 +280,7 @@ def test_without_room_for_states_any_moment_is_shown_all_the_same(
 def test_a_replay_reads_ahead_of_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moments, "STRETCH_BYTES", 50_000)
+    monkeypatch.setattr(replay, "STRETCH_BYTES", 50_000)
     reader = RecordingReader(recorded(tmp_path, synthetic.frames(60)))
     source = ReplaySource(reader, clock=lambda: 0.0)
     source.start()
@@ -330,8 +331,8 @@ def test_the_bar_shows_where_trouble_is(glyphs: Glyphs) -> None:
 
 
 async def test_the_queue_at_the_controller_replays(tmp_path: Path) -> None:
-    """The row of its head, the instances that are kept, the requests in their order, and why one of
-    them waits."""
+    """The replay has the row of its head, the kept instances, the requests in order, and the reason
+    why one waits."""
     waiting = {"state": RequestState.WAITING, "instance_id": None, "ttft_s": None}
     listed = synthetic.requests("i-3", 4).requests
     held = [

@@ -1,4 +1,4 @@
-"""Every key of a replay, pressed."""
+"""Every key of a replay."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ async def test_ten_seconds_back(tmp_path: Path, key: str) -> None:
         await pilot.press(key)
         assert "32s of 59s  x1" in await drawn(pilot)
         assert "12:00:32" in await drawn(pilot)
-        assert app.state.time_s - synthetic.START_S == pytest.approx(32.5, abs=0.5)
+        assert app.session.state.time_s - synthetic.START_S == pytest.approx(32.5, abs=0.5)
         clock.now_s += 1
         await settle(app, pilot)
         assert "33s of 59s  x1" in await drawn(pilot), "it goes on from there"
@@ -71,12 +71,12 @@ async def test_a_frame_on(tmp_path: Path, key: str) -> None:
     async with replaying(tmp_path, frames, at_s=10) as (app, pilot, clock):
         await pilot.press(key)
         found_s = [frame.time_s for frame in frames if frame.time_s > synthetic.START_S + 10]
-        assert app.state.heard_at_s == pytest.approx(found_s[0])
+        assert app.session.state.heard_at_s == pytest.approx(found_s[0])
         await pilot.press(key, key)
-        assert app.state.heard_at_s == pytest.approx(found_s[2])
+        assert app.session.state.heard_at_s == pytest.approx(found_s[2])
         clock.now_s += 5
         await settle(app, pilot)
-        assert app.state.heard_at_s == pytest.approx(found_s[2]), "it is paused"
+        assert app.session.state.heard_at_s == pytest.approx(found_s[2]), "it is paused"
         assert "paused" in await drawn(pilot)
 
 
@@ -86,13 +86,13 @@ async def test_a_frame_back(tmp_path: Path, key: str) -> None:
     async with replaying(tmp_path, frames, at_s=10.05) as (app, pilot, _):
         await pilot.press(key, key)
         found_s = [frame.time_s for frame in frames if frame.time_s < synthetic.START_S + 10]
-        assert app.state.heard_at_s == pytest.approx(found_s[-1])
+        assert app.session.state.heard_at_s == pytest.approx(found_s[-1])
         await pilot.press(*[key] * 200)
-        assert app.state.heard_at_s == synthetic.START_S
+        assert app.session.state.heard_at_s == synthetic.START_S
 
 
 def eventful() -> list[Frame]:
-    """Routine, but for one death at 20 s, a recovery at 30 s and another death at 40 s."""
+    """Routine frames, with a death at 20 s, a recovery at 30 s and another death at 40 s."""
     frames: list[Frame] = list(synthetic.frames(60, events_per_s=0))
     for second, kind in ((20, "instance_died"), (30, "instance_recovered"), (40, "instance_died")):
         at_s = synthetic.START_S + second + 0.25
@@ -107,7 +107,7 @@ async def test_to_the_next_trouble(tmp_path: Path, key: str) -> None:
         await pilot.press(key)
         assert "20s of 59s  paused" in await drawn(pilot)
         assert "12:00:20 instance died i-3  lost" in (await drawn(pilot)).splitlines()[-1]
-        assert app.state.entries[-1].event.kind == "instance_died"
+        assert app.session.state.entries[-1].event.kind == "instance_died"
         await pilot.press(key)
         assert "40s of 59s  paused" in await drawn(pilot)
         await pilot.press(key)
@@ -160,8 +160,8 @@ async def test_to_a_moment(tmp_path: Path, key: str) -> None:
 async def test_they_work_on_the_screens_behind_too(tmp_path: Path, open_it: str) -> None:
     frames = [*eventful()]
     async with replaying(tmp_path, frames) as (app, pilot, _):
-        assert app.state.status is not None
-        heads = [each.queue_head for each in app.state.status.instances if each.queue_head]
+        assert app.session.state.status is not None
+        heads = [each.queue_head for each in app.session.state.status.instances if each.queue_head]
         app.run_command(open_it[1:].format(request=heads[0].request_id))
         await settle(app, pilot)
         behind = app.screen

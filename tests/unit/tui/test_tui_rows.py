@@ -1,10 +1,12 @@
-"""Rows, columns, header and layout: what stands where, without a terminal."""
+"""Rows, columns, header and layout, without a terminal."""
 
 from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
 import pytest
+from textual.binding import ActiveBinding, BindingsMap
+from textual.dom import DOMNode
 
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState, QueueHeadStatus, ReplaysStatus
@@ -12,15 +14,13 @@ from controller.api.wire.stream import EventFrame, StatusFrame
 from tools import synthetic_cluster as synthetic
 from tui import actions, drawing
 from tui.actions import Place, Target
-from tui.drawing import ASCII, UNICODE, Line, Span, Tone, width_of
+from tui.drawing import ASCII, UNICODE, Line, Span, Tone, key_line, width_of
 from tui.panes import events, header, instances, migrations, requests
-from tui.panes.facts import facts
 from tui.panes.header import Liveness
-from tui.panes.instances import InstanceRow
+from tui.panes.instances import InstanceRow, facts
 from tui.panes.requests import Names, names
 from tui.screens.dashboard import Pane, arrange
 from tui.state import Arrived, DashboardState, Entry, Lost, reduce
-from tui.widgets import key_line
 
 LEVELS = ("high", "normal")
 
@@ -112,7 +112,7 @@ def test_a_starved_instance_shows_how_long_its_queue_head_has_waited() -> None:
     assert cells(synthetic.instance(ttft_p99_s=None, queue_head=head))["ttft"] == ">52s"
     assert cells(synthetic.instance(ttft_p99_s=1.9, queue_head=head))["ttft"] == "1.9s"
     assert cells(synthetic.instance(ttft_p99_s=None))["ttft"] == "-"
-    evicted = head.model_copy(update={"evicted": True})  # it has had its first token
+    evicted = head.model_copy(update={"evicted": True})  # it has its first token already
     assert cells(synthetic.instance(ttft_p99_s=None, queue_head=evicted))["ttft"] == "-"
 
 
@@ -620,7 +620,7 @@ def test_the_header_in_two_lines() -> None:
 
 
 def test_the_highest_level_leaves_the_header_last() -> None:
-    """What remains of two must not repeat the total."""
+    """The remaining one of two levels must not repeat the total."""
     found = [
         synthetic.instance(
             "i-0",
@@ -801,8 +801,16 @@ def test_layouts_of_the_two_sizes() -> None:
     assert list(tiny.boxes) == [Pane.QUEUE]
 
 
+def active(keymap: dict[str, str], *places: Place) -> dict[str, ActiveBinding]:
+    """The bindings of these places as Textual has them in force."""
+    found = BindingsMap(actions.bindings(*places))
+    found.apply_keymap(keymap)
+    return {key: ActiveBinding(DOMNode(), each, True) for key, each in found}
+
+
 def test_the_footer_keeps_help_and_quit() -> None:
-    pairs = actions.footer({}, (Place.TABLE, Place.MAIN, Place.ANYWHERE), replay=False)
+    places = (Place.TABLE, Place.MAIN, Place.ANYWHERE)
+    pairs = actions.footer(active({}, *places), places, replay=False)
     assert ("Enter", "detail") in pairs
     for width in (120, 80, 40, 10):
         line = key_line(pairs, width)
@@ -812,9 +820,10 @@ def test_the_footer_keeps_help_and_quit() -> None:
 
 def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
     places = (Place.MAIN, Place.ROWS, Place.ANYWHERE)
-    assert ("x", "quit") in actions.footer({"quit": "x"}, places, replay=False)
-    replayed = actions.footer({}, places, replay=True)
+    usual = active({}, *places)
+    assert ("x", "quit") in actions.footer(active({"quit": "x"}, *places), places, replay=False)
+    replayed = actions.footer(usual, places, replay=True)
     assert ("[", "slower") in replayed
     assert ("Space", "pause") in replayed
     assert "tune" not in [word for _, word in replayed], "a recording has no settings"
-    assert "tune" in [word for _, word in actions.footer({}, places, replay=False)]
+    assert "tune" in [word for _, word in actions.footer(usual, places, replay=False)]

@@ -126,7 +126,8 @@ async def test_wide_ids_are_told_apart_in_a_narrow_terminal(source: FakeSource) 
 
 
 async def test_the_log_of_an_instance_stands_on_its_screen(source: FakeSource) -> None:
-    """Where it is short, in the place of the history; what it says cannot drive the terminal."""
+    """On a short screen the log takes the place of the history. Its text cannot control the
+    terminal."""
     source.log = (*(f"line {n}" for n in range(90)), "2026 ERROR x: \x1b[2Jno room\tleft")
     async with dashboard(source, NARROW) as (app, pilot):
         source.feed(synthetic.frames(3))
@@ -259,7 +260,7 @@ async def test_only_what_changed_is_painted(source: FakeSource) -> None:
         table.refresh = lambda *regions, **_: painted.extend(regions) or table
         app.pump()
         assert painted == []
-        status = app.state.status
+        status = app.session.state.status
         assert status is not None
         waiting = status.instances[0].num_waiting_reqs
         changed = status.instances[0].model_copy(update={"num_waiting_reqs": waiting + 1})

@@ -1,4 +1,4 @@
-"""Pictures of the screens: of each state of the main one at three sizes."""
+"""Pictures of the screens, and of each state of the main screen at three sizes."""
 
 from pathlib import Path
 
@@ -32,7 +32,8 @@ def named(what: str, size: tuple[int, int]) -> str:
 
 
 async def checked(app: Dashboard, pilot: Pilot[None], what: str) -> None:
-    """At each size, in one run of the application: starting one costs as much as ten pictures."""
+    """Compares the screen at each size, in one run of the application: starting it costs as much as
+    ten pictures."""
     for size in (NARROW, WIDE, WALL):
         await pilot.resize_terminal(*size)
         await settle(app, pilot)
@@ -46,23 +47,23 @@ async def test_live_then_read_only_then_frozen_then_stale() -> None:
         source.clock_s += 0.4
         await settle(app, pilot)
         await checked(app, pilot, "live")
-        app.acting.toggle_read_only()
-        app.unsay()
+        app.session.toggle_read_only()
+        app.session.message.clear()
         await checked(app, pilot, "readonly")
-        app.acting.toggle_read_only()
-        app.unsay()
-        app.toggle_freeze()
+        app.session.toggle_read_only()
+        app.session.message.clear()
+        app.session.toggle_freeze()
         source.clock_s += 2
         await checked(app, pilot, "frozen")
-        app.toggle_freeze()
-        app.unsay()
+        app.session.toggle_freeze()
+        app.session.message.clear()
         source.clock_s += 10
         source.lose(REASON)
         await checked(app, pilot, "stale")
 
 
 async def test_overloaded() -> None:
-    """On a wall there is a column per level, the last hour, and who moves where."""
+    """A large screen has a column for each level, the last hour, and the matrix of moves."""
     source = FakeSource()
     async with dashboard(source) as (app, pilot):
         source.feed(synthetic.overloaded(70))
@@ -72,7 +73,7 @@ async def test_overloaded() -> None:
 
 
 async def test_several_nodes_of_which_one_is_lost() -> None:
-    """Instances in groups; replays and an evacuation stand beside the moves."""
+    """Instances stand in groups; replays and an evacuation stand beside the moves."""
     source = FakeSource()
     async with dashboard(source) as (app, pilot):
         source.feed(synthetic.on_four_nodes(70))
@@ -82,7 +83,7 @@ async def test_several_nodes_of_which_one_is_lost() -> None:
 
 
 async def test_held_at_the_controller() -> None:
-    """Its queue stands before those of the instances, and two of them are kept free."""
+    """The controller's queue stands before those of the instances, two of which are kept free."""
     source = FakeSource()
     async with dashboard(source) as (app, pilot):
         source.feed(synthetic.late_binding(70))

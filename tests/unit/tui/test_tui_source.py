@@ -162,7 +162,7 @@ def test_requests_come_the_same_way(controller: FakeController) -> None:
 
 
 def test_a_request_is_explained_the_same_way(controller: FakeController) -> None:
-    """Beside an instance's requests, which do not keep it waiting."""
+    """The question does not wait for the one about an instance's requests."""
     listener = listening(controller)
     assert listener.source.ask_requests("i-3")
     assert listener.source.ask_explanation("r/1")

@@ -1,4 +1,4 @@
-"""The reducer: frames in, what the dashboard knows out."""
+"""The reducer: frames go in, and the dashboard's state comes out."""
 
 from datetime import UTC
 
@@ -73,7 +73,7 @@ def test_changes_of_state_are_kept_and_details_renewed() -> None:
 
 
 def test_what_was_so_before_is_not_said_to_have_become_so() -> None:
-    """An instance that comes later did become active then."""
+    """Only an instance that comes later is said to have become active."""
     heard = [
         status(1.0, synthetic.instance("i-0")),
         status(2.0, synthetic.instance("i-0"), synthetic.instance("i-1")),
@@ -190,7 +190,8 @@ def test_routine_events_are_counted_over_whole_seconds() -> None:
 
 
 def test_events_of_the_past_count_in_their_own_seconds() -> None:
-    """After connecting the last thousand come at once: they were not of one second."""
+    """After connecting, the last thousand events come at once, although they are of many
+    seconds."""
     past = [
         EventFrame(
             time_s=100.0,

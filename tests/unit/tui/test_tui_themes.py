@@ -1,5 +1,5 @@
-"""Themes can be read, by people who see no red and green too; where there is no colour or no glyph,
-the dashboard does without."""
+"""Themes are readable, also for people who cannot tell red from green; and the dashboard works on
+terminals without colours or without our glyphs."""
 
 from itertools import combinations
 
@@ -18,7 +18,7 @@ TEXT = tuple(Tone)
 
 
 async def colours(theme: str) -> tuple[dict[str, ColorTriplet], ColorTriplet]:
-    """What each tone is painted in, and the background."""
+    """The colour of each tone, and the background."""
     async with dashboard(FakeSource(), theme=theme) as (app, _):
         lines = app.screen.query_one("#header", Lines)
         found = {}
@@ -102,7 +102,8 @@ async def test_monochrome_is_grey() -> None:
 def test_glyphs_beyond_ascii_where_the_terminal_has_them(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: bool
 ) -> None:
-    """Python takes UTF-8 for its streams with LC_ALL=C, so that they do not tell."""
+    """Python's streams use UTF-8 even with LC_ALL=C, so they do not show the terminal's
+    encoding."""
     monkeypatch.delenv("LC_ALL", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():

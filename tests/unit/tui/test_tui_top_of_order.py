@@ -24,7 +24,7 @@ def source() -> FakeSource:
 
 
 def statuses(count: int) -> list[StatusFrame]:
-    """Of instances that all serve: the order is by freeness alone."""
+    """Statuses of instances that all serve, so that they are ordered only by freeness."""
     found = []
     for frame in synthetic.frames(count, num_instances=NUM_INSTANCES, events_per_s=0):
         if isinstance(frame, StatusFrame):
@@ -128,7 +128,7 @@ async def test_the_history_of_an_instance_shows_the_newest(source: FakeSource) -
 
 
 def test_what_cannot_serve_comes_before_all_that_can() -> None:
-    """A failed instance has no freeness: it stood behind all others, off the screen."""
+    """A failed instance has no freeness. It used to come last, off the screen."""
     found = (
         synthetic.instance("i-0", freeness_steps=-400.0),
         synthetic.instance("i-1", InstanceState.DRAINING, freeness_steps=None),

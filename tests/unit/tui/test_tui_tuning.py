@@ -10,8 +10,8 @@ from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
 from tools import synthetic_cluster as synthetic
 from tui.screens import tuning
+from tui.screens.details import LogScreen
 from tui.screens.dialogs import ConfirmScreen
-from tui.screens.lists import LogScreen
 from tui.screens.tuning import EditScreen, TuningScreen
 
 LOW = "migration.source_below_steps"
@@ -19,13 +19,13 @@ MOVES = "migration.max_moves"
 
 
 async def value(bed: Bed, text: str) -> None:
-    """Typed into the dialog, all at once."""
+    """Types a value at once into the dialog."""
     bed.app.screen.query_one(Input).value = text
     await bed.press("enter")
 
 
 async def row(bed: Bed, key: str) -> None:
-    """The screen of the settings with the cursor on that one."""
+    """Opens the screen of the settings, with the cursor on this one."""
     await bed.press("t")
     assert isinstance(bed.app.screen, TuningScreen)
     await bed.type("slash", key)
@@ -88,8 +88,8 @@ async def test_what_the_controller_refuses_is_said_and_can_be_typed_again() -> N
 
 @presses("tune")
 async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key: str) -> None:
-    """Also when another operator changes one meanwhile and the rows change their places; and then
-    nothing is done, as the revision has moved on."""
+    """That holds even if another operator changes a setting and rows change places; nothing is done
+    then, as the revision is another one."""
     async with acting() as bed:
         await bed.press(key)
         assert isinstance(bed.app.screen, TuningScreen)

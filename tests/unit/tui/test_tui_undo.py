@@ -86,8 +86,8 @@ def test_one_that_cannot_be_taken_back_says_why() -> None:
 
 @presses("undo")
 async def test_undo(key: str) -> None:
-    """Of the last operation, whoever did it, after it was shown; the second one takes the first
-    back, as on the command line."""
+    """Undoes the last operation, whoever did it, after it was shown. A second undo takes back the
+    first one, as on the command line."""
     async with acting() as bed:
         await bed.press(key)
         assert "there is no operation that was done" in await drawn(bed.pilot)

@@ -1,4 +1,4 @@
-"""A dashboard with a controller that remembers what it was told: for tests of orders."""
+"""A dashboard with a controller that remembers its orders, for tests of orders."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,17 +31,17 @@ class Bed:
             await settle(self.app, self.pilot)
 
     async def type(self, key: str, text: str) -> None:
-        """Into the line that the key opens, all at once."""
+        """Types a text at once into the line that the key opens."""
         await self.pilot.press(key)
         self.app.screen.query_one(Input).value = text
         await self.press("enter")
 
     async def tick(self, **changed: Any) -> None:
-        """The next status, with instances that report otherwise: `i_3={...}`."""
+        """Feeds the next status, with changed fields of instances: `i_3={...}`."""
         await self._tick(changed, {})
 
     async def tick_with(self, **update: Any) -> None:
-        """The next status, of which these fields are otherwise."""
+        """Feeds the next status, with these fields changed."""
         await self._tick({}, update)
 
     async def _tick(self, changed: dict[str, Any], more: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A control client that answers from a table and remembers what it was asked."""
+"""A control client that answers from a table and remembers its calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,13 +53,13 @@ from tools import synthetic_cluster as synthetic
 
 Report = TypeVar("Report")
 Asked = tuple[str, str, Any]
-"""(method, id, body)."""
+"""The method, the id and the body of a call."""
 
 
 @dataclass
 class FakeControl:
-    """`calls` are those that change something, `plans` dry runs. Errors in `failing` are raised by
-    the method of that name, after the call was noted."""
+    """`calls`: the calls that change something; `plans`: the dry runs. A method raises the error
+    that `failing` has under its name, after the call was noted."""
 
     revision: int = 7
     last: tuple[str, ...] = ()
@@ -71,20 +71,20 @@ class FakeControl:
     over: tuple[str, ...] = ()
     """Requests that have ended."""
     whole_ids: dict[str, str] = field(default_factory=dict)
-    """By the words that name a request, its id."""
+    """The ids of requests, by the words that name them."""
     named: list[tuple[str, bool]] = field(default_factory=list)
-    """The words for which an id was asked, and whether any choice would do."""
+    """The words for which an id was asked, each with `any_choice`."""
     calls: list[Asked] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     plans: list[Asked] = field(default_factory=list)
     failing: dict[str, Exception] = field(default_factory=dict)
     answers: dict[str, Any] = field(default_factory=dict)
-    """By key: what `answer` tells."""
+    """The results of `answer`, by key."""
     uptime_s: float = 7200.0
     tuned: Settings = field(default_factory=Settings)
     done: list[OperationEntry] = field(default_factory=list)
     roles: tuple[InstanceRole, ...] = ()
-    """What a dry run of settings says of the instances."""
+    """The instances in a dry run of settings."""
 
     def _note(self, name: str, id_: str, wanted: Any, key: str = "") -> None:
         if wanted.dry_run:
@@ -100,7 +100,7 @@ class FakeControl:
             raise self.failing[name]
 
     def _record(self, name: str, id_: str, wanted: Any) -> None:
-        """As the audit log does. The values before are those of the reports below."""
+        """Notes an operation as the audit log does, with the old values of the reports below."""
         undos = {
             "drain": Undo(kind="undrain", target=id_, previous={}, made={}),
             "evacuate": Undo(kind="undrain", target=id_, previous={}, made={}),
@@ -120,7 +120,7 @@ class FakeControl:
         self.note(f"{name} {id_}".strip(), undos.get(name), wanted.reason)
 
     def note(self, action: str, undo: Undo | None, reason: str = "", why_not: str = "") -> None:
-        """An operation of the audit log, the newest first."""
+        """Adds an operation to the audit log, in which the newest is first."""
         entry = OperationEntry(
             id=f"op-{len(self.done)}",
             time_s=synthetic.START_S + len(self.done),

@@ -1,4 +1,4 @@
-"""Lives of requests that never were."""
+"""Made-up lives of requests."""
 
 from typing import Any
 
@@ -87,12 +87,12 @@ def request(**fields: Any) -> RequestStatus:
 
 
 def eventful() -> Explanation:
-    """It waited, ran, was evicted, ran again, moved, and runs still."""
+    """A request that waited, ran, was evicted, ran again, moved, and still runs."""
     return Explanation(request=request(), steps=EVENTFUL, could_move_to="i-2")
 
 
 def ended() -> Explanation:
-    """As `eventful`, to its end."""
+    """The same request, after its end."""
     end = OtherStep(time_s=START_S + 11.0, what="finished", instance_id="i-1", reason="stop")
     over = request(state=RequestState.FINISHED, age_s=11.0, movable=None, finish_reason="stop")
     return Explanation(request=over, steps=(*EVENTFUL, end))

@@ -22,10 +22,10 @@ from controller.api.wire.stream import Frame, MemberLog
 from tools import synthetic_cluster as synthetic
 from tui.actions import Place, action_of
 from tui.app import Dashboard
-from tui.console import Options
 from tui.drawing import UNICODE, Glyphs
 from tui.live import Caller, Reply, Source, Work
 from tui.replay import ReplaySource
+from tui.session import Options
 from tui.startup import DEFAULT_THEME
 from tui.state import Arrived, ExplanationArrived, Heard, LogArrived, Lost, RequestsArrived
 
@@ -35,12 +35,12 @@ DRAWN_S = 20.0
 
 Test = Callable[..., Awaitable[None]]
 TESTED: set[tuple[str, str]] = set()
-"""(action id, key) that a test presses."""
+"""The actions and keys that tests press."""
 
 
 def presses(action_id: str) -> Callable[[Test], Test]:
-    """The test runs once for each key of the action, as the argument `key`; a key of a dialog is
-    the argument `dialog_key` where the test has one."""
+    """Runs the test once for each key of the action, with the key as the argument `key`; a key of a
+    dialog is the argument `dialog_key` if the test has one."""
     entry = action_of(action_id)
     TESTED.update((action_id, key) for key in entry.keys)
 
@@ -53,7 +53,8 @@ def presses(action_id: str) -> Callable[[Test], Test]:
 
 
 class FakeSource:
-    """Its clock stands still until it is fed; `asked`: the instances and requests asked about."""
+    """A source whose clock stands still until it is fed. `asked`: the instances and requests about
+    which it was asked."""
 
     def __init__(self) -> None:
         self.cluster = "prod-a"
@@ -100,7 +101,7 @@ class FakeSource:
         self.stopped = True
 
     def feed(self, frames: Iterable[Frame]) -> None:
-        """The clock goes with them."""
+        """Lets the source hear the frames, and sets its clock to their times."""
         for frame in frames:
             self.clock_s = max(self.clock_s, frame.time_s)
             self._heard.append(Arrived(frame, self.clock_s))
@@ -113,7 +114,8 @@ class FakeSource:
 
 
 class FakeCaller:
-    """Does the work at once, on the client that the test made; `held` work waits for `release`."""
+    """Does work at once, with the client that the test made. While it is `held`, work waits for
+    `release`."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -157,17 +159,17 @@ async def dashboard(
 
 
 async def settle(app: Dashboard, pilot: Pilot[None]) -> None:
-    """Draws what was heard, and what that led to; waits until it is on the screen."""
+    """Draws what was heard and what followed from that, and waits until it is on the screen."""
     for _ in range(2):
         app.pump()
         await drawn(pilot)
 
 
 async def drawn(pilot: Pilot[None]) -> str:
-    """What is on the screen as text, once Textual has placed and painted everything.
+    """The text on the screen, once Textual has placed and painted everything.
 
-    Placing is done when a screen idles, and leads to resizes that paint again: the pilot alone
-    does not wait for that.
+    Textual places widgets when a screen is idle, which leads to resizes that paint again: the pilot
+    alone does not wait for that.
     """
     deadline_s = time.monotonic() + DRAWN_S
     await pilot.pause()
@@ -178,19 +180,20 @@ async def drawn(pilot: Pilot[None]) -> str:
 
 
 def shown(app: App[None]) -> str:
-    """What is on the screen as text, painted or not."""
+    """The text on the screen, even if it is not fully painted."""
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def _unpainted(widget: DOMNode) -> bool:
-    """By Textual's own marks; there are no public ones."""
+    """Whether a widget still has to be painted, by Textual's private flags; there are no public
+    ones."""
     if isinstance(widget, Screen) and widget._dirty_widgets:
         return True
     return isinstance(widget, Widget) and (widget._layout_required or widget._repaint_required)
 
 
 class Clock:
-    """Stands still unless it is moved."""
+    """A clock that stands still unless a test sets it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -200,7 +203,7 @@ class Clock:
 
 
 def recorded(folder: Path, frames: Iterable[Frame]) -> Path:
-    """A recording of these frames."""
+    """Writes a recording of these frames."""
     path = folder / "recording.jsonl"
     writer = RecordingWriter(path, RecordingHeader(cluster="prod-a", time_s=synthetic.START_S))
     for frame in frames:

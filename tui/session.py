@@ -1,0 +1,304 @@
+"""The session of a dashboard: what is known of the cluster, the orders given, and the options.
+
+Every screen draws from the session. It knows no screen and no widget; the application, which owns
+it, opens those.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from controller.api.errors import LlumctlError
+from controller.api.operations.on_instances import Undrain
+from controller.api.settings.settings import ConsoleTable
+from controller.api.text import hints
+from controller.api.text.quantities import duration, printable
+from tui.actions import Action, Place, first_of, of_places
+from tui.asking import AnyOrder, Together
+from tui.drawing import UNICODE, Glyphs, Line, Span, Tone, fitted, key_line, width_of
+from tui.live import Caller, Source, Work
+from tui.outbox import TONES, Call, Phase, SessionOrders, Then, told, under_way
+from tui.own_commands import OwnCommand, own_actions
+from tui.panes.header import Liveness, recording_badge
+from tui.replay import Replaying, ReplaySource
+from tui.startup import DEFAULT_THEME
+from tui.state import DashboardState, reduce
+
+if TYPE_CHECKING:
+    from textual.timer import Timer
+
+MESSAGE_S = 6.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the dashboard is to look, by the options of `llumctl top`."""
+
+    glyphs: Glyphs = UNICODE
+    theme: str = DEFAULT_THEME
+    zone: tzinfo | None = None
+    """The time zone of all times of day; None: the machine's."""
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    """Rebound keys, as `tui.actions.checked_keymap` returns them."""
+    limits: ConsoleTable = field(default_factory=ConsoleTable)
+    """When there is an alarm, and whether the session begins read-only."""
+    readonly: bool = False
+    """Nothing can be changed in this session."""
+    in_browser: bool = False
+    """The dashboard is shown in a browser, whose user has no shell on this machine and gets none:
+    no command runs, no file is written, and the dashboard cannot be suspended."""
+    own: tuple[OwnCommand, ...] = ()
+    """The operator's own commands, as `tui.own_commands.checked_commands` returns them."""
+    cluster: str = ""
+    """What `--cluster` has to be to mean this cluster: a name, or a URL. A remote cluster may have
+    the same name as a local one."""
+    of_cluster: str = ""
+    """What a command needs behind it to act on this cluster, as ` --cluster prod`; empty if it does
+    so anyway."""
+    recording: bool = False
+    when_drawn: Callable[[], None] = lambda: None
+    """Called once, after the first screen."""
+    tick_s: float | None = None
+    """Seconds between two drawings; None: only a call of `pump` draws."""
+
+    def aimed(self, text: str) -> str:
+        """The text with all commands in it made to mean this cluster."""
+        return hints.aimed(text, self.of_cluster)
+
+
+class Session:
+    def __init__(
+        self,
+        source: Source,
+        options: Options,
+        caller: Caller | None,
+        *,
+        set_timer: "Callable[[float, Callable[[], None]], Timer]",
+        redraw: Callable[[], None],
+        pump: Callable[[], None],
+    ) -> None:
+        """`caller` None: a replay. `redraw` draws the screens again; `pump` first takes what the
+        source has."""
+        self.source = source
+        self.options = options
+        self.glyphs = options.glyphs
+        self.state = DashboardState(limits=options.limits)
+        """The present state, whatever the screen shows."""
+        self.frozen: DashboardState | None = None
+        """The state at which the operator froze the screen."""
+        self._frozen_at_s = 0.0
+        self.orders = SessionOrders(caller, options.of_cluster)
+        self.is_read_only = options.readonly or options.limits.readonly
+        self.message = Message(set_timer, redraw)
+        self._pump = pump
+        self._has_cluster = caller is not None
+        self.own = own_actions(options.own)
+        self.replay: Replaying | None = None
+        """None for a live controller."""
+        if isinstance(source, ReplaySource):
+            self.replay = Replaying(source, options.keymap, options.zone, self.say, pump)
+
+    def take(self) -> None:
+        """Takes what the source has heard, and follows the orders."""
+        self.state = reduce(self.state, self.source.take())
+        self._follow_orders()
+
+    @property
+    def shown(self) -> DashboardState:
+        """What the screen shows: the present state, or the one at which it was frozen."""
+        return self.frozen or self.state
+
+    @property
+    def calls(self) -> Iterable[Call]:
+        """The orders of this session."""
+        return self.orders.outbox
+
+    @property
+    def is_stale(self) -> bool:
+        return self.liveness().is_stale
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether the header is a bar, because the screen does not show the present."""
+        return self.replay is not None or self.frozen is not None or self.is_stale
+
+    def liveness(self) -> Liveness:
+        now_s = self.source.now_s()
+        badges = ["READ" if self.replay is not None or self.is_read_only else "WRITE"]
+        if self.frozen is not None:
+            badges.append(f"FROZEN {duration(now_s - self._frozen_at_s)}")
+        unknown = sum(call.phase is Phase.UNKNOWN for call in self.calls)
+        if unknown:
+            badges.append(f"{unknown} UNKNOWN")
+        if self.options.recording:
+            badges.append(recording_badge(self.state))
+        status = self.state.status
+        return Liveness(
+            self.state,
+            now_s,
+            self.source.status_every_s,
+            status.cluster if status else self.source.cluster,
+            tuple(badges),
+            self.options.zone,
+            self.replay.progress() if self.replay is not None else None,
+            self.options.of_cluster,
+        )
+
+    def toggle_freeze(self) -> None:
+        """Freezes or unfreezes the screen. In a replay, time itself stands still."""
+        if self.replay is not None:
+            self.replay.toggle_pause()
+        elif self.frozen is None:
+            self.frozen, self._frozen_at_s = self.state, self.source.now_s()
+        else:
+            self.frozen = None
+        self._pump()
+
+    # Keys and words
+
+    def actions(self, places: Collection[Place]) -> list[Action]:
+        """The actions that work on a screen of these places, with the operator's own commands."""
+        options = self.options
+        may_run = self.replay is None and not (options.readonly or options.in_browser)
+        found = of_places(
+            places,
+            replay=self.replay is not None,
+            changes=not options.readonly,
+            in_browser=options.in_browser,
+        )
+        return [*found, *(self.own if may_run and Place.ROWS in places else ())]
+
+    def key_of(self, action_id: str) -> str:
+        """The key of an action as people call it, after rebinding."""
+        return first_of(action_id, self.options.keymap)
+
+    def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
+        """Shows a message on the bottom line for a while. A bad one goes away with the next key, as
+        it answers the last one, unless it `stays` as long as others."""
+        self.message.show(self.options.aimed(text), tone, stays=stays)
+
+    def bottom_line(self, keys: Sequence[tuple[str, str]], width: int) -> Line:
+        """The message if there is one, else trouble with the stream, else the orders under way and
+        the keys. `keys`: pairs of key and word; the last two are always shown."""
+        if self.message.line:
+            return self.message.line
+        state = self.state
+        stopped = state.stopped.reason if state.stopped else ""
+        trouble = state.recording_failed or stopped or state.lost
+        if not trouble:
+            going = under_way(self.calls, width, self.glyphs)
+            return (*going, *key_line(keys, width - width_of(going)))
+        leave = key_line(keys[-2:], 0)
+        room = max(1, width - width_of(leave) - 5)
+        words = printable(trouble)
+        words = fitted(words, min(room, cell_len(words)), self.glyphs)
+        return (Span(f" ! {words}  ", Tone.BAD), *leave)
+
+    # Orders
+
+    def ask(self, question: Work, then: Then) -> None:
+        """Asks the controller; `then` gets the answer or the error on the screen's own thread."""
+
+        def answered(answer: Any, error: Exception | None) -> None:
+            if isinstance(error, LlumctlError):
+                error.message = self.options.aimed(error.message)
+            then(answer, error)
+
+        self.orders.ask(question, answered)
+
+    def give(self, agreed: AnyOrder | Together) -> None:
+        now_s = self.source.now_s()
+        time_s = self.state.controller_time_s(now_s) or 0.0
+        for order in agreed.orders if isinstance(agreed, Together) else (agreed,):
+            self.orders.order(order, now_s, time_s)
+        self._follow_orders()
+
+    def locked(self) -> str:
+        """Why nothing can be changed now: the one place that decides it. Empty if orders may be
+        given."""
+        state, now_s = self.state, self.source.now_s()
+        if not self._has_cluster:
+            return "this is a replay: there is no cluster to change"
+        if self.options.readonly:
+            return "this dashboard was started with --readonly"
+        if self.is_read_only:
+            return f"read-only: {self.key_of('read_only')} allows changes"
+        if self.frozen is not None:
+            return f"the screen is frozen: {self.key_of('freeze')}"
+        if state.stopped is not None:
+            return "the cluster has stopped"
+        age_s = state.age_s(now_s)
+        if age_s is None:
+            return "nothing is known of the cluster yet"
+        if state.is_stale(now_s, self.source.status_every_s):
+            return f"what the screen shows is {duration(age_s)} old"
+        return ""
+
+    def toggle_read_only(self) -> None:
+        if self.options.readonly:
+            self.say("read-only: it was started with --readonly")
+            return
+        self.is_read_only = not self.is_read_only
+        what = "not allowed" if self.is_read_only else "allowed"
+        self.say(f"changes are {what} now")
+
+    def unsettled(self) -> list[str]:
+        """What to tell an operator who leaves before the outcome of an order is known."""
+        return [
+            f"{told(call)}: {call.command}"
+            for call in self.calls
+            if call.phase in (Phase.SENT, Phase.UNKNOWN)
+        ]
+
+    def _follow_orders(self) -> None:
+        """Takes the controller's answers, sends the orders that are due, and says what became of
+        them."""
+        for call in self.orders.pump(self.source.now_s(), self.locked(), self.state.status):
+            if self._is_told_by_another(call):
+                continue
+            back = f"  ({self.key_of('undo')} takes it back)" if call.can_undo else ""
+            tone = TONES.get(call.phase, Tone.PLAIN)
+            self.say(f"{told(call)}{back}", tone, stays=True)
+
+    def _is_told_by_another(self, call: Call) -> bool:
+        """Whether a later undrain of this session ended the drain, and says so itself."""
+        drained = {each.instance_id for each in call.awaits}
+        return call.phase is Phase.FAILED and any(
+            isinstance(other.order, Undrain)
+            and other.order.instance_id in drained
+            and other.call_id > call.call_id
+            for other in self.calls
+        )
+
+
+class Message:
+    """What was said last, for MESSAGE_S."""
+
+    def __init__(
+        self,
+        set_timer: "Callable[[float, Callable[[], None]], Timer]",
+        redraw: Callable[[], None],
+    ) -> None:
+        """`set_timer` calls back after a number of seconds; `redraw` is called when the line
+        changes."""
+        self._set_timer = set_timer
+        self._redraw = redraw
+        self._timer: Timer | None = None
+        self.line: Line = ()
+        self.goes_with_a_key = False
+        """Whether the message answers the last key, and goes away with the next one."""
+
+    def show(self, text: str, tone: Tone, *, stays: bool) -> None:
+        self.line = (Span(f" {text}", tone),)
+        self.goes_with_a_key = tone is Tone.BAD and not stays
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self._set_timer(MESSAGE_S, self.clear)
+        self._redraw()
+
+    def clear(self) -> None:
+        self.line, self.goes_with_a_key = (), False
+        self._redraw()
