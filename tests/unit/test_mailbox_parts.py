@@ -39,7 +39,7 @@ def test_what_is_cut_may_be_of_any_kind() -> None:
 
 
 def test_a_frame_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="without an end"):
+    with pytest.raises(ValueError, match="the last frame is incomplete"):
         joined([memoryview(b"head"), memoryview(bytes(MAX_PART_BYTES))])
 
 
