@@ -27,7 +27,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from controller.api.wire import ErrorBody
 from pydantic import BaseModel
 from rich import box
 from rich.table import Table
@@ -37,6 +36,7 @@ from benchmarks.process_groups import CpuMeter, signals_interrupt
 from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
+from controller.api.wire import ErrorBody
 from controller.api.wire.requests import Event
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
