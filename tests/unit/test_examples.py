@@ -46,6 +46,12 @@ def test_the_configuration_as_shipped_is_the_defaults() -> None:
     assert llumctl_settings.load(config=CONFIG, environ={}) == Settings()
 
 
+def test_the_configuration_is_written_from_the_settings() -> None:
+    from tools import example_config
+
+    assert CONFIG.read_text() == example_config.text(), "`make reference` writes it anew"
+
+
 def test_each_default_is_written_out() -> None:
     """Not merely left out: every key of the file's tables has its default's value."""
     written = tomllib.loads(CONFIG.read_text())

@@ -42,14 +42,16 @@ class ClusterTable(Table):
     engine: Literal["vllm", "emulated"] = "vllm"
     """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
     instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
-    """None: one per GPU (divided by the tensor-parallel size), 2 on a CPU machine, 4 emulated."""
+    """How many instances there are at the start. None: one per GPU (divided by the tensor-parallel
+    size), 2 on a CPU machine, 4 emulated."""
     frontends: Annotated[int, Field(ge=1, le=64)] | None = None
-    """None: two if there are 4 cores and 2.2 GB of memory beside the instances, else one."""
+    """How many processes serve the endpoint. None: two if there are 4 cores and 2.2 GB of memory
+    beside the instances, else one."""
     ray_address: str | None = None
     """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"
-    """The address on which the cluster's processes listen to each other; several machines need one
-    that the others reach."""
+    """The address on which the cluster's processes listen to each other. Several machines need one
+    that the others reach: `auto` takes each machine's address as Ray knows it."""
     start_timeout_s: Seconds = 600.0
     """How long `up` waits for the cluster. An instance that auto-scaling adds counts as failed if
     it does not serve after this time."""
@@ -118,8 +120,10 @@ class EmulatedTable(Table):
     mode: Literal["chunked", "prefill-first"] = "chunked"
     """How a step is filled: prefills cut to the token budget, or whole and before decodes."""
     prefix_caching: bool = True
+    """Whether prompts that begin alike share KV blocks."""
     speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
-    """How many times faster than the profile the engines run."""
+    """How many times faster than the profile the engines run, and with them all times of the
+    scheduler that are no settings."""
     num_blocks: Annotated[int, Field(ge=1)] | None = None
     """How many KV blocks an instance has. None: as many as in the profile."""
 
