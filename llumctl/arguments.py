@@ -37,7 +37,9 @@ def several_of(text: str, known: Iterable[str], flag: str, what: str) -> tuple[s
 def an_id(text: str, flag: str) -> str:
     """The text, if it can be an id. Raises UsageError if it is empty or not printable."""
     if not text or not text.isprintable():
-        raise UsageError(f"{flag}: {text[:60]!r} is no id", "llumctl status      llumctl requests")
+        raise UsageError(
+            f"{flag}: {text[:60]!r} is not an id", "llumctl status      llumctl requests"
+        )
     return text
 
 
@@ -49,7 +51,9 @@ def seconds(text: str, flag: str) -> float:
     UsageError, which names the flag."""
     found = seconds_of(text)
     if found is None:
-        raise UsageError(f"{flag}: {text[:60]!r} is no duration", f"durations look like {EXAMPLES}")
+        raise UsageError(
+            f"{flag}: {text[:60]!r} is not a duration", f"durations look like {EXAMPLES}"
+        )
     return found
 
 

@@ -175,14 +175,14 @@ def _token() -> str:
     try:
         return _plain(RunState.from_json(text).control_token, TOKEN_FILE)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{TOKEN_FILE}: {named} is no run.json: {error}", TOKEN_HINT) from error
+        raise UsageError(f"{TOKEN_FILE}: {named} is not a run.json: {error}", TOKEN_HINT) from error
 
 
 def _plain(text: str, where: str) -> str:
     """The text, if it can be a token: it has no blanks and no line ends. The message does not
     repeat a wrong text, which may be another secret."""
     if not text.isascii() or not text.isprintable() or " " in text:
-        raise UsageError(f"{where}: this is no token", TOKEN_HINT)
+        raise UsageError(f"{where}: this is not a token", TOKEN_HINT)
     return text
 
 

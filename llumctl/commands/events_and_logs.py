@@ -92,7 +92,7 @@ def events(
         raise UsageError(f"--limit: must be 0 or more, not {limit}")
     if after is not None and not _POSITION.fullmatch(after):
         raise UsageError(
-            f"--after: {after[:60]!r} is no position of an event", "llumctl events -o name"
+            f"--after: {after[:60]!r} is not the position of an event", "llumctl events -o name"
         )
     if follow and output_format in DOCUMENTS:
         raise UsageError(

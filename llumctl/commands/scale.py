@@ -230,7 +230,7 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
     found = _TARGET.fullmatch(text.strip())
     if found is None:
         raise UsageError(
-            f"N|+N|-N: {text[:60]!r} is no number of instances",
+            f"N|+N|-N: {text[:60]!r} is not a number of instances",
             "llumctl scale 4      llumctl scale +1      llumctl scale -1      llumctl scale auto",
         )
     sign, number = found[1], int(found[2])

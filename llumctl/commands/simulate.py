@@ -425,7 +425,8 @@ def autoscale_bounds(text: str, instances: str | None) -> tuple[int, int, int]:
     least, most = (int(found[1]), int(found[2])) if found and found[2] else (0, 0)
     if not 1 <= least <= most <= MAX_INSTANCES:
         raise UsageError(
-            f"--autoscale: {text[:60]!r} is no range from 1 to {MAX_INSTANCES}", "--autoscale 1..16"
+            f"--autoscale: {text[:60]!r} is not a range from 1 to {MAX_INSTANCES}",
+            "--autoscale 1..16",
         )
     if instances is None:
         return least, most, (least + most) // 2

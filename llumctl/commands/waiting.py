@@ -180,12 +180,14 @@ def parse(text: str) -> Condition:
 
 
 def _no_condition(text: str) -> UsageError:
-    """The error for a text that is no condition, with the nearest form if one resembles it."""
+    """The error for a text that is not a condition, with the nearest form if one resembles it."""
     kind = text.strip().partition("=")[0].partition("/")[0]
     words = {form.partition("=")[0].partition("/")[0]: form for form in FORMS}
     likely = difflib.get_close_matches(kind.lower(), words, 1)
     meant = f"; did you mean {words[likely[0]]}?" if likely else ""
-    return UsageError(f"{FLAG}: {text[:60]!r} is no condition{meant}", f"one of {', '.join(FORMS)}")
+    return UsageError(
+        f"{FLAG}: {text[:60]!r} is not a condition{meant}", f"one of {', '.join(FORMS)}"
+    )
 
 
 def _state(text: str, known: Iterable[str], kind: str) -> str:

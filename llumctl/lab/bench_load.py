@@ -234,7 +234,7 @@ def _share(text: str, raw: str, known: Sequence[Level]) -> float:
         share = math.nan
     if not 0 <= share <= 1:
         raise UsageError(
-            f"--priority: the share in {text[:40]!r} is no number from 0 to 1", _example(known)
+            f"--priority: the share in {text[:40]!r} is not a number from 0 to 1", _example(known)
         )
     return share
 

@@ -264,7 +264,7 @@ def _fault(entry: str, where: str, num_instances: int | None) -> Fault:
         raise wrong(f"the kinds are {', '.join(FAULT_KINDS)}{nearest(kind, FAULT_KINDS)}")
     time_s = _number(time_text)
     if time_s is None or time_s < 0:
-        raise wrong(f"{time_text!r} is no time in seconds from the beginning")
+        raise wrong(f"{time_text!r} is not a time in seconds from the beginning")
     known = _INSTANCE.fullmatch(instance_id)
     if num_instances is None and known is None:
         raise wrong("the instances are i-0, i-1 and so on, in the order of their launch")
@@ -278,7 +278,7 @@ def _fault(entry: str, where: str, num_instances: int | None) -> Fault:
         )
     factor = _number(parts[3]) if len(parts) == 4 else 1.0
     if factor is None or factor <= 0:
-        raise wrong(f"{parts[3]!r} is no positive factor")
+        raise wrong(f"{parts[3]!r} is not a positive factor")
     return Fault(time_s, kind, instance_id, factor)
 
 

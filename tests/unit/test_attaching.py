@@ -154,10 +154,10 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
     [
         ("right", 0o644, "open to other users"),
         ("", 0o600, "is empty"),
-        ("two words", 0o600, "this is no token"),
-        ("two\nlines", 0o600, "this is no token"),
-        ('{"schema_version": 1}', 0o600, "is no run.json: cluster is missing"),
-        ("{", 0o600, "is no run.json"),
+        ("two words", 0o600, "this is not a token"),
+        ("two\nlines", 0o600, "this is not a token"),
+        ('{"schema_version": 1}', 0o600, "is not a run.json: cluster is missing"),
+        ("{", 0o600, "is not a run.json"),
         ("[" * 9, 0o600, ""),
     ],
 )

@@ -246,7 +246,11 @@ def test_a_reader_that_leaves_ends_it_without_another_event(
         (("--kind", ""), "--kind: '' is not a kind of event", "one of dispatched, "),
         (("--since", "5x"), "--since: '5x' is neither a duration nor a time", "30s, 5m"),
         (("--since", "-5m"), "--since: '-5m' is neither", "2026-01-31T12:00:00"),
-        (("--after", "7"), "--after: '7' is no position of an event", "llumctl events -o name"),
+        (
+            ("--after", "7"),
+            "--after: '7' is not the position of an event",
+            "llumctl events -o name",
+        ),
         (("-n", "-1"), "--limit: must be 0 or more, not -1", ""),
         (("-f", "-o", "json"), "-o json is a single document", "llumctl events --follow -o jsonl"),
         (("-f", "-o", "yaml"), "-o yaml is a single document", "-o jsonl"),

@@ -66,7 +66,7 @@ def test_a_terminal_that_cannot_move_its_cursor(
         (["--refresh", "0"], "--refresh: must be 0.1 to 60 seconds"),
         (["--refresh", "nan"], "--refresh: must be"),
         (["--speed", "-1", "--replay", "x"], "--speed"),
-        (["--at", "soon", "--replay", "x"], "--at: 'soon' is no duration"),
+        (["--at", "soon", "--replay", "x"], "--at: 'soon' is not a duration"),
         (["--speed", "2"], "go with --replay"),
         (["--replay", "x", "--record", "y"], "neither --record nor --cluster"),
         (["--replay", "x", "--cluster", "y"], "neither --record nor --cluster"),

@@ -59,8 +59,8 @@ def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("redy", "--wait: 'redy' is no condition; did you mean ready?", "one of ready, idle, "),
-        ("", "--wait: '' is no condition", "one of ready"),
+        ("redy", "--wait: 'redy' is not a condition; did you mean ready?", "one of ready, idle, "),
+        ("", "--wait: '' is not a condition", "one of ready"),
         ("instance/i-0", "did you mean instance/ID=STATE?", "request/ID=STATE"),
         ("instanc/i-0=active", "did you mean instance/ID=STATE?", ""),
         ("instance/=active", "did you mean instance/ID=STATE?", ""),
@@ -70,7 +70,7 @@ def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
         ("frontend/f-0=gone", "'gone' is not a state of a frontend", "one of starting, active"),
         ("cluster=", "'' is not a state of a cluster", "one of starting, ready"),
         ("request/r=done", "'done' is not a state of a request", "finished, aborted, failed"),
-        ("zzz", "--wait: 'zzz' is no condition", ""),
+        ("zzz", "--wait: 'zzz' is not a condition", ""),
     ],
 )
 def test_bad_conditions_name_the_nearest(text: str, message: str, hint: str) -> None:
@@ -283,10 +283,10 @@ def test_a_cluster_that_is_stopped_meanwhile(fake: FakeController, capsys: Captu
         (("--wait=ready", "-w"), "--watch: not with --wait"),
         (("--wait=ready", "--check"), "--check: not with --wait"),
         (("--wait=ready", "-o", "json"), "--output: not with --wait"),
-        (("--wait=redy",), "--wait: 'redy' is no condition; did you mean ready?"),
-        (("--wait=ready", "--timeout", "-1"), "--timeout: '-1' is no duration"),
-        (("--wait=ready", "--timeout", "nan"), "--timeout: 'nan' is no duration"),
-        (("--wait=ready", "--timeout", "soon"), "--timeout: 'soon' is no duration"),
+        (("--wait=redy",), "--wait: 'redy' is not a condition; did you mean ready?"),
+        (("--wait=ready", "--timeout", "-1"), "--timeout: '-1' is not a duration"),
+        (("--wait=ready", "--timeout", "nan"), "--timeout: 'nan' is not a duration"),
+        (("--wait=ready", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
         (("--wait=ready", "--timeout", "9" * 400), "--timeout: '9999"),
         (("ready",), "Got unexpected extra argument"),
     ],

@@ -30,7 +30,7 @@ def test_durations(text: str, seconds: float) -> None:
     "text", ["", "s", "-5m", "5x", "5 m", "1e3", "nan", "inf", "--", "٣s", "5m!", "9999999d"]
 )
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--x: .* is no duration") as caught:
+    with pytest.raises(UsageError, match=r"^--x: .* is not a duration") as caught:
         arguments.seconds(text, "--x")
     assert "1h30m" in caught.value.hint
 

@@ -72,13 +72,13 @@ def test_the_saturation_rate_is_that_of_the_most_instances(capsys: Captured) -> 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--autoscale", "4"], "--autoscale: '4' is no range"),
-        (["--autoscale", "4..2"], "--autoscale: '4..2' is no range"),
-        (["--autoscale", "0..2"], "is no range"),
-        (["--autoscale", "1..2000"], "is no range"),
+        (["--autoscale", "4"], "--autoscale: '4' is not a range"),
+        (["--autoscale", "4..2"], "--autoscale: '4..2' is not a range"),
+        (["--autoscale", "0..2"], "is not a range"),
+        (["--autoscale", "1..2000"], "is not a range"),
         (["--autoscale", "2..4", "-n", "8"], "--instances: with --autoscale"),
         (["--autoscale", "2..4", "-n", "2..3"], "--instances: with --autoscale"),
-        (["--autoscale", "2..4", "--target-ttft-p99", "2"], "--autoscale: targets"),
+        (["--autoscale", "2..4", "--target-ttft-p99", "2"], "--autoscale: not with targets"),
         (["--autoscale", "2..4", "-p", "O1"], "nor auto-scaling"),
         (
             ["--autoscale", "2..4", "--set", "autoscale.max_aded=2"],
