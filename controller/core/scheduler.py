@@ -171,14 +171,14 @@ class GlobalScheduler:
             return None
         if self._placement is None:
             return self._pool.choice(request)
-        found = best_fitting(
+        room = best_fitting(
             self._pool.rooms.values(),
             self._demand(request),
             self._pool.score_of(request.rank),
             self._pool.cached(request),
             self._placement.config,
         )
-        return None if found is None else found.instance_id
+        return None if room is None else room.instance_id
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.

@@ -323,16 +323,16 @@ class EngineModel:
         admitted: dict[str, int] = {}
         while waiting and budget > 0 and len(admitted) < num_places:
             r = waiting.head()
-            found = engine_state.find_cached(r)
-            num_found = len(found) * bs
+            cached = engine_state.find_cached(r)
+            num_found = len(cached) * bs
             num_missing = r.num_tokens - num_found
             if whole_prompts and admitted and num_missing > budget:
                 break
-            if not self._has_room(r, found):
+            if not self._has_room(r, cached):
                 break
             waiting.pop()
             r.evicted = False
-            engine_state.hold(r, found)
+            engine_state.hold(r, cached)
             r.num_computed = num_found
             r.num_new = num_missing if whole_prompts else min(num_missing, chunk, budget)
             end = num_found + r.num_new
@@ -347,10 +347,10 @@ class EngineModel:
             admitted[r.request_id] = num_found
         return admitted
 
-    def _has_room(self, request: RequestState, found: list[CachedBlock]) -> bool:
+    def _has_room(self, request: RequestState, cached: list[CachedBlock]) -> bool:
         """Whether a waiting request fits, of which `found` is cached."""
         num_wanted = blocks_for(request.num_tokens, self.config.block_size)
-        num_wanted -= sum(block.num_refs > 0 for block in found)
+        num_wanted -= sum(block.num_refs > 0 for block in cached)
         if self._state.running:
             num_wanted += self.config.watermark_blocks
         return num_wanted <= self._state.pool.num_free

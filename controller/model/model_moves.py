@@ -93,9 +93,9 @@ class ModelMoves:
         if request.block_hash is None:
             pin.add(first_block, num_full)
         else:
-            found = request.cached[first_block:num_full]
-            engine_state.pool.hold(found)
-            pin.cached.extend(found)
+            pinned = request.cached[first_block:num_full]
+            engine_state.pool.hold(pinned)
+            pin.cached.extend(pinned)
         return num_full
 
     def unpin(self, request_id: str) -> None:
@@ -165,10 +165,10 @@ class ModelMoves:
         if num_blocks:
             if engine_state.num_free_places <= 0:
                 return MoveRefusal.NO_SLOT
-            found = engine_state.find_cached(state)[:num_blocks]
-            if num_blocks - sum(b.num_refs > 0 for b in found) > self._num_free_for(state):
+            cached = engine_state.find_cached(state)[:num_blocks]
+            if num_blocks - sum(b.num_refs > 0 for b in cached) > self._num_free_for(state):
                 return MoveRefusal.NO_BLOCKS
-            engine_state.hold(state, found)
+            engine_state.hold(state, cached)
             engine_state.take(state, num_blocks)
             engine_state.enter(state)
         engine_state.arriving[request.request_id] = state

@@ -148,10 +148,10 @@ def _shipped() -> Any:
 
 def _parse(text: str, name: str, where: str) -> LatencyProfile:
     try:
-        found = tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not TOML: {error}") from error
-    values = {key: checked(key, value, where) for key, value in found.items()}
+    values = {key: checked(key, value, where) for key, value in table.items()}
     missing = [f.name for f in fields(LatencyProfile) if f.name not in (*values, "name")]
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}")

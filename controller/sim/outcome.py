@@ -295,8 +295,8 @@ def _curves(columns: dict[str, Values], sampled: Sampled, arrivals_s: Sequence[f
 def _quantiles(values: Values) -> tuple[float, ...]:
     if not len(values):
         return ()
-    found: list[float] = np.quantile(values, SHARES).tolist()
-    return tuple(found)
+    quantiles: list[float] = np.quantile(values, SHARES).tolist()
+    return tuple(quantiles)
 
 
 # -- steady state ----------------------------------------------------------------------------------
@@ -428,11 +428,11 @@ def geometric_mean_ratio(pairs: Sequence[Pair]) -> Interval | None:
             return math.nan
         return float(np.mean([math.log(above / below) for above, below in means]))
 
-    found = _jackknife(num_seeds.pop(), logarithm)
-    if math.isnan(found.mean):
+    interval = _jackknife(num_seeds.pop(), logarithm)
+    if math.isnan(interval.mean):
         return None
-    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return Interval(math.exp(found.mean), low, high, found.num_values)
+    low, high = (None if end is None else math.exp(end) for end in (interval.low, interval.high))
+    return Interval(math.exp(interval.mean), low, high, interval.num_values)
 
 
 def _jackknife(num: int, figure: Callable[[Any], float]) -> Interval:

@@ -78,8 +78,8 @@ def _prefill_s(prompts: Values, cached: Values, profile: LatencyProfile, mode: M
     weights_s = num_chunks * profile.prefill_base_s + profile.prefill_per_token_s * computed
     if mode == "chunked":
         weights_s = np.maximum(0.0, weights_s - num_chunks * profile.decode_base_s)
-    found: Values = weights_s + profile.prefill_per_token_squared_s * (prompts**2 - cached**2)
-    return found
+    prefills_s: Values = weights_s + profile.prefill_per_token_squared_s * (prompts**2 - cached**2)
+    return prefills_s
 
 
 def _cached_tokens(trace: Trace, num_tokens: int, block_size: int) -> Iterator[int]:

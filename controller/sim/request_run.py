@@ -226,9 +226,9 @@ def schedule_arrivals(
     coming = enumerate(trace.requests)
 
     def schedule_next() -> None:
-        found = next(coming, None)
-        if found is not None:
-            events.at(found[1].arrival_s, lambda: come(*found))
+        next_one = next(coming, None)
+        if next_one is not None:
+            events.at(next_one[1].arrival_s, lambda: come(*next_one))
 
     def come(number: int, traced: TraceRequest) -> None:
         arrive(number, traced)

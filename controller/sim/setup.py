@@ -213,9 +213,9 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
         changed: dict[str, Any] = {name: _like(getattr(policy.holding, name), key, value)}
         return replace(policy, holding=replace(policy.holding, **changed))
     if key == "scheduler.policy":
-        found = find_policy(str(value), DISPATCH)
-        holding = (policy.holding or HoldingConfig()) if found.late_binding else None
-        return replace(policy, dispatch=found.name, holding=holding)
+        dispatch = find_policy(str(value), DISPATCH)
+        holding = (policy.holding or HoldingConfig()) if dispatch.late_binding else None
+        return replace(policy, dispatch=dispatch.name, holding=holding)
     if key == "scheduler.status_interval_s":
         return replace(policy, status_age_s=_number(key, value))
     target_load_tokens = None if value is None or value == "none" else _whole(key, value)

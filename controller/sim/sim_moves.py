@@ -189,9 +189,9 @@ class SimMove:
         return Epoch(0, self.machine.hop)
 
     def begin(self) -> None:
-        found = self.source.moves.leave(self.request_id, lambda: self)
-        if isinstance(found, MoveRefusal):
-            refusal = str(found)
+        left = self.source.moves.leave(self.request_id, lambda: self)
+        if isinstance(left, MoveRefusal):
+            refusal = str(left)
             self.events.after(0.0, lambda: self.end(False, refusal))
             return
         self.links.watch(self)
@@ -519,12 +519,12 @@ class SimArrival:
             else:
                 self.handle(dst.NotReserved(MoveRefusal.NO_BLOCKS))
             return
-        found = moves.reserve(move.run.request, move.num_outputs, wanted.num_blocks)
-        if isinstance(found, MoveRefusal):
-            self.handle(dst.NotReserved(found))
+        reserved = moves.reserve(move.run.request, move.num_outputs, wanted.num_blocks)
+        if isinstance(reserved, MoveRefusal):
+            self.handle(dst.NotReserved(reserved))
             return
-        self.holds_something, self._num_cached = True, found
-        self.handle(dst.Reserved(found))
+        self.holds_something, self._num_cached = True, reserved
+        self.handle(dst.Reserved(reserved))
 
     def _free(self) -> None:
         if self.holds_something:

@@ -144,16 +144,16 @@ class KeyTable:
             return None
         parts = self._parts.get(key, {})
         others = [part for name, part in parts.items() if name != request.frontend_id]
-        found = refusal(
+        refused = refusal(
             request,
             self.limits_of(key),
             sum(part.num_live for part in others),
             sum(part.num_tokens for part in others),
         )
-        if found is not None and not request.replayed:
+        if refused is not None and not request.replayed:
             by_code = self._num_refused.setdefault(key, {})
-            by_code[found.code] = by_code.get(found.code, 0) + 1
-            return found
+            by_code[refused.code] = by_code.get(refused.code, 0) + 1
+            return refused
         part = self._part(key, request.frontend_id)
         # A request that is asked for again has old numbers; the frontend's next message has new
         # ones.
@@ -263,7 +263,7 @@ class KeyUse:
 
     def news(self, now_s: float) -> tuple[KeyUsed, ...]:
         """The use of the keys for which it has changed since it was told last."""
-        found: list[KeyUsed] = []
+        changed: list[KeyUsed] = []
         for key, used in self._by_key.items():
             told = KeyUsed(
                 key,
@@ -276,8 +276,8 @@ class KeyUse:
             )
             if self._told.get(key) != told:
                 self._told[key] = told
-                found.append(told)
-        return tuple(found)
+                changed.append(told)
+        return tuple(changed)
 
     def tell_all_again(self) -> None:
         """There is another controller, which knows nothing yet."""

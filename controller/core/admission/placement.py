@@ -83,10 +83,10 @@ class Placement:
             if waiting is not None and waiting.demand_blocks <= rooms[instance_id].spare_blocks:
                 yield self._go(waiting, rooms[instance_id])
         while self.queue:
-            found = self._next(rooms, score_of, cached_of)
-            if found is None:
+            placeable = self._next(rooms, score_of, cached_of)
+            if placeable is None:
                 break
-            yield self._go(*found)
+            yield self._go(*placeable)
         self._reserve(rooms, now_s)
 
     def is_settled(self, rooms: Mapping[str, Room], now_s: float) -> bool:
@@ -337,10 +337,10 @@ class _LeastInOpen:
 
     @classmethod
     def of(cls, rooms: Mapping[str, Room], reserved: Collection[str]) -> "_LeastInOpen":
-        found = [room for instance_id, room in rooms.items() if instance_id not in reserved]
+        open_rooms = [room for instance_id, room in rooms.items() if instance_id not in reserved]
         return cls(
-            min((room.lacking_blocks(0) for room in found), default=math.inf),
-            min((room.claimed_blocks for room in found), default=math.inf),
+            min((room.lacking_blocks(0) for room in open_rooms), default=math.inf),
+            min((room.claimed_blocks for room in open_rooms), default=math.inf),
         )
 
 
@@ -349,8 +349,8 @@ def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, mos
     lower rank loses its instance."""
     if len(reserved) < most or first.key in reserved.values():
         return
-    found = ((queue.get(key), instance_id) for instance_id, key in reserved.items())
-    lower = [(each.order, i) for each, i in found if each is not None and each.rank < first.rank]
+    holders = ((queue.get(key), instance_id) for instance_id, key in reserved.items())
+    lower = [(each.order, i) for each, i in holders if each is not None and each.rank < first.rank]
     if lower:
         del reserved[max(lower)[1]]
 
@@ -575,8 +575,8 @@ class WaitingView:
     def best_reserved(self) -> dict[str, WaitingPlace]:
         """By instance: the request for which it is reserved. If several are reserved for one
         request, only the one that lacks the least is named."""
-        found = ((instance_id, self.find(key)) for key, instance_id in self._reserved_for.items())
-        return {instance_id: place for instance_id, place in found if place is not None}
+        places = ((instance_id, self.find(key)) for key, instance_id in self._reserved_for.items())
+        return {instance_id: place for instance_id, place in places if place is not None}
 
     def _at(self, index: int) -> WaitingPlace:
         waiting = self.entries[index]

@@ -161,22 +161,22 @@ class FairTurns:
 
     def take(self, rank: int, key: str, cost: float) -> float:
         """The turn of a request that waits from now on."""
-        found = self._ranks.setdefault(rank, _Rank())
-        least = found.waiting[0] if found.waiting else 0.0
-        turn = max(least, found.next_turns.get(key, 0.0))
-        found.next_turns[key] = turn + cost
-        insort(found.waiting, turn)
+        turns = self._ranks.setdefault(rank, _Rank())
+        least = turns.waiting[0] if turns.waiting else 0.0
+        turn = max(least, turns.next_turns.get(key, 0.0))
+        turns.next_turns[key] = turn + cost
+        insort(turns.waiting, turn)
         return turn
 
     def gone(self, rank: int, key: str, turn: float, cost: float, *, served: bool) -> None:
         """The request does not wait any more. If it was not served and is the last of its key, the
         next request of the key gets its turn."""
-        found = self._ranks[rank]
-        del found.waiting[bisect_left(found.waiting, turn)]
-        if not found.waiting:
+        turns = self._ranks[rank]
+        del turns.waiting[bisect_left(turns.waiting, turn)]
+        if not turns.waiting:
             del self._ranks[rank]
-        elif not served and found.next_turns[key] == turn + cost:
-            found.next_turns[key] = turn
+        elif not served and turns.next_turns[key] == turn + cost:
+            turns.next_turns[key] = turn
 
     def __len__(self) -> int:
         return sum(len(each.waiting) for each in self._ranks.values())

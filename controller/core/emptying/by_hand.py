@@ -128,18 +128,18 @@ class MoveQueue:
         moves under way at an instance by its last status, which may lack the latest ones."""
         own = Counter(end for move in self._begun.values() for end in move.instance_ids)
         taken: set[str] = set()
-        found = []
+        begun = []
         for move in self.waiting:
             ends = move.instance_ids
             if taken.isdisjoint(ends) and all(
                 max(own[end], num_reported(end)) < max_moves for end in ends
             ):
-                found.append(move)
+                begun.append(move)
                 own.update(ends)
                 self._begun[move.migration_id] = self._waiting.pop(move.migration_id)
             else:
                 taken.update(ends)
-        return found
+        return begun
 
 
 class OrderState(StrEnum):

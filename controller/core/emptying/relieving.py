@@ -542,7 +542,7 @@ class RelievingSource:
         openings = {each.destination.instance_id: each for each in order.openings}
         spare_blocks = {i: opening.spare_blocks for i, opening in openings.items()}
         here, rank = self._source.instance_id, order.rank
-        found = room_plan_for(
+        planned = room_plan_for(
             MakeRoom(here, order.request_id, rank, order.lacking_blocks, spare_blocks),
             look.candidates,
             self._source.block_size,
@@ -550,16 +550,16 @@ class RelievingSource:
             self._source.max_moves,
             order.config,
         )
-        for each in found.let_go:
+        for each in planned.let_go:
             destination = openings[each.destination_id].destination
             self._wish_for_queued(look, each.candidate, destination, HelpReason.BEHIND_HEAD)
-        if found.refusal is not None:
-            self._tell_no_room(TellRoomNotMade(order, found.refusal, found.num_movable), out)
+        if planned.refusal is not None:
+            self._tell_no_room(TellRoomNotMade(order, planned.refusal, planned.num_movable), out)
         reason = HelpReason.ROOM if order.request_id else HelpReason.BEFORE_EVICTION
-        plan = _Plan(order, len(found.plan))
-        for each in found.plan:
+        plan = _Plan(order, len(planned.plan))
+        for each in planned.plan:
             figures: dict[str, Number] = {
-                "lacking_blocks": found.lacking_blocks,
+                "lacking_blocks": planned.lacking_blocks,
                 "num_moves_of_plan": plan.num_moves,
                 "request_blocks": each.candidate.num_blocks,
                 "freed_blocks": each.candidate.num_freed_blocks,

@@ -171,12 +171,12 @@ class Outlook:
     def helps(self, num_more: int = 0) -> bool:
         """Whether a target is missed with so many more instances, and would be missed by less with
         one more."""
-        found = self.estimate(num_more)
+        estimate = self.estimate(num_more)
         further = self.estimate(num_more + 1)
         return any(
-            _is_less(further.of(target), found.of(target))
+            _is_less(further.of(target), estimate.of(target))
             for target in Target
-            if self._misses(found, target, 1.0)
+            if self._misses(estimate, target, 1.0)
         )
 
     def missed_with_one_less(self) -> Target | None:

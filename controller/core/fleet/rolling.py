@@ -126,12 +126,12 @@ def rolling_step(
     known = {each.instance_id: each for each in instances}
     going, done = list[Turn](), dict(order.done)
     for turn in order.under_way:
-        found = known.get(turn.instance_id)
-        if found is None or found.removes:
+        now = known.get(turn.instance_id)
+        if now is None or now.removes:
             continue
-        if why := _failure(order, turn, found, now_s):
+        if why := _failure(order, turn, now, now_s):
             return _failed(order, turn, why, known, now_s)
-        if _serves_anew(turn, found):
+        if _serves_anew(turn, now):
             done[turn.instance_id] = round(now_s - turn.began_s, 3)
         else:
             going.append(turn)
@@ -177,40 +177,40 @@ def _turn(now: InstanceNow, instances: Sequence[InstanceNow], now_s: float) -> T
     return Turn(now.instance_id, now.nonce, now_s, now.engine, *known)
 
 
-def _serves_anew(turn: Turn, found: InstanceNow) -> bool:
+def _serves_anew(turn: Turn, now: InstanceNow) -> bool:
     """Whether the next process serves and the order to restart the instance is over."""
-    return not found.ordered and found.serving and found.nonce not in ("", turn.nonce)
+    return not now.ordered and now.serving and now.nonce not in ("", turn.nonce)
 
 
-def _failure(order: RollingOrder, turn: Turn, found: InstanceNow, now_s: float) -> str:
+def _failure(order: RollingOrder, turn: Turn, now: InstanceNow, now_s: float) -> str:
     """Why the restart of this instance failed; empty if it did not."""
     name = turn.instance_id
-    changes, is_another = turn.before != order.engine, found.nonce not in ("", turn.nonce)
-    if changes and is_another and not found.alive:
+    changes, is_another = turn.before != order.engine, now.nonce not in ("", turn.nonce)
+    if changes and is_another and not now.alive:
         return f"the new process of {name} died before it served"
-    if found.ordered:
-        if found.away_s is not None and found.away_s > order.start_timeout_s:
+    if now.ordered:
+        if now.away_s is not None and now.away_s > order.start_timeout_s:
             return f"{name} did not serve within {order.start_timeout_s:g} s of its restart"
         return ""
-    if found.nonce == turn.nonce:
+    if now.nonce == turn.nonce:
         deadline_s = order.deadline_s
         if deadline_s is not None and now_s >= turn.began_s + deadline_s:
             return f"{name} was not empty within {deadline_s:g} s"
         return f"the restart of {name} was taken back"
-    if found.nonce and found.failed:
-        return f"{name} could not start: {found.detail}".removesuffix(": ")
-    if changes and is_another and found.serving:
-        return _unlike(turn, found)
+    if now.nonce and now.failed:
+        return f"{name} could not start: {now.detail}".removesuffix(": ")
+    if changes and is_another and now.serving:
+        return _unlike(turn, now)
     return ""
 
 
-def _unlike(turn: Turn, found: InstanceNow) -> str:
+def _unlike(turn: Turn, now: InstanceNow) -> str:
     """Why the new engine cannot work together with the others; empty if it can."""
     name = turn.instance_id
-    if turn.fingerprint and found.fingerprint != turn.fingerprint:
+    if turn.fingerprint and now.fingerprint != turn.fingerprint:
         return f"no request can move to or from {name}: its KV blocks are not those of before"
-    if found.max_model_len < turn.max_model_len:
-        tokens = f"{found.max_model_len} tokens instead of {turn.max_model_len}"
+    if now.max_model_len < turn.max_model_len:
+        tokens = f"{now.max_model_len} tokens instead of {turn.max_model_len}"
         return f"{name} takes requests of up to {tokens}"
     return ""
 
@@ -228,15 +228,15 @@ def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) 
     back, put_back, done = list[str](), list[str](), dict(order.done)
     engines: dict[str, EngineChange] = {}
     for turn in order.under_way:
-        name, found = turn.instance_id, known.get(turn.instance_id)
-        if found is None:
+        name, now = turn.instance_id, known.get(turn.instance_id)
+        if now is None:
             continue
-        if found.ordered and found.away_s is None:
+        if now.ordered and now.away_s is None:
             back.append(name)
-        elif name != order.failed_id and _serves_anew(turn, found):
+        elif name != order.failed_id and _serves_anew(turn, now):
             done[name] = round(now_s - turn.began_s, 3)
             continue
-        elif _is_half_started(order, turn, found):
+        elif _is_half_started(order, turn, now):
             put_back.append(name)
         if turn.before != order.engine:
             engines[name] = turn.before
@@ -248,10 +248,10 @@ def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) 
     return RollingStep(after, taken_back=tuple(back), engines=engines, put_back=tuple(put_back))
 
 
-def _is_half_started(order: RollingOrder, turn: Turn, found: InstanceNow) -> bool:
+def _is_half_started(order: RollingOrder, turn: Turn, now: InstanceNow) -> bool:
     """Whether its process was ended for other arguments and does not serve with them yet."""
-    ended = found.ordered or found.nonce != turn.nonce
-    return ended and turn.before != order.engine and not found.removes
+    ended = now.ordered or now.nonce != turn.nonce
+    return ended and turn.before != order.engine and not now.removes
 
 
 def _next(

@@ -58,8 +58,8 @@ def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -
 def headroom_by_rank(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> dict[int, int]:
     """h(p) of each level that has a running request here and keeps a headroom."""
     running = snapshot.num_running_by_rank
-    found = {p.rank: headroom_blocks(p, snapshot) for p in levels if running.get(p.rank, 0) > 0}
-    return {rank: blocks for rank, blocks in found.items() if blocks}
+    headrooms = {p.rank: headroom_blocks(p, snapshot) for p in levels if running.get(p.rank, 0) > 0}
+    return {rank: blocks for rank, blocks in headrooms.items() if blocks}
 
 
 def instance_virtual_usage(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:

@@ -197,8 +197,8 @@ class MoveLog:
 
     def typical_excess_s(self) -> float | None:
         """The median of the last moves; None if none was timed."""
-        found = [move.excess_s for move in self.recent if move.excess_s is not None]
-        return median(found) if found else None
+        excesses_s = [move.excess_s for move in self.recent if move.excess_s is not None]
+        return median(excesses_s) if excesses_s else None
 
 
 # -- how fast blocks go -------------------------------------------------------------------

@@ -116,10 +116,10 @@ def _is_shortened(wanted: str, request_id: str) -> bool:
     begun = (word for word in (0, *words) if request_id.startswith(first, word))
     place = next(begun, len(request_id)) + len(first)
     for piece in others[:-1]:
-        found = request_id.find(piece, place + 1)
-        if found < 0:
+        begin = request_id.find(piece, place + 1)
+        if begin < 0:
             return False
-        place = found + len(piece)
+        place = begin + len(piece)
     last = others[-1]
     anything = bool(first) or any(others)
     return anything and request_id.endswith(last) and len(request_id) - len(last) > place

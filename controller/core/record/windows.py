@@ -33,9 +33,9 @@ class CountWindow:
     def take_back(self, number: int, added_s: float) -> None:
         """Undoes an `add` at `added_s`."""
         slot = int(added_s // SLOT_S)
-        for found in reversed(self._slots):
-            if found[0] == slot:
-                found[1] -= number
+        for each in reversed(self._slots):
+            if each[0] == slot:
+                each[1] -= number
                 self._total -= number
                 return
 
@@ -105,10 +105,12 @@ class LatencyWindows(Generic[Kind]):
         self._by_kind[kind].add(now_s, latency_s)
 
     def percentiles(self, share: float, now_s: float) -> Percentiles[Kind]:
-        found = {kind: window.percentile(share, now_s) for kind, window in self._by_kind.items()}
+        by_kind_s = {
+            kind: window.percentile(share, now_s) for kind, window in self._by_kind.items()
+        }
         return Percentiles(
             self._all.percentile(share, now_s),
-            {kind: latency_s for kind, latency_s in found.items() if latency_s is not None},
+            {kind: latency_s for kind, latency_s in by_kind_s.items() if latency_s is not None},
         )
 
     def count(self, now_s: float) -> int:

@@ -388,13 +388,13 @@ class RequestBook:
 
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
         """The matching requests in listing order, and how many match in all."""
-        found = [
+        matching = [
             entry.record(self._frontend_id, history=asked.history)
             for entry in (*self._live.values(), *self._ended.values())
             if _matches(entry, asked)
         ]
-        found.sort(key=partial(found_order, asked.matching))
-        return tuple(found[: asked.max_requests]), len(found)
+        matching.sort(key=partial(found_order, asked.matching))
+        return tuple(matching[: asked.max_requests]), len(matching)
 
     def _tell(
         self,

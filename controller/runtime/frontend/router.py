@@ -238,9 +238,9 @@ class RouteRunner:
     async def _ask(self, request: DispatchRequested) -> None:
         request_id = request.request_id
         try:
-            found = await self._dispatcher.find(replace(request, rank=self._rank(request)))
-            if found is not None:
-                dispatch, entry = found
+            decision = await self._dispatcher.find(replace(request, rank=self._rank(request)))
+            if decision is not None:
+                dispatch, entry = decision
                 self._answer(request_id, replays.Dispatched(dispatch, entry.ref))
         except NotDispatchedError:
             self._answer(request_id, replays.NotDispatched(request_id))
@@ -316,16 +316,16 @@ class RankRunner:
     def asked(self, ask: RankChangeAsked) -> RankChangeAnswered:
         """Changes the rank as an operator asked, unless it is a dry run."""
         request_id = ask.request_id
-        found = self._book.find(request_id)
-        if found is None or found.state in ENDED:
-            return RankChangeAnswered(ask.query_id, "unknown" if found is None else "ended")
-        previous, level = found.level, self._book.level_name(ask.rank)
+        record = self._book.find(request_id)
+        if record is None or record.state in ENDED:
+            return RankChangeAnswered(ask.query_id, "unknown" if record is None else "ended")
+        previous, level = record.level, self._book.level_name(ask.rank)
         if not ask.dry_run and previous != level:
             self._book.level_changed(request_id, ask.rank, ask.cause_id, ask.actor, ask.reason)
             self._dispatcher.take(RankChanged(request_id, ask.rank))
             self._take(rank_changes.Changed(request_id, ask.rank))
             self._has_changes.set()
-        return RankChangeAnswered(ask.query_id, "", previous, found.instance_id)
+        return RankChangeAnswered(ask.query_id, "", previous, record.instance_id)
 
     def sent(self, request_id: str) -> None:
         """An instance gets the request."""
@@ -489,13 +489,13 @@ class Router:
         request = self.keys.began(request)
         self.routes.take(replays.Arrived(request, payload, not_replayable))
         try:
-            found = await self.dispatcher.find(request)
+            decision = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
             self._book.refused(request_id, refusal.code)
             raise
-        if found is None:
+        if decision is None:
             return
-        dispatch, entry = found
+        dispatch, entry = decision
         self.routes.send_first(request, dispatch, entry.ref, payload)
 
     def abort(
@@ -579,9 +579,9 @@ class Router:
     def _aborted(self, asked: AbortAsked) -> AbortAnswered:
         """Ends the request as an operator asked, unless it is a dry run. Its siblings end with it,
         as one HTTP answer holds the choices of all of them."""
-        found = self._book.find(asked.request_id)
-        if found is None or found.state in ENDED:
-            return AbortAnswered(asked.query_id, "unknown" if found is None else "ended")
+        record = self._book.find(asked.request_id)
+        if record is None or record.state in ENDED:
+            return AbortAnswered(asked.query_id, "unknown" if record is None else "ended")
         request_ids = self._book.siblings(asked.request_id)
         if not asked.dry_run:
             because = f": {asked.reason}" if asked.reason else ""
@@ -592,9 +592,9 @@ class Router:
             asked.query_id,
             "",
             request_ids,
-            found.state,
-            found.instance_id,
-            found.num_output_tokens,
+            record.state,
+            record.instance_id,
+            record.num_output_tokens,
         )
 
     def _learn(self, directory: Directory) -> None:

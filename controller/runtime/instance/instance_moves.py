@@ -344,8 +344,8 @@ class OrderedMoves:
         def facts(engine: Engine) -> dict[str, MoveFacts | None]:
             return {id_: engine.moves.facts(id_) for id_ in asked.request_ids}
 
-        def answer(found: dict[str, MoveFacts | None]) -> None:
-            refusals = tuple(self._moves.refusals(found).items())
+        def answer(facts_of: dict[str, MoveFacts | None]) -> None:
+            refusals = tuple(self._moves.refusals(facts_of).items())
             answered = MoveRefusalsAnswered(asked.query_id, refusals)
             self._host.send(self._moves.controller_address, answered)
 
@@ -364,8 +364,8 @@ class OrderedMoves:
             return None, 0, 0
         return facts, pinned.num_tokens, blocks_for(pinned.num_tokens, engine.block_size)
 
-    def _on_planned(self, asked: MoveAsked, found: tuple[MoveFacts | None, int, int]) -> None:
-        facts, num_tokens, num_blocks = found
+    def _on_planned(self, asked: MoveAsked, planned: tuple[MoveFacts | None, int, int]) -> None:
+        facts, num_tokens, num_blocks = planned
         # A move by hand would wait for its turn.
         refusal = self._moves.refusal(asked.order.request_id, facts, waits=True)
         if refusal is not None:
@@ -464,8 +464,8 @@ class ChosenMoves:
         me = self._host.me
         return engine.snapshot(me.instance_id, me.incarnation), engine.moves.candidates()
 
-    def _looked(self, found: tuple[InstanceSnapshot, Sequence[Candidate]]) -> None:
-        snapshot, candidates = found
+    def _looked(self, look: tuple[InstanceSnapshot, Sequence[Candidate]]) -> None:
+        snapshot, candidates = look
         snapshot = replace(snapshot, draining=self._moves.draining)
         self._handle(Looked(snapshot, known(candidates, self._moves, self._past_moves)))
 

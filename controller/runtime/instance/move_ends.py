@@ -221,22 +221,22 @@ class OutgoingMove:
         pinned = moves.pin(request_id, len(self._pinned))
         return "evicted" if pinned is None else _Planned(pinned, outputs)
 
-    def _on_planned(self, found: "_Planned | MoveRefusal | str") -> None:
+    def _on_planned(self, planned: "_Planned | MoveRefusal | str") -> None:
         if self.machine.over:
             return
-        if isinstance(found, str):
-            self.handle(source.CannotMove(str(found)))
+        if isinstance(planned, str):
+            self.handle(source.CannotMove(str(planned)))
             return
         if self.machine.stage == 0:
-            self._outputs = found.outputs
-        if found.pinned is None:
+            self._outputs = planned.outputs
+        if planned.pinned is None:
             self._queued = True
             self.handle(source.StagePlanned(0, last=True))
             return
-        self._pinned.extend(found.pinned.block_ids)
+        self._pinned.extend(planned.pinned.block_ids)
         num_left = len(self._pinned) - self._copies.num_copied
         last = is_last(num_left, self.machine.stage, self.order.max_stages)
-        self._num_tokens = found.pinned.num_tokens
+        self._num_tokens = planned.pinned.num_tokens
         self._num_reserved = blocks_to_reserve(self._num_tokens, self._block_size, last=last)
         if last:
             num_left = self._num_blocks - self._copies.num_copied
@@ -611,22 +611,22 @@ class IncomingMove:
         self, prepared: Any, outputs: Sequence[int], num_blocks: int, engine: Engine
     ) -> ReservedBlocks | MoveRefusal:
         """Runs on the engine's thread."""
-        found = engine.moves.reserve(prepared, outputs, num_blocks)
-        self._holds_something = isinstance(found, ReservedBlocks)
-        return found
+        reserved = engine.moves.reserve(prepared, outputs, num_blocks)
+        self._holds_something = isinstance(reserved, ReservedBlocks)
+        return reserved
 
     def _extend(self, num_blocks: int, engine: Engine) -> ReservedBlocks | MoveRefusal:
         """Runs on the engine's thread."""
         return engine.moves.extend(self.request_id, num_blocks) or MoveRefusal.NO_BLOCKS
 
-    def _on_reserved(self, found: ReservedBlocks | MoveRefusal) -> None:
-        if isinstance(found, MoveRefusal):
-            self.handle(destination.NotReserved(found))
+    def _on_reserved(self, reserved: ReservedBlocks | MoveRefusal) -> None:
+        if isinstance(reserved, MoveRefusal):
+            self.handle(destination.NotReserved(reserved))
             return
         if self._reserved is None:
-            self._num_received = found.num_cached
-        self._reserved = found
-        self.handle(destination.Reserved(found.num_cached))
+            self._num_received = reserved.num_cached
+        self._reserved = reserved
+        self.handle(destination.Reserved(reserved.num_cached))
 
     def _free(self, engine: Engine) -> None:
         """Runs on the engine's thread. Cancels only this move's reservation, as another move of the

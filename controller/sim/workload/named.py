@@ -272,14 +272,14 @@ def _drawn(
 def _arrivals_s(
     num_requests: int, rate: float, cv: float | None, shape: Shape | None, streams: Streams
 ) -> list[float]:
-    found = arrivals_s(
+    arrivals = arrivals_s(
         num_requests,
         rate,
         1.0 if cv is None else cv,
         constant() if shape is None else shape,
         streams["arrivals"],
     )
-    times_s: list[float] = found.tolist()
+    times_s: list[float] = arrivals.tolist()
     return times_s
 
 

@@ -54,12 +54,12 @@ class Line:
     def json_object(self) -> dict[str, object]:
         """Raises TraceError."""
         try:
-            found = json.loads(self.text)
+            parsed = json.loads(self.text)
         except (ValueError, RecursionError) as error:
             raise self.error(f"not JSON ({error})") from error
-        if not isinstance(found, dict):
+        if not isinstance(parsed, dict):
             raise self.error("not a JSON object")
-        return found
+        return parsed
 
     def number_from_zero(self, name: str, unit: str, value: object) -> float:
         """Raises TraceError."""
@@ -247,10 +247,10 @@ def _burstgpt(header: Line, lines: Iterator[Line]) -> Iterator[TraceRequest]:
 
 def _burstgpt_seconds(line: Line, cell: str) -> float:
     try:
-        found = float(cell)
+        number = float(cell)
     except ValueError as error:
         raise line.error(f"Timestamp must be a number of seconds, not {cell[:40]!r}") from error
-    return line.number_from_zero("Timestamp", "seconds", found)
+    return line.number_from_zero("Timestamp", "seconds", number)
 
 
 # -- Mooncake and Qwen -----------------------------------------------------------------------------

@@ -440,9 +440,9 @@ class RollingRestarts:
 
     def check(self, *, force: bool) -> None:
         """Raises OperationRefusedError if no rolling restart can begin now."""
-        found = refusal(self.order, self._seen(), force=force)
-        if found is not None:
-            raise OperationRefusedError(found.value, *_REFUSED[found])
+        refused = refusal(self.order, self._seen(), force=force)
+        if refused is not None:
+            raise OperationRefusedError(refused.value, *_REFUSED[refused])
 
     def begin(self, order: RollingOrder) -> None:
         """Begins with `order`, which gets its instances now. Like `stop` and `dismiss`, this raises
