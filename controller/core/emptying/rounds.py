@@ -1,10 +1,11 @@
-"""The rounds of the controller: which instance must relieve itself towards which other one, and
-where room is made for a blocked request.
+"""The machine of the controller's rounds: which instance must relieve itself towards which other
+one, and where room is made for a blocked request.
 
-A round looks at one status per instance and never at a request; sources choose those (`relieving`).
+A round looks at one status of each instance and never at requests; the sources choose those
+(`relieving`).
 
     help      with late binding: queue heads go elsewhere, and room is made
-              (`admission.room_orders`)
+              (`room_plan`)
     relief    sources are paired with destinations, and ordered to relieve themselves; a source that
               had an order and is not paired any more is told so
 

@@ -404,16 +404,16 @@ def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
 
 class OrderRefusal(StrEnum):
     LAST_INSTANCE = "last_instance"
-    """No instance would take requests."""
+    """No instance would take requests then."""
     NOT_STARTED = "not_started"
     """The instance has no process yet that could be replaced."""
     LEAVING = "leaving"
-    """The instance goes when it is empty, and no process starts there again."""
+    """The instance is removed when it is empty, and no process of it starts again."""
     NOT_DRAINING = "not_draining"
     MIN_INSTANCES = "min_instances"
     MAX_INSTANCES = "max_instances"
     PLAN_CHANGED = "plan_changed"
-    """Other instances would come or go than those of the plan that the operator agreed to."""
+    """Other instances would be added or removed than in the plan to which the operator agreed."""
     NO_ROOM = "no_room"
     """Ray, or the machine, seems to have no room for more instances."""
 
@@ -421,14 +421,14 @@ class OrderRefusal(StrEnum):
 def none_would_serve(
     spec: ClusterSpec, going: Collection[str], schedulable: Collection[str]
 ) -> bool:
-    """Whether no instance takes requests beside `going` and those that drain."""
+    """Whether no instance takes requests except for `going` and those that drain."""
     return not (set(schedulable) - set(going) - spec.drains.keys())
 
 
 def emptying_refusal(
     spec: ClusterSpec, instance_ids: Collection[str], schedulable: Collection[str], *, force: bool
 ) -> OrderRefusal | None:
-    """Of a drain of all of these, or of an evacuation."""
+    """Why a drain of all of these instances, or an evacuation, is refused."""
     if force or set(instance_ids) <= spec.drains.keys():
         return None
     return _last(spec, instance_ids, schedulable)
@@ -442,7 +442,7 @@ def mark_refusal(
     *,
     force: bool,
 ) -> OrderRefusal | None:
-    """Of a mark on all of these, such as a cordon."""
+    """Why a mark on all of these instances, such as a cordon, is refused."""
     if force or not reason.stops_requests or set(instance_ids) <= spec.marked(reason).keys():
         return None
     return _last(spec, instance_ids, schedulable)
@@ -457,8 +457,8 @@ def restart_refusal(
     serving: bool,
     force: bool,
 ) -> OrderRefusal | None:
-    """`started`: the instance has had a process. `serving`: it serves, so that something is lost
-    while it restarts."""
+    """Why a restart is refused. `started`: the instance has had a process. `serving`: it serves, so
+    that capacity is lost while it restarts."""
     if not started:
         return OrderRefusal.NOT_STARTED
     claims = spec.drains.get(instance_id)
@@ -487,15 +487,15 @@ def _last(
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """`previous` and `target` count the planned instances, also those that are starting."""
+    """`previous` and `target` count the planned instances, including those that are starting."""
 
     previous: int
     target: int
     num_added: int = 0
     undrained: tuple[str, ...] = ()
-    """Instances that would have gone, and stay."""
+    """The instances that were to be removed and stay."""
     drained: tuple[str, ...] = ()
-    """Instances that go once they are empty."""
+    """The instances that are removed once they are empty."""
 
     @property
     def changes(self) -> bool:
@@ -503,7 +503,7 @@ class ScalePlan:
 
 
 def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
-    """Those that are to stay, whether they serve or not."""
+    """The instances that are to stay, whether they serve or not."""
     going = {key for key, claims in spec.drains.items() if claims.goes}
     return tuple(each for each in spec.instance_ids if each not in going)
 
@@ -515,11 +515,12 @@ def plan_scale(
     agreed: Collection[str] | None = None,
     gone: Collection[str] = (),
 ) -> ScalePlan | OrderRefusal:
-    """`num_running`: running requests of each instance that serves. Instances that do not serve, or
-    to which the spec lets no requests come, go first, then those with the fewest requests, ties by
-    id; those with the most come back first. One that is being restarted goes after all others: it
-    serves soon, and somebody waits for that. `agreed`: just these go, however busy they are by now.
-    `gone`: their processes have ended, so they cannot come back.
+    """`num_running`: by instance that serves, how many requests run there. Instances that do not
+    serve, or that the spec closes to requests, are removed first, then those with the fewest
+    requests, ties by id; those with the most come back first. An instance that is being restarted
+    is removed last: it serves soon, and somebody waits for that. `agreed`: exactly these are
+    removed, however busy they are by now. `gone`: their processes have ended, so they cannot come
+    back.
     """
     if target < 1:
         return OrderRefusal.MIN_INSTANCES
@@ -550,8 +551,8 @@ def plan_scale(
 def scale_refusal(
     spec: ClusterSpec, plan: ScalePlan, schedulable: Collection[str], *, force: bool
 ) -> OrderRefusal | None:
-    """Why a plan, perhaps an older one, cannot be carried out as it is. `schedulable`: instances
-    that may get requests now. `force`: though none would be left."""
+    """Why a plan, perhaps an older one, cannot be carried out unchanged. `schedulable`: the
+    instances that may get requests now. `force`: even if none would be left."""
     staying = set(planned_instances(spec))
     leaving = set(spec.instance_ids) - staying
     if set(plan.undrained) - leaving or set(plan.drained) - staying:
@@ -562,6 +563,7 @@ def scale_refusal(
 
 
 def _may_stay(spec: ClusterSpec, instance_id: str) -> bool:
-    """It is to go, and not because it will be ended in any case."""
+    """Whether the instance is to be removed and could stay, as its process will not be ended in any
+    case."""
     claims = spec.drains.get(instance_id)
     return claims is not None and claims.goes and claims.notice is None

@@ -1,4 +1,4 @@
-"""One request as its frontend knows it, with what happened to it."""
+"""One request as its frontend knows it, with its history."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum, auto
@@ -22,7 +22,7 @@ ENDED = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAI
 
 
 class Match(IntEnum):
-    """How well a request answers to a name, the best first."""
+    """How well a request matches a name, the best match first."""
 
     ID = auto()
     ALIAS = auto()
@@ -60,9 +60,9 @@ class RequestRecord:
     num_moves: int = 0
     rank: int = 0
     num_replays: int = 0
-    """How often it was lost with its instance and went on, or is to go on, elsewhere."""
+    """How often it was lost with its instance and went on, or will go on, elsewhere."""
     not_replayable: str = ""
-    """The code of why it cannot go on elsewhere, or could not; empty: nothing is against it."""
+    """The code of the reason why it cannot, or could not, go on elsewhere; empty if it can."""
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
     """Events that are missing between the first and the second half of `history`."""
@@ -83,9 +83,9 @@ ListingOrder = tuple[int, int, float, str]
 
 
 def listing_order(record: RequestRecord) -> ListingOrder:
-    """How requests are listed: the running, the evicted, the waiting, each in the order of their
-    arrival; those that no instance has, as the controller holds them, the highest rank first; then
-    those that ended, the last one first."""
+    """How requests are listed: running, evicted and waiting ones, each in the order of their
+    arrival; then those that wait at the controller, so that no instance has them, the highest rank
+    first; then those that ended, the last one first."""
     if record.state in ENDED:
         assert record.end_time_s is not None
         return (len(_LISTED_FIRST), 0, -record.end_time_s, record.request_id)
@@ -107,8 +107,8 @@ def match_names(
 
 
 def _is_shortened(wanted: str, request_id: str) -> bool:
-    """Words may be missing at the beginning, and a piece wherever there is an ellipsis. This takes
-    one pass over the id; a regular expression could take for ever."""
+    """Whether `wanted` is the id without words at its beginning, and without a piece at each
+    ellipsis. This takes one pass over the id; a regular expression could take for ever."""
     first, *others = wanted.replace("~", "…").split("…")
     words = [place + 1 for place, char in enumerate(request_id) if char in "-_.:/"]
     if not others:
