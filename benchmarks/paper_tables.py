@@ -501,7 +501,7 @@ PARTS = {
     "overtaking off": "holding.overtaking=false",
     "making room off": "holding.making_room=false",
     "reserved share 0: one instance is kept": "holding.reserved_share=0",
-    "no relief before an eviction": "holding.relief_below_steps=0",
+    "no relief before an eviction": "holding.evict_margin_steps=0",
     "no room to grow left": "holding.room_to_grow_tokens=0",
 }
 """The parts of llumnix+, and the setting that switches each off."""

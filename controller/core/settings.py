@@ -100,32 +100,34 @@ class HoldingSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class HoldingConfig(HoldingSettings):
-    """What late binding goes by. Figures without another source are ratios to runs with all parts,
+    """The rules of late binding. Figures without another source are ratios to runs with all parts,
     on 16 A10 near the knee (docs/paper.md)."""
 
-    relief_below_steps: NotNegative = 12.0
-    """An instance whose batch can run no more steps than these has requests moved away before it
-    must evict one; 0: it has not, and preemptions cost 1.07 (S-L) to 1.41 times as much
+    evict_margin_steps: NotNegative = 12.0
+    """If an instance's batch can only run so many more steps, requests are moved away before it
+    must evict one. With 0 none are, and preemptions cost 1.07 (S-L) to 1.41 times as much
     (BurstGPT)."""
     by_prefill: bool = True
     """Whether a request that fits on several instances goes to one with little prefill ahead. On
     the Mooncake trace the mean TTFT is 1.12 s with it and 1.46 without (decision 0032)."""
     by_prefix: bool = True
-    """Whether it counts which of them has the prompt's beginning in its prefix cache: 0.59 s."""
+    """Whether it also counts which of these instances has the prompt's beginning in its prefix
+    cache: then the mean TTFT is 0.59 s."""
     prefill_slack_tokens: Count = 2048
-    """Instances with so many more tokens to compute before the request's first one than the least
-    count as equal: freeness decides. A step of vLLM takes 2,048 to 8,192 tokens."""
+    """Instances whose tokens to compute before the request's first one differ by at most so many
+    count as equal, and freeness decides between them. A step of vLLM takes 2,048 to 8,192
+    tokens."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not. In strict order the mean
     TTFT is 1.01 (S-L), 1.45 (M-M) and 1.98 times as long (BurstGPT)."""
     reserve_after_s: NotNegative = 3.0
-    """The first blocked request has an instance kept for it at once, others after this wait; and
-    one more each time that it has waited so long. On S-L the longest waits were 33 and 192 s with
-    1.5 s instead of 21 and 108; 6 s gained little either way (decision 0031)."""
+    """The first blocked request has an instance reserved at once, others after this wait; and the
+    first one gets one more each time that it has waited so long. On S-L the longest waits were 33
+    and 192 s with 1.5 s instead of 21 and 108; 6 s changed little (decision 0031)."""
     share_doubles_s: Seconds = 60.0
-    """In overload `reserved_share` doubles each time the first request has waited so long: when all
-    instances are kept, the order is strict. With a fixed share the maximum TTFT on Azure's trace at
-    twice its rate is 788 s, with this 234 (decision 0029)."""
+    """In overload `reserved_share` doubles each time the first request has waited so long; when all
+    instances are reserved, the order is strict. On Azure's trace at twice its rate the maximum TTFT
+    is 788 s with a fixed share, and 234 s with this (decision 0029)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -147,11 +149,11 @@ class KeyLimits(Table):
     number."""
 
     def of(self, key: str, own: Mapping[str, Mapping[str, int]]) -> "KeyLimits":
-        """Those of this key; `own`: by key, the limits that it has of its own."""
+        """The limits of this key. `own`: by key, the limits for which it has its own values."""
         return replace(self, **own[key]) if key in own else self
 
     def shared_by(self, number: int) -> "KeyLimits":
-        """The part that each of so many frontends may give away alone."""
+        """The share of the limits that each of so many frontends may use alone."""
         return KeyLimits(
             max(1, self.live_requests // number) if self.live_requests else 0,
             max(1, self.tokens_per_minute // number) if self.tokens_per_minute else 0,

@@ -102,7 +102,7 @@ def help_blocked(
             continue
         if head is None or not _is_blocked(snapshot):
             free = snapshot.num_free_blocks - snapshot.fill_blocks
-            lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
+            lacking = _growth(snapshot, 2 * config.evict_margin_steps) - free
             rank = min(snapshot.num_running_by_rank, default=0)
             wanted.append(_Wanted(here, "", rank, lacking, {}))
             continue
@@ -179,7 +179,7 @@ def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
 
 def _left(snapshot: InstanceSnapshot, room: Room, config: HoldingConfig) -> int:
     """How many blocks a request that leaves another instance may take on this one."""
-    growth_blocks = _growth(snapshot, 2 * config.relief_below_steps)
+    growth_blocks = _growth(snapshot, 2 * config.evict_margin_steps)
     return room.free_blocks - growth_blocks if room.num_places > 0 else 0
 
 
@@ -189,10 +189,10 @@ def _is_blocked(snapshot: InstanceSnapshot) -> bool:
 
 
 def _near_eviction(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
-    if not config.relief_below_steps:
+    if not config.evict_margin_steps:
         return False
     free = snapshot.num_free_blocks - snapshot.fill_blocks
-    return free < _growth(snapshot, config.relief_below_steps)
+    return free < _growth(snapshot, config.evict_margin_steps)
 
 
 def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:

@@ -60,7 +60,7 @@ def place(
 
 
 def waiting(*entries: Waiting, **settings: float) -> Placement:
-    parts = {"reserved_share": 0.1, "reserve_after_s": 5.0, "relief_below_steps": 0.0} | settings
+    parts = {"reserved_share": 0.1, "reserve_after_s": 5.0, "evict_margin_steps": 0.0} | settings
     placement = Placement(HoldingConfig(**parts))  # type: ignore[arg-type]
     for each in entries:
         placement.queue.push(each)
@@ -482,14 +482,14 @@ def test_what_is_kept_for_one_request_takes_what_leaves_for_it() -> None:
 
 def test_an_instance_that_is_about_to_evict_is_relieved() -> None:
     """Three requests take 3 x 32 / 16 = 6 blocks in 32 steps, 12 in 64."""
-    orders = helped(waiting(relief_below_steps=32), snapshot("a", 5), snapshot("b", 40))
+    orders = helped(waiting(evict_margin_steps=32), snapshot("a", 5), snapshot("b", 40))
     assert orders == [MakeRoom("a", "", 0, 7, {"b": 28})]
-    assert helped(waiting(relief_below_steps=32), snapshot("a", 6), snapshot("b", 40)) == []
-    assert helped(waiting(relief_below_steps=0), snapshot("a", 0), snapshot("b", 40)) == []
+    assert helped(waiting(evict_margin_steps=32), snapshot("a", 6), snapshot("b", 40)) == []
+    assert helped(waiting(evict_margin_steps=0), snapshot("a", 0), snapshot("b", 40)) == []
     mixed = replace(snapshot("a", 5), num_running_by_rank={0: 2, 1: 1})
-    orders = helped(waiting(relief_below_steps=32), mixed, snapshot("b", 40))
+    orders = helped(waiting(evict_margin_steps=32), mixed, snapshot("b", 40))
     assert orders == [MakeRoom("a", "", 0, 7, {"b": 28})], "the high one stays"
-    no_room = helped(waiting(relief_below_steps=32), snapshot("a", 5), snapshot("b", 12))
+    no_room = helped(waiting(evict_margin_steps=32), snapshot("a", 5), snapshot("b", 12))
     assert no_room == []
 
 

@@ -172,7 +172,7 @@ class Simulation:
             growth_tokens = rng.choice([0, 8])
             holding = HoldingConfig(
                 room_to_grow_tokens=growth_tokens,
-                relief_below_steps=rng.choice([0.0, 6.0]),
+                evict_margin_steps=rng.choice([0.0, 6.0]),
                 reserve_after_s=1.0,
             )
         below = rng.choice([8.0, 20.0])

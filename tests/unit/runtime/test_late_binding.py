@@ -15,7 +15,7 @@ from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn, 
 from tests.unit.runtime.controller_bed import CONFIG, Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle
 
-HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3, relief_below_steps=0.0)
+HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3, evict_margin_steps=0.0)
 PLUS = LiveConfig(
     replace(CONFIG, policy="llumnix+", holding=HOLDING, hold_timeout_s=0.5),
     rescheduling=ReschedulingConfig(interval_s=3600.0),

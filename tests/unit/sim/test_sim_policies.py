@@ -151,9 +151,9 @@ def test_settings_by_their_live_names() -> None:
 def test_each_part_of_late_binding_can_be_switched_off() -> None:
     plus = sim_policy("llumnix+")
     parts = {"holding.overtaking": "off", "holding.making_room": False}
-    changed = with_settings(plus, parts | {"holding.relief_below_steps": "0"})
+    changed = with_settings(plus, parts | {"holding.evict_margin_steps": "0"})
     assert changed.holding == HoldingConfig(
-        overtaking=False, making_room=False, relief_below_steps=0.0
+        overtaking=False, making_room=False, evict_margin_steps=0.0
     )
     assert changed.rescheduling == plus.rescheduling
     with pytest.raises(ValueError, match="reserved_share must be from 0 to 1"):
