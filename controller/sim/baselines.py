@@ -29,11 +29,12 @@ from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 from controller.core.scheduler_events import DispatchRequested
 
 MIN_MATCH = 0.3
-"""SGLang's router: a smaller share of the prompt is not worth going where it was seen."""
+"""SGLang's router: if an instance has seen a smaller share of the prompt, the request does not go
+there for that reason."""
 MAX_LOAD_GAP = 64
 MAX_LOAD_RATIO = 1.5
-"""SGLang's router: with more requests between the busiest and the idlest instance, and the busiest
-this many times as busy, load alone decides."""
+"""SGLang's router: load alone decides if the busiest instance has so many more requests than the
+idlest, and so many times as many."""
 
 
 # -- measures of load: larger is busier --------------------------------------------------------
@@ -72,8 +73,8 @@ def pick_lower_of_two(
 def pick_by_session(
     ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
-    """Rendezvous hashing: when an instance goes, only its own sessions go elsewhere. Without a
-    session the lowest score."""
+    """Rendezvous hashing: when an instance is gone, only its own sessions go elsewhere. A request
+    without a session goes to the lowest score."""
     if not request.session:
         return pick_lowest(ids, scores, request, history)
     session = blake2b(request.session.encode(), digest_size=8)
@@ -89,8 +90,9 @@ def pick_by_session(
 def pick_longest_match(
     ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
-    """SGLang's router: where most of the prompt was seen, unless the instances are out of balance;
-    if too little was seen anywhere, where least is remembered. Scores count requests."""
+    """SGLang's router: the instance that has seen most of the prompt, unless the instances are out
+    of balance; if no instance has seen enough, the one with the fewest remembered hashes. Scores
+    count requests."""
     lowest, highest = min(scores), max(scores)
     is_unbalanced = highest - lowest > MAX_LOAD_GAP and highest > MAX_LOAD_RATIO * lowest
     if is_unbalanced or not request.prefix_hashes:
@@ -133,7 +135,7 @@ _BASELINES = (
 DISPATCH: Mapping[str, Policy] = MappingProxyType(
     {**POLICIES, **{each.name: each for each in _BASELINES}}
 )
-"""All that a simulated cluster may dispatch by; those of a live one first."""
+"""All policies of a simulated cluster; those of a live cluster come first."""
 
 
 # -- which request of a source is tried first; the pairing `balanced` ------------------------------
@@ -153,7 +155,7 @@ DISPATCH: Mapping[str, Policy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class VictimPolicy:
-    """`turn` is a candidate's sort key. A draining instance goes by none of this."""
+    """`turn`: a candidate's sort key. A draining instance does not use these rules."""
 
     turn: Callable[[Candidate], tuple[float, float, float, str]]
     takes_running: bool = True
@@ -192,8 +194,8 @@ PAIRINGS = (DEFRAG, BALANCED)
 
 
 class ComparedRelief(ReliefRules):
-    """With another victim policy, or `balanced`: moves while the destination stays the freer one,
-    however free both are."""
+    """With another victim policy, or `balanced`: requests move while the destination stays freer
+    than the source, however free both are."""
 
     def __init__(self, view: ReliefView, victims: VictimPolicy, *, balanced: bool) -> None:
         super().__init__(view)
@@ -229,7 +231,7 @@ class ComparedRelief(ReliefRules):
 
 
 def relief_rules(pairing: str, victim: str) -> Callable[[ReliefView], ReliefRules]:
-    """What `next_move` goes by. Raises KeyError for a victim policy that is not in `VICTIMS`."""
+    """The rules for `next_move`. Raises KeyError for a victim policy that is not in `VICTIMS`."""
     if (pairing, victim) == (DEFRAG, LLUMNIX):
         return ReliefRules
     return partial(ComparedRelief, victims=VICTIMS[victim], balanced=pairing == BALANCED)
@@ -238,8 +240,8 @@ def relief_rules(pairing: str, victim: str) -> Callable[[ReliefView], ReliefRule
 def balanced_pairs(
     loads: Sequence[tuple[InstanceLoad, InstanceSnapshot]], left_out: Collection[tuple[str, str]]
 ) -> tuple[Pair, ...]:
-    """The lowest source first; each with the snapshot that it is the load of. A source that a
-    destination does not suit leaves it to the next one, whose requests may be smaller."""
+    """The lowest source first; each load comes with its snapshot. If a destination does not suit a
+    source, the next source may take it, as its requests may be smaller."""
     snapshots = {load.instance_id: snapshot for load, snapshot in loads}
     sources = sorted(
         (load for load, _ in loads if load.may_send),
@@ -272,7 +274,7 @@ def _stays_lower(
     to: InstanceLoad,
     to_snapshot: InstanceSnapshot,
 ) -> bool:
-    """The source is still the lower one after a request of its average size has moved."""
+    """Whether the source is still less free after a request of its average size has moved."""
     if source.draining:
         return True
     if source.freeness >= to.freeness:

@@ -1,4 +1,4 @@
-"""Bounds to compare policies with: clusters that no real one can be, of one pooled memory.
+"""Bounds to compare policies with: clusters with one pooled memory, which no real cluster can have.
 
 O1 has one queue, first come first served, for memory that all engines share: as if requests moved
 for free and at once, so that no free block is in the wrong place. A request is admitted as soon as
@@ -32,7 +32,7 @@ from controller.sim.workload.trace import Trace, TraceRequest
 
 @dataclass(slots=True)
 class Future:
-    """How many blocks a batch will hold at most, if nobody joins it and the lengths are known.
+    """How many blocks a batch will hold at most, if no request joins it and the lengths are known.
 
     Each request takes one token per step until its last step, and then gives everything back. So
     the most is held just before one of these last steps. For each request what it has computed by
@@ -71,8 +71,8 @@ class Future:
 
 
 class PooledRequest:
-    """`num_tokens`: prompt and outputs that were known when it was admitted last. `num_left`: what
-    its prefill still has to compute. `turn` is its place in the cluster's queue.
+    """`num_tokens`: the prompt and outputs that were known when it was admitted last. `num_left`:
+    the tokens that its prefill still has to compute. `turn`: its place in the cluster's queue.
 
     While it decodes it has computed `offset` tokens more than its engine has done decode steps.
     """
@@ -92,35 +92,36 @@ class PooledRequest:
 class PooledEngine:
     """One engine: its batch, and how long each step takes.
 
-    Memory is the cluster's affair. The engine says how many blocks its next step takes, and counts
-    what each request holds by the steps that it has done: a step costs the same however large the
-    batch is.
+    The cluster manages the memory. The engine says how many blocks its next step takes, and counts
+    the blocks of each request by the steps that it has done, so that a step costs the same for any
+    size of the batch.
     """
 
     def __init__(self, number: int, config: ModelConfig, profile: LatencyProfile) -> None:
         self.number = number
         self.times = TokenTimes()
         self.prefilling: dict[PooledRequest, None] = {}
-        """In the order in which they were admitted, as `decoding`."""
+        """In the order in which they were admitted, like `decoding`."""
         self.decoding: dict[PooledRequest, None] = {}
         self.num_steps = 0
         self.in_step = False
         self.num_held_blocks = 0
         self.peak_blocks = 0
-        """The most that its requests will hold at once, or more; only an admission raises it."""
+        """The most blocks that its requests will hold at once, or more; only an admission raises
+        it."""
         self._config = config
         self._profile = profile
         self._whole_prompts = config.mode == "prefill-first"
         self._num_decodes = 0
-        """Decode steps that are over."""
+        """How many decode steps are over."""
         self._num_context_tokens = 0
-        """What the decoding requests have computed so far, together."""
+        """How many tokens all decoding requests have computed so far."""
         self._num_due = [0] * config.block_size
         """How many requests need another block for decode step d: by d modulo the block size."""
         self._ending: dict[int, list[PooledRequest]] = {}
         """By the number of decode steps after which they end."""
         self._chunks: dict[PooledRequest, int] = {}
-        """Prompt tokens that the step under way computes."""
+        """How many prompt tokens the step under way computes."""
         self._decodes = False
         """Whether the step under way decodes."""
 
@@ -236,7 +237,7 @@ class PooledEngine:
         return num_blocks
 
     def num_blocks(self, request: PooledRequest) -> int:
-        """What the request holds; with what the step under way has taken."""
+        """How many blocks the request holds, including those that the step under way has taken."""
         num_tokens = (
             request.offset + self._num_decodes + self._decodes
             if request in self.decoding
@@ -272,7 +273,7 @@ class PooledEngine:
 
 
 class PooledCluster:
-    """One run: `run` may be called once. The setup's policy does not matter.
+    """One run: `run` may be called once. The policy of the setup does not matter.
 
     Raises:
         ValueError: the setup has a prefix cache, faults or auto-scaling, with which these are no

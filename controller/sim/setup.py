@@ -1,5 +1,5 @@
-"""What is simulated: the cluster and what happens to it, its policy by a name, and the settings of
-a live cluster as that policy takes them.
+"""What is simulated: the cluster with its faults, its policy by name, and the settings of a live
+cluster that the policy takes.
 
 `llumnix` is the paper's, `llumnix-base` its version without priorities, `infaas++` what it compares
 with: that dispatches as `llumnix-base` does and moves nothing. `llumnix+` is ours: late binding on
@@ -26,9 +26,9 @@ from controller.sim.fleet import COLD_START_S
 
 @dataclass(frozen=True, slots=True)
 class SimPolicy:
-    """`dispatch`: a name in `baselines.DISPATCH`. `status_age_s`: the statuses that
-    dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
-    0. `holding`: late binding. `autoscale`: the number of instances follows the load. `pairing` and
+    """`dispatch`: a name in `baselines.DISPATCH`. `status_age_s`: how old the statuses may be at
+    which dispatch looks. `by_rank`: whether requests have their ranks; otherwise all have rank 0.
+    `holding`: late binding. `autoscale`: the number of instances follows the load. `pairing` and
     `victim`: names in `baselines`."""
 
     name: str
@@ -53,11 +53,11 @@ class ClusterSetup:
     mode: Mode = "chunked"
     prefix_caching: bool = False
     message_s: float = 0.001
-    """How long a message between two instances is on its way."""
+    """How long a message between two instances takes."""
     sample_s: float = 1.0
-    """How often the cluster is looked at for its averages over time."""
+    """The time between two samples for the averages over time."""
     limit_factor: float | None = 2.0
-    """A client's limit of outputs, as a multiple of what it gets in the end; None: without."""
+    """A client's limit of outputs, as a multiple of what it gets in the end; None: no limit."""
     faults: tuple["Fault", ...] = field(default=())
 
     @property
@@ -69,7 +69,7 @@ class ClusterSetup:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`kind`: kill (the instance dies with its requests), drain, slow-steps or slow-links (by
-    `factor`). Where instances come and go, one on an instance that is not there does nothing."""
+    `factor`). A fault on an instance that does not exist does nothing."""
 
     time_s: float
     kind: str
@@ -150,8 +150,8 @@ _AUTOSCALE = {
     if field.name not in ("mode", "min_instances", "max_instances", "retry_failed_start_s")
     and not field.name.startswith("target_")
 }
-"""How many there may be is no setting of a policy; a simulated start never fails, and targets are
-not simulated."""
+"""The number of instances is not a setting of a policy; a simulated start never fails, and targets
+are not simulated."""
 _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,
@@ -229,7 +229,7 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
 
 
 def _changed(config: T, names: Mapping[str, str], settings: Mapping[str, Value]) -> T:
-    """`names`: those of the table's fields, by key."""
+    """`names`: by key, the name of the table's field."""
     found: dict[str, Any] = {
         names[key]: _like(getattr(config, names[key]), key, value)
         for key, value in settings.items()
