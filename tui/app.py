@@ -55,7 +55,7 @@ REPLAY_TICK_S = 0.25
 MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 NOT_IN_PALETTE = ("row_", "palette", "command", "replay_")
-"""How the ids of actions begin that nobody looks for in a list."""
+"""Beginnings of the ids of actions that the palette leaves out."""
 
 Do = Callable[[str, DOMNode], Awaitable[Any]]
 
@@ -143,7 +143,7 @@ class Dashboard(App[None]):
         self.own_programs.stop()
 
     def _tick(self) -> None:
-        """Draws only the ages if there is nothing new: all else would look the same."""
+        """Draws only the ages if nothing is new: everything else would look the same."""
         self._end_with_terminal()
         if self.own_programs.has_terminal:
             self._follow_size()
@@ -254,11 +254,11 @@ class Dashboard(App[None]):
             self.run_command(event.text)
 
     def run_command(self, text: str) -> None:
-        """Does what was typed after `:`."""
+        """Runs a command that was typed after `:`."""
         self.command_line.run(text)
 
     def _show_events(self, command: Command) -> None:
-        """On the main screen, whatever lies above it."""
+        """Goes back to the main screen, and shows the events there."""
         while not isinstance(self.screen, DashboardScreen):
             self.pop_screen()
         self.screen.show_events(command.argument)
@@ -385,7 +385,7 @@ class Dashboard(App[None]):
                 yield SystemCommand(each.title, each.help, each.run)
 
     async def on_event(self, event: Event) -> None:
-        """What answered the last key goes away with the next."""
+        """A message that answers the last key goes away with the next one."""
         if (
             self.session.message.goes_with_a_key
             and isinstance(event, Key)
@@ -450,7 +450,7 @@ class PaletteEntry:
 def palette_entries(
     below: Below, app: Dashboard, actions: Sequence[Action], do: Do
 ) -> Iterator[PaletteEntry]:
-    """What the palette lists: the actions of the screen below it, with their keys.
+    """The palette's entries: the actions of the screen below it, with their keys.
 
     `do(action, where)` runs an action of a screen or a table.
     """

@@ -65,11 +65,13 @@ class Options:
     """Seconds between two drawings; None: only a call of `pump` draws."""
 
     def aimed(self, text: str) -> str:
-        """The text with all commands in it made to mean this cluster."""
+        """The text, in which each command is made to mean this cluster."""
         return hints.aimed(text, self.of_cluster)
 
 
 class Session:
+    """What one dashboard knows and may do, from its start to its end."""
+
     def __init__(
         self,
         source: Source,
@@ -275,7 +277,7 @@ class Session:
 
 
 class Message:
-    """What was said last, for MESSAGE_S."""
+    """The last message on the bottom line, which is shown for MESSAGE_S."""
 
     def __init__(
         self,

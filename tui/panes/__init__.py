@@ -1,1 +1,1 @@
-"""One file per subject: it makes rows of text from what is known."""
+"""One file per subject, which makes rows of text from the dashboard's state."""

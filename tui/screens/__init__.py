@@ -1,1 +1,1 @@
-"""The screens: the main one, an instance, requests, tuning, lists; and their dialogs."""
+"""The screens: the main one, those behind it, and the dialogs."""

@@ -36,7 +36,7 @@ class PaintedScreen(Screen[None]):
             self.instance = instance
 
     filter_before = ""
-    """The filter to which the operator goes back who gives up typing another."""
+    """The filter that comes back if the operator gives up typing another one."""
 
     @property
     def session(self) -> Session:
@@ -112,7 +112,7 @@ class PaintedScreen(Screen[None]):
             self.session.say("this row cannot be marked")
 
     def action_sort(self) -> None:
-        """Choosing the column in force again reverses the order."""
+        """Lets the operator choose a column; choosing the column in force reverses the order."""
         if self.orders:
             self.app.push_screen(SortScreen(self.orders, *self.order), self._sort)
 
@@ -130,7 +130,7 @@ class PaintedScreen(Screen[None]):
         self.query_one(Bottom).ask("/", self.filter_before)
 
     def on_bottom_typed(self, event: Bottom.Typed) -> None:
-        """The application does what was typed after `:`."""
+        """Follows the filter that is typed. The application runs what was typed after `:`."""
         if event.done:
             self.in_focus.focus()
         if event.purpose == "/":
@@ -182,7 +182,7 @@ class PaintedScreen(Screen[None]):
         self.query_one(Bottom).say(session.bottom_line(keys, self.size.width))
 
     def on_descendant_focus(self, _: DescendantFocus) -> None:
-        """The keys in force are those of the widget with the focus, too."""
+        """Paints the bottom line again: the keys in force depend on the widget with the focus."""
         if can_draw(self):
             self._paint_bottom()
 
@@ -310,7 +310,7 @@ class DetailScreen(TableScreen):
 
     @property
     def choice(self) -> TableChoice:
-        """That of the table with the focus."""
+        """The choice for the table with the focus."""
         return self.choices[self.focused_table]
 
     def fill(
