@@ -1,4 +1,4 @@
-"""Bounds that hold for every cluster; without imports, so that a command line is checked before
-anything is loaded."""
+"""Bounds that hold for every cluster. This module imports nothing, so that a command line can be
+checked before anything is loaded."""
 
 MAX_INSTANCES = 1024

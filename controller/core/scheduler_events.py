@@ -55,9 +55,9 @@ class InstanceStalled:
 
 @value
 class ClosedBy:
-    """The reasons of the spec against the instance from now on, whatever its incarnation; the
-    instance need not be known yet. After a drain it gets requests again once its own status says so
-    too."""
+    """From now on the spec has these reasons against the instance, whatever its incarnation. The
+    instance need not be known yet. After a drain it gets requests again only once its own status no
+    longer says that it drains."""
 
     instance_id: str
     reasons: Reasons = OPEN
@@ -68,9 +68,9 @@ class DispatchRequested:
     """A frontend asks where to send a request. It asks again for a replay, whose outputs so far
     count as prompt, and when the rank changes while the request waits.
 
-    `session` names the client or conversation; empty if it is not known. Each of `prefix_hashes`
-    names the prompt from its beginning to the end of one more block of `prefix_hash_tokens` tokens;
-    the prompt's end may cut the last block. Empty if they are not known.
+    `session` names the client or conversation; empty if it is not known. Hash k of `prefix_hashes`
+    names the first k blocks of the prompt, of `prefix_hash_tokens` tokens each; the prompt's end
+    may cut the last block. `prefix_hashes` is empty if they are not known.
     """
 
     request_id: str
@@ -82,13 +82,13 @@ class DispatchRequested:
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
     replayed: bool = False
-    """The request ran on an instance that died. So no limit of waiting requests, or of its key,
-    applies."""
+    """The request ran on an instance that died. So neither the limit of waiting requests nor those
+    of its key apply."""
     api_key: str = ""
     """The hash of its client's API key; empty if the endpoint has no keys."""
     num_live_of_key: int = 0
-    """How many requests of the key its frontend had when it came, with this one; 0 without a
-    key."""
+    """How many requests of the key the frontend had when this one came, including this one; 0
+    without a key."""
     num_tokens_of_key: int = 0
     """How many tokens the key used at its frontend in the minute before."""
 
@@ -100,7 +100,7 @@ class DispatchRequested:
 
 @value
 class DispatchCancelled:
-    """The client went away before an answer came."""
+    """The client went away before the scheduler answered."""
 
     request_id: str
     frontend_id: str
@@ -108,15 +108,15 @@ class DispatchCancelled:
 
 @value
 class FrontendDied:
-    """Nobody waits for the answers to this frontend's requests any more."""
+    """The frontend died, so nobody waits for answers to its requests any more."""
 
     frontend_id: str
 
 
 @value
 class KeyUsed:
-    """What an API key uses at one frontend. `num_live`, `num_tokens`: live requests, and tokens of
-    the last minute (prompts and outputs). `num_ended`, `num_ended_tokens`: requests that had an
+    """What an API key uses at one frontend. `num_live`: its live requests. `num_tokens`: tokens of
+    prompts and outputs in the last minute. `num_ended`, `num_ended_tokens`: requests that had an
     instance and ended since the frontend began, and their output tokens. `num_running`,
     `num_running_tokens`: live requests with output, and their output tokens."""
 
@@ -160,7 +160,8 @@ Event = (
 @value
 class Dispatch:
     """Send the request with `seq` to this incarnation; any other incarnation refuses it. The
-    scheduler counts `seq` from 1 and says how it chose. If the frontend chose alone, `seq` is 0."""
+    scheduler counts `seq` from 1, and says in `candidates` how it chose. If the frontend chose the
+    instance by itself, `seq` is 0."""
 
     request_id: str
     frontend_id: str
@@ -168,8 +169,8 @@ class Dispatch:
     incarnation: int
     seq: int
     candidates: tuple[tuple[str, float], ...] = field(default=(), compare=False, repr=False)
-    """(instance id, score): first the chosen instance, then the best of the others, the best
-    first."""
+    """(instance id, score): first the chosen instance, then the best of the others in falling
+    order."""
     policy: str = field(default="", compare=False)
     num_considered: int = field(default=0, compare=False)
 
@@ -193,8 +194,8 @@ class Reject:
     frontend_id: str
     code: RejectCode
     retry_after_s: int = 1
-    """When the client may try again: an estimate (`DrainRate`). If there was no instance, it may
-    try again at once, as the request then waits again until there is one."""
+    """In how many seconds the client should try again: an estimate (`DrainRate`). If no instance
+    took requests, the client may try again at once, because the request then waits here again."""
     rank: int = field(default=0, compare=False)
 
 

@@ -1,13 +1,14 @@
-"""What operators set of what the core decides: tables of the configuration file, as values.
+"""The settings by which the core decides: the tables of the configuration file, as values.
 
 Each setting stands here once, with its default, its bounds and what it means. Files, variables and
 orders are read into these classes (`controller.api.settings`); `llumctl set` and the schema show
-their docstrings; what decides goes by them. What is fixed in a cluster stands in a class below the
-one that is set (`HoldingConfig` under `HoldingSettings`), with its measured reason, so that the
-simulator can change it and compare.
+their docstrings. Values that are fixed in a cluster stand in a subclass of the settings
+(`HoldingConfig` of `HoldingSettings`), with the measured reason for each, so that the simulator can
+change and compare them.
 
-A bound is an annotation. Whatever operators give is held against it; `check_bounds` does so where a
-value beyond it makes no sense to a machine, whoever made it.
+A bound is an annotation. Every value that operators give is checked against its bounds. Where a
+value beyond its bounds makes no sense to a machine, `check_bounds` checks it again, wherever it
+comes from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,8 +28,8 @@ Instances = Annotated[int, Ge(1), Le(MAX_INSTANCES)]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the configuration file. The names below are pydantic's, which reads tables: no
-    unknown key, no text where a number is meant, neither NaN nor infinity."""
+    """A table of the configuration file. The options below are for pydantic, which reads tables: it
+    refuses unknown keys, text where a number is meant, NaN and infinity."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {
         "allow_inf_nan": False,
@@ -48,14 +49,14 @@ class SchedulerSettings(Table):
     """`[scheduler]`: dispatch and liveness."""
 
     policy: str = "llumnix+"
-    """Which instance a request is dispatched to: llumnix+ holds a request that fits on none
-    (`holding`); llumnix, the paper's, takes the freest at once."""
+    """Which instance a request is dispatched to. With llumnix+, a request that fits on no instance
+    waits (`holding`). With llumnix, the paper's policy, it goes to the freest instance at once."""
     max_held_reqs: Count = 1024
     """How many requests may wait at the controller while no instance takes requests. Beyond that
-    the newest request of the lowest level is answered 429. With llumnix+ `holding.max_held_reqs`
-    counts instead."""
+    the newest request of the lowest level is answered 429. With llumnix+ the limit is
+    `holding.max_held_reqs` instead."""
     hold_timeout_s: Seconds = 30.0
-    """Waiting requests are answered 503 when no instance took requests for this long."""
+    """Waiting requests are answered 503 when no instance has taken requests for this long."""
     stall_timeout_s: Seconds = 10.0
     """An instance whose engine thread showed no progress for this long gets no requests."""
     fence_after_s: NotNegative = 30.0
@@ -87,7 +88,8 @@ class HoldingSettings(Table):
     """How many requests may wait at the controller because they fit on no instance. Beyond that the
     newest request of the lowest level is answered 429."""
     room_to_grow_tokens: Count = 320
-    """How much an admission leaves free on an instance where other requests run, as those grow."""
+    """How many tokens of memory an admission leaves free on an instance where other requests run,
+    as those grow."""
     fair_keys: bool = True
     """Whether the API keys of one level take turns: the key that was served the fewest tokens goes
     first. Off: the order is that of the arrivals."""
@@ -104,30 +106,31 @@ class HoldingConfig(HoldingSettings):
     on 16 A10 near the knee (docs/paper.md)."""
 
     evict_margin_steps: NotNegative = 12.0
-    """If an instance's batch can only run so many more steps, requests are moved away before it
-    must evict one. With 0 none are, and preemptions cost 1.07 (S-L) to 1.41 times as much
-    (BurstGPT)."""
+    """If an instance's batch can run fewer than this many more steps, requests are moved away
+    before it must evict one. With 0 no request is moved for that reason, and preemptions cost 1.07
+    (S-L) to 1.41 times as much (BurstGPT)."""
     by_prefill: bool = True
     """Whether a request that fits on several instances goes to one with little prefill ahead. On
     the Mooncake trace the mean TTFT is 1.12 s with it and 1.46 without (decision 0032)."""
     by_prefix: bool = True
-    """Whether it also counts which of these instances has the prompt's beginning in its prefix
-    cache: then the mean TTFT is 0.59 s."""
+    """Whether the choice by prefill also considers which of these instances has the prompt's
+    beginning in its prefix cache. On the Mooncake trace the mean TTFT is then 0.59 s."""
     prefill_slack_tokens: Count = 2048
-    """Instances whose tokens to compute before the request's first one differ by at most so many
-    count as equal, and freeness decides between them. A step of vLLM takes 2,048 to 8,192
-    tokens."""
+    """Two instances count as equal if the numbers of tokens that they have to compute before the
+    request's first token differ by at most this. Freeness then decides between them. A step of vLLM
+    takes 2,048 to 8,192 tokens."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not. In strict order the mean
-    TTFT is 1.01 (S-L), 1.45 (M-M) and 1.98 times as long (BurstGPT)."""
+    TTFT is 1.01 times as long on S-L, 1.45 times on M-M and 1.98 times on BurstGPT."""
     reserve_after_s: NotNegative = 3.0
-    """The first blocked request has an instance reserved at once, others after this wait; and the
-    first one gets one more each time that it has waited so long. On S-L the longest waits were 33
-    and 192 s with 1.5 s instead of 21 and 108; 6 s changed little (decision 0031)."""
+    """For the first blocked request an instance is reserved at once, and one more each time that it
+    has waited this long. For other blocked requests an instance is reserved after this wait. On S-L
+    the longest waits were 21 and 108 s with 3 s, and 33 and 192 s with 1.5 s; 6 s changed little
+    (decision 0031)."""
     share_doubles_s: Seconds = 60.0
-    """In overload `reserved_share` doubles each time the first request has waited so long; when all
-    instances are reserved, the order is strict. On Azure's trace at twice its rate the maximum TTFT
-    is 788 s with a fixed share, and 234 s with this (decision 0029)."""
+    """In overload `reserved_share` doubles each time the first request has waited this long. When
+    all instances are reserved, the order is strict. On Azure's trace at twice its rate the maximum
+    TTFT is 788 s with a fixed share, and 234 s with this (decision 0029)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -138,22 +141,22 @@ class HoldingConfig(HoldingSettings):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits(Table):
-    """`[limits]`: what each API key may use of the whole cluster; docs/endpoint.md. A key may have
-    others in its line of the key file."""
+    """`[limits]`: what each API key may use of the whole cluster; docs/endpoint.md. The key file
+    can give a key limits of its own."""
 
     live_requests: Count = 0
-    """How many live requests one key may have, where each choice of `n` counts; further ones are
-    answered 429. 0: any number."""
+    """How many live requests one key may have; each choice of `n` counts as one. Further requests
+    are answered 429. 0: any number."""
     tokens_per_minute: Count = 0
     """How many tokens of prompts and outputs one key may use in a minute before it gets 429. 0: any
     number."""
 
     def of(self, key: str, own: Mapping[str, Mapping[str, int]]) -> "KeyLimits":
-        """The limits of this key. `own`: by key, the limits for which it has its own values."""
+        """The limits of this key. `own`: for each key that has limits of its own, their values."""
         return replace(self, **own[key]) if key in own else self
 
     def shared_by(self, number: int) -> "KeyLimits":
-        """The share of the limits that each of so many frontends may use alone."""
+        """The share of the limits that each of `number` frontends may use by itself."""
         return KeyLimits(
             max(1, self.live_requests // number) if self.live_requests else 0,
             max(1, self.tokens_per_minute // number) if self.tokens_per_minute else 0,
@@ -170,9 +173,9 @@ class MigrationSettings(Table):
     enabled: bool = True
     """Whether the cluster moves requests by itself. Operators and drains move them in any case."""
     source_below_steps: float = 48.0
-    """Requests are moved away from instances whose freeness is lower."""
+    """Requests are moved away from instances whose freeness is lower than this."""
     destination_above_steps: float = 48.0
-    """Requests are moved to instances whose freeness is higher. Not lower than
+    """Requests are moved to instances whose freeness is higher than this. Not lower than
     `source_below_steps`."""
     max_moves_per_minute: Annotated[int, Ge(0), Le(32)] = 6
     """How often one request may move in a minute. 0: requests move only by hand and out of
@@ -188,46 +191,50 @@ class MigrationSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class ReschedulingConfig(MigrationSettings):
-    """What the rescheduling of running requests goes by. Both thresholds are 3 free blocks of 16
-    tokens per request in the authors' experiments, and all bounds are for operators alone."""
+    """All settings of rescheduling, also the fixed ones. In the authors' experiments both
+    thresholds are 3 free blocks of 16 tokens per request. The bounds apply only to what operators
+    set."""
 
     interval_s: float = 0.1
-    """From one round to the next: one or two steps of a 7B model, in each of which freeness falls
-    by one."""
+    """The time from one round to the next. It is one or two steps of a 7B model; in each step
+    freeness falls by one."""
     guard: bool = True
-    """Whether a move must be worth its cost, and must not bring a request back soon. Off is the
-    paper's rule: on four A10 near full load, 90 s of three seeds, it makes 720 moves, 533 of
-    them back within 10 s, and 37 evictions; with the guard there are 129, 0 and 34."""
+    """Whether a move must be worth its cost, and must not bring a request back soon. False is the
+    paper's rule. On four A10 near full load (90 s, three seeds) that rule makes 720 moves, of which
+    533 go back within 10 s, and there are 37 evictions. With the guard there are 129 moves, none of
+    which goes back so soon, and 34 evictions."""
     not_back_s: float = 10.0
-    """How long a request is not moved back to an instance that it left: near full load what was a
-    destination is a source 50 steps later."""
+    """For how long a request is not moved back to an instance that it left. Near full load a
+    destination becomes a source 50 steps later."""
 
 
 # -- [autoscale] ---------------------------------------------------------------------------------
 
 AutoscaleMode = Literal["off", "dry-run", "on"]
 RELEASE = "llumctl scale auto on"
-"""The command after which an operator's own scale no longer wins over auto-scaling."""
+"""The command that ends the precedence of an operator's own scale over auto-scaling."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleSettings(Table):
-    """`[autoscale]`: how many instances there are to be for the load; docs/scheduling.md."""
+    """`[autoscale]`: how the number of instances follows the load; docs/scheduling.md."""
 
     mode: AutoscaleMode = "off"
-    """Whether instances come and go with the load. dry-run decides as on does, and only says so."""
+    """Whether instances come and go with the load. dry-run decides as on does, but only reports its
+    decisions."""
     min_instances: Instances = 1
-    """How many instances stay even without any request."""
+    """How many instances there are at least, even without any request."""
     max_instances: Instances = 16
-    """How many instances there are at most. While there are more, one goes at a time."""
+    """How many instances there are at most. While there are more, they are removed one at a
+    time."""
     up_below_steps: float = 160.0
-    """Instances are added while the freeness of the whole cluster is lower."""
+    """Instances are added while the freeness of the whole cluster is lower than this."""
     down_above_steps: float = 960.0
-    """One instance goes if the freeness of the cluster would be higher without it. Not lower than
-    `up_below_steps`."""
+    """One instance is removed if the freeness of the cluster would be higher than this without it.
+    Not lower than `up_below_steps`."""
     target_ttft_s: Seconds | None = None
-    """Instances are also added while the P99 time to first token that is estimated for the next
-    minute is longer. None: no target."""
+    """Instances are also added while the P99 time to first token, as estimated for the next minute,
+    is longer than this. None: no target."""
     target_tpot_s: Seconds | None = None
     """The same as `target_ttft_s` for the mean time per output token of a request."""
     check_interval_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
@@ -241,26 +248,30 @@ class AutoscaleSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleConfig(AutoscaleSettings):
-    """What auto-scaling goes by. Range, interval and first check are those of the Llumnix authors'
-    experiments, in blocks of 16 tokens per request there. The cluster would grow and shrink in turn
-    under a load that does not change if the range were upside down."""
+    """All settings of auto-scaling, also the fixed ones. The range, the interval and the first
+    check are those of the Llumnix authors' experiments, which state the range in blocks of 16
+    tokens per request. If the range were upside down, the cluster would grow and shrink in turn
+    under a constant load."""
 
     max_added: Annotated[int, Ge(1)] = 4
-    """How many instances one decision may add because of the load. The authors' code adds several,
-    too, and removes one."""
+    """The most instances that one decision may add because of the load. A decision removes at most
+    one. The code of the paper's authors does the same: it adds several at a time and removes one at
+    a time."""
     first_check_after_s: NotNegative = 100.0
     up_persistence_s: NotNegative = 10.0
-    """For how long each check must have found F_scale below `up_below_steps`; a cluster has its
-    interval for it, so that two checks in a row must. A load between two checks is not seen; with 0
-    one check is enough."""
+    """Instances are added once each check has found F_scale below `up_below_steps` for this long. A
+    live cluster uses `check_interval_s` here, so that two checks in a row must find it. The load
+    between two checks is not seen. With 0, one check is enough."""
     down_persistence_s: NotNegative = 10.0
-    """For how long each check must have found room for one instance less; as `up_persistence_s`."""
+    """An instance is removed once each check has found room for one instance less for this long;
+    otherwise as `up_persistence_s`."""
     retry_failed_start_s: NotNegative = 300.0
-    """For how long none is started after an instance could not start: what keeps one from starting
-    keeps the next one too."""
+    """For how long no instance is started after one could not start, because the next one would
+    probably fail for the same reason."""
     cold_start_s: NotNegative | None = None
-    """How long an instance takes from its launch until it serves, where that is known, for events
-    and simulations. No decision goes by it: instances that start count as empty all that time."""
+    """How long an instance takes from its launch until it serves, where that is known. Only events
+    and simulations use it. Decisions do not: an instance that starts counts as empty all that
+    time."""
 
     def __post_init__(self) -> None:
         AutoscaleSettings.__post_init__(self)  # a class with slots has no plain super()
@@ -279,10 +290,11 @@ class ReplayConfig(Table):
     error. Instances that die before they have taken the request do not count."""
     max_tokens_kept: Count = 16_000_000
     """How many tokens of prompts and outputs one frontend keeps for replays, about 5 bytes each. A
-    request that does not fit cannot be replayed."""
+    request for which there is no room left cannot be replayed."""
     patience_s: NotNegative = 30.0
-    """How long a request whose instance died may wait for another one before it ends in an error. A
-    cluster of one instance needs longer than Ray takes to start it again."""
+    """How long a request whose instance died may wait for another instance before it ends in an
+    error. In a cluster of one instance, set it longer than Ray takes to start the instance
+    again."""
 
 
 # -- what is fixed, and bounds -------------------------------------------------------------------
@@ -292,13 +304,13 @@ Limit = Ge | Gt | Le
 
 
 def with_fixed(config: type[T], settings: Table, **fixed: Any) -> T:
-    """What operators set, in the class below that of `settings`: what is fixed has its defaults
-    there, but for `fixed`."""
+    """A `config` (a subclass of the class of `settings`) with these settings. The values that
+    operators do not set are those of `fixed`, or else the defaults."""
     return config(**{each.name: getattr(settings, each.name) for each in fields(settings)}, **fixed)
 
 
 def check_bounds(table: Table) -> None:
-    """Raises ValueError, which names the field."""
+    """Raises ValueError if a field is out of its bounds; the message names the field."""
     kind: Any = type(table)  # mypy: a `type[...]` would not be hashable
     for name, limits in _limits(kind).items():
         value = getattr(table, name)
@@ -308,13 +320,13 @@ def check_bounds(table: Table) -> None:
 
 @cache
 def _limits(table: type[Any]) -> dict[str, list[Limit]]:
-    """Lowest and highest of each field that has any."""
+    """The bounds of each field, by name; empty for a field without bounds."""
     hints = get_type_hints(table, include_extras=True)
     return {each.name: list(_limits_in(hints[each.name])) for each in fields(table)}
 
 
 def _limits_in(kind: Any) -> Iterator[Limit]:
-    """Those of the type, and of the types that it may be."""
+    """The bounds in the annotation of a type, or of one of the types in a union."""
     if isinstance(kind, Limit):
         yield kind
     for each in get_args(kind):
@@ -322,7 +334,7 @@ def _limits_in(kind: Any) -> Iterator[Limit]:
 
 
 def _is_within(value: Any, limit: Limit) -> bool:
-    """NaN is within none."""
+    """Whether the value keeps the limit; NaN keeps none."""
     match limit:
         case Ge(least):
             return bool(value >= least)

@@ -7,14 +7,15 @@ there. This is one state: the set of reasons against the instance. Without any i
     stalled      until it reports again
     draining     while claimed, or while it says so
     cordoned     until an operator takes it back
-    reserved while a request waits for it at the controller cooling a while after moves there failed
+    reserved     while a request waits for it at the controller
+    cooling      a while after moves there failed
 
-The instance's record has the first five (`admission.instance_pool`). `fleet.liveness` decides the
-third of them, and the spec (`fleet.cluster_spec`) the last two: drains, and the marks of operators,
-such as a cordon. A new reason is a member here with its row in `ROWS`, and code that says when it
-holds; for a mark that is an order (`controller/api/operations/on_instances.py`). The scheduler,
-rounds, moves by hand, forecasts, statuses and refusals ask what the row stops; none of them asks
-whether there is any reason at all.
+The instance's record has the first five (`admission.instance_pool`). Of these, `fleet.liveness`
+decides on `stalled`, and the spec (`fleet.cluster_spec`) on `draining` and `cordoned`: it has the
+drains, and operators' marks, such as a cordon. A new reason is a member here with its row in
+`ROWS`, and code that says when it holds; for a mark that is an order
+(`controller/api/operations/on_instances.py`). The scheduler, rounds, moves by hand, forecasts,
+statuses and refusals ask what the row stops; none of them asks whether there is any reason at all.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """What a reason stops, and its words."""
+    """What a reason stops, and the phrase that describes the reason."""
 
     requests: bool
     arrivals: bool
@@ -33,8 +34,8 @@ class Row(NamedTuple):
 
 
 class Closed(StrEnum):
-    """The reason that stops most comes first. If there are several, the first one is the one to
-    tell."""
+    """The reasons; the one that stops the most comes first. If several hold, people are told the
+    first one."""
 
     NOT_SERVING = "not_serving"
     NO_STATUS = "no_status"
@@ -51,12 +52,12 @@ class Closed(StrEnum):
 
     @property
     def stops_arrivals(self) -> bool:
-        """No move goes there that the cluster chooses."""
+        """Moves that the cluster chooses do not go there."""
         return ROWS[self].arrivals
 
     @property
     def stops_named_arrivals(self) -> bool:
-        """No move goes there for which an operator names the instance."""
+        """Not even a move goes there for which an operator names the instance."""
         return ROWS[self].named_arrivals
 
     @property
@@ -66,7 +67,7 @@ class Closed(StrEnum):
 
     @property
     def words(self) -> str:
-        """The reason in words, said of the instance."""
+        """The reason as a phrase about the instance, for example `it is draining`."""
         return ROWS[self].words
 
 

@@ -17,7 +17,8 @@ class InstanceRef:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Differs between incarnations of one instance."""
+        """The instance's id and its incarnation: two incarnations of one instance have different
+        keys."""
         return self.instance_id, self.incarnation
 
 
@@ -92,7 +93,7 @@ class InstanceSnapshot:
 
     @property
     def capacity_blocks(self) -> int:
-        """M: what requests may use."""
+        """M: how many blocks requests may use."""
         return self.num_total_blocks - self.watermark_blocks
 
     @property
@@ -125,9 +126,8 @@ def with_batch(
     num_running: int,
     num_running_by_rank: Mapping[int, int],
 ) -> InstanceSnapshot:
-    """The same instance with another batch. Written out, as simulations call this hundreds of
-    thousands of
-    times: it takes 1.1 us, and `dataclasses.replace` takes 12."""
+    """The same instance with another batch. Simulations call this hundreds of thousands of times,
+    so it does not use `dataclasses.replace`: that takes 12 us, and this takes 1.1."""
     return InstanceSnapshot(
         snapshot.instance_id,
         snapshot.incarnation,

@@ -1,2 +1,2 @@
-"""What is recorded: events of the cluster, one request as its frontend knows it, and what came
-within a while."""
+"""What is recorded: events of the cluster, one request as its frontend knows it, and counts and
+latencies within a window of time."""

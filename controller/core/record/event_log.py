@@ -1,7 +1,7 @@
 """What happened in the cluster, in order: one bounded log that readers follow by position.
 
-An event says what, when, to whom and why. Its `cause_id` names the stimulus that led to it,
-so that all that came of one cause can be read together:
+An event says what happened, when, to whom and why. Its `cause_id` names what led to it, so that all
+events with one cause can be read together:
 
     arrive-REQ             a request came in: its dispatch, its end
     step-INSTANCE-N-K      step K of incarnation N: admissions and evictions
@@ -21,8 +21,8 @@ so that all that came of one cause can be read together:
     round-HEX-K            round K of a controller's rescheduling: what was not moved, and for whom
                            no room was made
 
-A position is `EPOCH-SEQ`. The epoch is a controller's own, so that no two events ever have the same
-position. A successor begins with the events that were kept of those before, and counts on.
+A position is `EPOCH-SEQ`. Each controller has its own epoch, so that no two events ever have the
+same position. The next controller begins with the events that were kept of earlier controllers.
 """
 
 from collections import deque
@@ -34,21 +34,22 @@ Number = float | int | None
 
 
 class EventKind(StrEnum):
-    """What happened; the docstring of each kind says it, and which figures the event has."""
+    """The kinds of events. The docstring of a kind says what happened, and which figures the event
+    has."""
 
     DISPATCHED = "dispatched"
-    """A request was sent to an instance: its score there, and among how many instances was
-    chosen."""
+    """A request was sent to an instance: the score of that instance, and how many instances there
+    were to choose from."""
     REJECTED = "rejected"
     """No instance would take the request (overloaded) or could take it (unavailable), or its API
-    key may use no more (live_limit, token_limit). Of each reason and level at most one is logged in
-    10 s; it names the last request that was refused, and says how many were since the event before,
-    the rank of that request, and the Retry-After that it was told."""
+    key may use no more (live_limit, token_limit). At most one such event is logged in 10 s for each
+    reason and level. It names the last request that was refused, its rank and its Retry-After, and
+    says how many were refused since the previous event."""
     ADMITTED = "admitted"
-    """The request entered the batch, for the first time or again: its tokens, and those that the
-    prefix cache had."""
+    """The request entered the batch, for the first time or again: its tokens, and how many of them
+    the prefix cache had."""
     EVICTED = "evicted"
-    """The request lost its blocks to memory pressure: its tokens."""
+    """The request lost its blocks because memory was short: how many tokens it had."""
     MIGRATED = "migrated"
     """The request has its first token from another instance: downtime, excess, the step that made
     the token, and the tokens, blocks, bytes and time of the copy, in all and by stage."""
@@ -65,31 +66,35 @@ class EventKind(StrEnum):
     its cause: downtime (none if the request had no token before), tokens that were computed again,
     and the attempt."""
     HELD = "held"
-    """Requests have waited at the controller for 2 s: how long, and how many."""
+    """Requests have waited at the controller for 2 s: how long the wait is, and how many requests
+    wait."""
     HELD_ENDED = "held_ended"
-    """No request has waited at the controller for 10 s: how long some did before, and how many at
-    most."""
+    """The controller's queue has been empty for 10 s. The event says how long requests had waited
+    there without such a break, and the largest number that waited at once."""
     INSTANCE_RESERVED = "instance_kept"
     """An instance has been kept free for a held request for 5 s; at most one such event in 10 s.
-    How long, the blocks that the request needs, and those that are missing there."""
+    The figures: how long, the blocks that the request needs, and how many of them are not free
+    yet."""
     OVERTAKEN = "overtaken"
-    """10, 100, 1,000 ... requests went ahead of a held one while it was the first; at most one such
-    event in 10 s. How many, how long the first one has waited, and the blocks that it needs."""
+    """10, 100, 1,000 ... requests went ahead of a held request while it was the first in the queue;
+    at most one such event in 10 s. The figures: how many went ahead, how long the first request has
+    waited, and the blocks that it needs."""
     NOT_MOVED = "not_moved"
-    """The request's instance was to be relieved, and this request was tried and not moved; the
-    round is the cause. The freeness of source and destination, `freeness_of_<instance>` of the
-    freest instances of the round, and the figures that spoke against the move."""
+    """The request's instance was to be relieved; this request was considered and not moved. The
+    round is the cause. The figures: the freeness of source and destination,
+    `freeness_of_<instance>` of the freest instances of the round, and those that spoke against the
+    move."""
     ROOM_NOT_MADE = "room_not_made"
-    """Requests were to leave an instance so that this one fits there, and did not; the round is the
-    cause. Logged once for each request and reason: the blocks that it lacks, the requests there
-    that may leave, and the spare blocks elsewhere."""
+    """Requests were to leave an instance so that this request fits there, but no move made room.
+    The round is the cause. Logged once for each request and reason: the blocks that the request
+    lacks, how many requests there may leave, and the spare blocks elsewhere."""
     PRIORITY_CHANGED = "priority_changed"
     """An operator gave the request another priority level: which one, who and why, and the rank."""
     FINISHED = "finished"
-    """The request's last token was delivered, or a stop string: tokens in and out, TTFT, latency,
+    """The request's last token, or a stop string, was delivered: tokens in and out, TTFT, latency,
     and evictions."""
     ABORTED = "aborted"
-    """The client left, or an operator ended the request: which of both, who, and the figures of
+    """The client left, or an operator ended the request: which of the two, who, and the figures of
     `finished`."""
     FAILED = "failed"
     """The request ended in an error, with the figures of `finished`."""
@@ -98,8 +103,8 @@ class EventKind(StrEnum):
     INSTANCE_DIED = "instance_died"
     """The instance's process is gone."""
     NODE_LOST = "node_lost"
-    """All instances of one machine are gone, of at least two, and there are other machines: how
-    many."""
+    """All instances of one machine, at least two, are gone, and there are other machines: how many
+    instances."""
     RAY_LOST = "ray_lost"
     """Ray's head, or its raylet beside the controller, is gone: no process can be started or
     ended."""
@@ -113,18 +118,19 @@ class EventKind(StrEnum):
     """The instance's process computes though it has no request and no move (a grammar that nobody
     waits for any more, a thread that spins): for how long, and on how many cores."""
     INSTANCE_QUIET = "instance_quiet"
-    """The instance that was busy without a request no longer is: for how long it was."""
+    """The instance is no longer busy without a request: for how long it was."""
     INSTANCE_FAILED = "instance_failed"
     """The instance could not start, and is not tried again."""
     DRAIN_STARTED = "drain_started"
-    """An instance is to be empty, or has another deadline: who and why, whether it is removed,
-    restarted or evacuated then, the requests that it had, and the seconds until the deadline."""
+    """An instance is to be emptied, or its drain has another deadline: who wants that and why,
+    whether the instance is then removed, restarted or evacuated, the requests that it had, and the
+    seconds until the deadline."""
     DRAIN_OVERDUE = "drain_overdue"
     """The drain's deadline passed, and the drain goes on: the requests that are left, and those
     that cannot move."""
     DRAINED = "drained"
-    """The instance has no request left and gets none: how many were moved, and the seconds that it
-    took."""
+    """The instance has no request left and gets none: how many were moved, and the seconds that the
+    drain took."""
     DRAIN_ENDED = "drain_ended"
     """The drain was undone (by whom, or by its deadline), or the instance was removed, restarted or
     evacuated: the requests that were left, and those that were moved."""
@@ -132,8 +138,8 @@ class EventKind(StrEnum):
     """All instances are to be restarted, one after the other: who, why, with which engine
     arguments, and how many instances."""
     ROLLING_STEPPED = "rolling_stepped"
-    """The next process of one instance serves: the seconds that this took in all, and until the
-    instance was empty."""
+    """The next process of one instance serves: the seconds that the restart took in all, and how
+    many of them until the instance was empty."""
     ROLLING_ENDED = "rolling_ended"
     """Every instance was restarted, or an operator stopped the rolling restart: how many were
     restarted, how many are left, and the seconds that it took."""
@@ -149,15 +155,17 @@ class EventKind(StrEnum):
     CONTROLLER_STARTED = "controller_started"
     """The controller came, or came back."""
     AUTOSCALED = "autoscaled"
-    """Auto-scaling added instances, began to remove one, or keeps one that was to go: why, the
-    instances wanted, the requests, the cluster's F_scale, the instances added, and how long a start
-    took lately."""
+    """Auto-scaling added instances, began to remove one, or keeps one that was to be removed: why,
+    the instances wanted, the requests, the cluster's F_scale, the instances added, and how long a
+    start took lately."""
     AUTOSCALE_PLANNED = "autoscale_planned"
-    """Auto-scaling would have added or removed instances, but for a dry run or an operator's scale;
-    logged once while that stays so, with the figures of `autoscaled`."""
+    """Auto-scaling would have added or removed instances, but this is a dry run, or an operator's
+    own scale takes precedence. Logged once while that stays so, with the figures of
+    `autoscaled`."""
     AUTOSCALE_BLOCKED = "autoscale_blocked"
-    """More instances are wanted and cannot be had (no room, the maximum, one that failed to start),
-    or one cannot go; logged once while that stays so, with the figures of `autoscaled`."""
+    """More instances are wanted but cannot be added (no room, the maximum, or one failed to start),
+    or an instance cannot be removed. Logged once while that stays so, with the figures of
+    `autoscaled`."""
     AUTOSCALE_HELD = "autoscale_held"
     """An operator's scale wins over auto-scaling from now on: the operator's number."""
     AUTOSCALE_RELEASED = "autoscale_released"
@@ -165,14 +173,14 @@ class EventKind(StrEnum):
     OPERATOR = "operator"
     """Somebody asked for something: `audit.log` has all of it."""
     EVENTS_LOST = "events_lost"
-    """Events that a member reported did not all arrive, as the controller lagged or was not there:
-    how many."""
+    """Some events that a member reported did not arrive, because the controller lagged or was not
+    there: how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """`numbers` have units in their names; `labels` name what else is involved; `actor` asked for
-    it."""
+    """One event. `numbers`: its figures, with the unit in the name of each. `labels`: what else is
+    involved, by name. `actor`: who asked for it."""
 
     kind: EventKind
     time_s: float
@@ -197,13 +205,13 @@ class LogPage:
     entries: tuple[tuple[str, LoggedEvent], ...]
     """(position, event)."""
     next_position: str
-    """Ask for what comes after this position."""
+    """The position after which the next page begins."""
     missed: int | None = 0
 
 
 class EventLog:
-    """The last `max_events` events, among them those `kept` of controllers before, with their
-    positions and in order. Raises ValueError for a bound below 1."""
+    """The last `max_events` events. It begins with the events `kept` of earlier controllers, in
+    order and with their positions. Raises ValueError for a bound below 1."""
 
     def __init__(
         self, epoch: str, max_events: int, kept: Sequence[tuple[str, LoggedEvent]] = ()
@@ -212,7 +220,7 @@ class EventLog:
         self._events: deque[LoggedEvent] = deque()
         self._last_seq = 0
         self._ends: dict[str, int] = {}
-        """By earlier epoch: the number of the last event that was kept of it."""
+        """For each earlier epoch, the number of the last of its events that was kept."""
         for position, event in kept:
             self._restore(position, event)
         self.resize(max_events)
@@ -234,14 +242,14 @@ class EventLog:
         return f"{self._epoch}-{self._last_seq}"
 
     def about(self, request_id: str, kinds: Collection[EventKind]) -> list[LoggedEvent]:
-        """The events of these kinds about the request, as far as they are kept; takes a look at
-        each event."""
+        """The kept events of these kinds about the request. This looks through all kept events."""
         return [e for e in self._events if e.kind in kinds and e.request_id == request_id]
 
     def after(self, position: str | None, limit: int) -> LogPage:
-        """The oldest `limit` events after `position`; None: from the oldest that is kept.
+        """The oldest `limit` events after `position`; None means: from the oldest event that is
+        kept.
 
-        Raises ValueError for what is no position at all.
+        Raises ValueError if `position` does not have the form of a position.
         """
         oldest = self._last_seq - len(self._events) + 1
         missed: int | None = 0

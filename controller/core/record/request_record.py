@@ -26,7 +26,7 @@ class Match(IntEnum):
 
     ID = auto()
     ALIAS = auto()
-    """The client's id, or the parent's."""
+    """The wanted name is the client's id for the request, or the parent's id."""
     BEGINNING = auto()
     """The wanted name is the beginning of the id."""
     SHORTENED = auto()
@@ -36,7 +36,7 @@ class Match(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """Times are seconds since the epoch, by the frontend's clock.
+    """One request. Times are seconds since the epoch, by the frontend's clock.
 
     `parent_id` is set where one client request became several (`n` > 1).
     """
@@ -60,12 +60,13 @@ class RequestRecord:
     num_moves: int = 0
     rank: int = 0
     num_replays: int = 0
-    """How often it was lost with its instance and went on, or will go on, elsewhere."""
+    """How often the request was lost with its instance and went on, or will go on, elsewhere."""
     not_replayable: str = ""
-    """The code of the reason why it cannot, or could not, go on elsewhere; empty if it can."""
+    """The code of the reason why the request cannot, or could not, go on elsewhere; empty if it
+    can."""
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
-    """Events that are missing between the first and the second half of `history`."""
+    """How many events are missing between the first and the second half of `history`."""
 
     def match(self, wanted: str) -> Match:
         return match_names(wanted, self.request_id, self.client_request_id, self.parent_id)
@@ -83,9 +84,9 @@ ListingOrder = tuple[int, int, float, str]
 
 
 def listing_order(record: RequestRecord) -> ListingOrder:
-    """How requests are listed: running, evicted and waiting ones, each in the order of their
-    arrival; then those that wait at the controller, so that no instance has them, the highest rank
-    first; then those that ended, the last one first."""
+    """The sort key of lists of requests. First come the running, then the evicted, then the waiting
+    requests, each in the order of their arrival; then those that wait at the controller, the
+    highest rank first; last those that ended, the latest first."""
     if record.state in ENDED:
         assert record.end_time_s is not None
         return (len(_LISTED_FIRST), 0, -record.end_time_s, record.request_id)
@@ -107,8 +108,8 @@ def match_names(
 
 
 def _is_shortened(wanted: str, request_id: str) -> bool:
-    """Whether `wanted` is the id without words at its beginning, and without a piece at each
-    ellipsis. This takes one pass over the id; a regular expression could take for ever."""
+    """Whether `wanted` is the id without its first words, and with an ellipsis for each piece that
+    is left out. This takes one pass over the id; a regular expression could take for ever."""
     first, *others = wanted.replace("~", "…").split("…")
     words = [place + 1 for place, char in enumerate(request_id) if char in "-_.:/"]
     if not others:

@@ -12,8 +12,8 @@ SLOT_S = 1.0
 
 
 class CountWindow:
-    """A count within a window, in slots of one second, so that no limit on samples makes it too
-    small. Times only go up, except for `take_back`."""
+    """How many things happened within a window of time, counted in slots of one second, so no limit
+    on samples makes the count too small. `now_s` must never decrease, except for `take_back`."""
 
     def __init__(self, window_s: float = MINUTE_S) -> None:
         self._window_s = window_s
@@ -26,7 +26,7 @@ class CountWindow:
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1][1] += number
         else:
-            self._forget(now_s)  # or a window that nobody looks at would grow without end
+            self._forget(now_s)  # else a window at which nobody looks would grow for ever
             self._slots.append([slot, number])
         self._total += number
 
@@ -45,8 +45,8 @@ class CountWindow:
         return self._total
 
     def per_s(self, now_s: float) -> float:
-        """The rate over the time since the first count of the window; within its first second as if
-        that were one second."""
+        """The rate over the time since the first count of the window. If less than a second has
+        passed since then, one second is used."""
         self._forget(now_s)
         if not self._slots:
             return 0.0
@@ -58,9 +58,9 @@ class CountWindow:
 
 
 class LatencyWindow:
-    """Samples of the last `window_s`, the last `max_samples` of them. How many came is not the
-    number of samples here: 4,096 is less than a minute's first tokens from 70 a second on. Times
-    only go up."""
+    """The latency samples of the last `window_s`, but at most the newest `max_samples`. Do not use
+    their number as a count: at 70 first tokens a second, a minute already has more than 4,096;
+    `LatencyWindows` counts separately. `now_s` must never decrease."""
 
     def __init__(self, window_s: float = MINUTE_S, max_samples: int = 4096) -> None:
         self._window_s = window_s
@@ -70,7 +70,8 @@ class LatencyWindow:
         self._samples.append((now_s, latency_s))
 
     def percentile(self, share: float, now_s: float) -> float | None:
-        """The smallest sample that `share` of them do not exceed; None without samples."""
+        """The smallest sample that a `share` of all samples does not exceed; None without
+        samples."""
         samples = self._samples
         while samples and samples[0][0] < now_s - self._window_s:
             samples.popleft()
@@ -114,14 +115,14 @@ class LatencyWindows(Generic[Kind]):
         )
 
     def count(self, now_s: float) -> int:
-        """How many came in the last `window_s`, and in up to a second more."""
+        """How many samples came in the last `window_s`, and in up to one second before that."""
         return self._count.total(now_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLately:
-    """What a frontend's clients saw in the last minute. The TTFT also by level; the TPOT is that of
-    requests that ended."""
+    """The latencies that a frontend's clients saw in the last minute. The TTFT is given over all
+    requests and for each level, the TPOT over the requests that ended."""
 
     ttft_p99: Percentiles[str] = field(default_factory=Percentiles)
     tpot_p99_s: float | None = None
