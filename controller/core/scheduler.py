@@ -67,20 +67,21 @@ class GlobalScheduler:
         self.instances = self._pool.instances
         """By instance id; others may only read it."""
         self.ordered = self._pool.ordered
-        """By instance id: the reasons of the spec against it. An instance without any is not
-        named."""
+        """For each instance id, the reasons of the spec against the instance. Instances without
+        such reasons are left out."""
         self._waiting = WaitingRequests()
         self._drain_rate = DrainRate()
         self._placement = _placement(config)
-        """With late binding. Without a schedulable instance it may lack the last of `_waiting`."""
+        """Set with late binding. While no instance is schedulable, it may lack the newest requests
+        of `_waiting`."""
         self._num_help_rounds = 0
         """How many rounds ordered something. Other rounds do not change whose turn is next, so a
         simulated run can leave out rounds in which nobody needs help, with the same outcome."""
         self._last_schedulable_s = float("-inf")
         """With late binding: the last tick at which an instance was schedulable."""
         self._first_expires_s = float("-inf")
-        """No waiting request can be overdue before this time. To look at each of 100,000 requests
-        took 18 ms of every tick."""
+        """No waiting request can be overdue before this time. Without it, a look at each of 100,000
+        requests took 18 ms of every tick."""
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
         """Uses another configuration from now on; returns what to do now, as `handle` does.
@@ -117,7 +118,7 @@ class GlobalScheduler:
 
     @property
     def reserved(self) -> Mapping[str, Key]:
-        """By instance: the request for which it is reserved."""
+        """For each reserved instance, the request for which it is reserved."""
         return {} if self._placement is None else self._placement.reserved
 
     @property
@@ -157,7 +158,7 @@ class GlobalScheduler:
                 continue
             if record.may_receive:
                 destinations.append(snapshot)
-            if record.may_send and not snapshot.draining:  # all leaves there in any case
+            if record.may_send and not snapshot.draining:  # all its requests leave in any case
                 sources.append(snapshot)
         rooms, turn = self._pool.rooms, self._num_help_rounds
         orders = help_blocked(sources, destinations, rooms, self._placement, may_move, turn)
@@ -183,8 +184,9 @@ class GlobalScheduler:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.
 
-        Requests that wait are released when an instance becomes schedulable: by its status, or
-        because no reason is against it any more.
+        Waiting requests are dispatched as soon as an instance can take requests: when its status
+        says so, or when the last reason to keep requests away from it (such as a drain or a cordon)
+        is gone. With late binding only those that fit are dispatched.
         """
         match event:
             case StatusReported():
@@ -232,7 +234,7 @@ class GlobalScheduler:
         return [*released, *self._shed(now_s)] if is_one_more else released
 
     def _shed(self, now_s: float) -> list[Instruction]:
-        """Refuses one of the waiting requests if they are too many."""
+        """Refuses one of the waiting requests if too many wait."""
         limits = self._config.holding or self._config
         last = self._waiting.last() if len(self._waiting) > limits.max_held_reqs else None
         if last is None:
@@ -302,15 +304,16 @@ class GlobalScheduler:
         return max(1.0, request.num_prompt_tokens + self.keys.mean_output(request.api_key))
 
     def _demand(self, request: DispatchRequested) -> int:
-        """What a request needs in order to start; 0 while no instance has told its block size."""
+        """The blocks that a request needs in order to start; 0 while no instance has reported its
+        block size."""
         block_size = next((r.snapshot.block_size for r in self.instances.values() if r.snapshot), 0)
         return blocks_for(request.num_prompt_tokens, block_size) if block_size else 0
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, WaitingRequest]]:
-        """Those of which `placement` does not know yet, the last first."""
+        """The waiting requests that `placement` does not know yet, the last first."""
         for key, waiting in self._waiting.latest_first():
             if key in placement.queue:
-                return  # later ones come last
+                return  # it knows all earlier ones
             yield key, waiting
 
     def _expire(self, now_s: float) -> list[Instruction]:

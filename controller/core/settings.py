@@ -173,9 +173,9 @@ class MigrationSettings(Table):
     enabled: bool = True
     """Whether the cluster moves requests by itself. Operators and drains move them in any case."""
     source_below_steps: float = 48.0
-    """Requests are moved away from instances whose freeness is lower than this."""
+    """Requests are moved away from instances whose freeness is lower."""
     destination_above_steps: float = 48.0
-    """Requests are moved to instances whose freeness is higher than this. Not lower than
+    """Requests are moved to instances whose freeness is higher. Not lower than
     `source_below_steps`."""
     max_moves_per_minute: Annotated[int, Ge(0), Le(32)] = 6
     """How often one request may move in a minute. 0: requests move only by hand and out of

@@ -84,9 +84,8 @@ class _Part:
 
 
 class _Ended:
-    """The outputs of the last requests of a key that ended. After MAX_REQUESTS, half of the counts
-    are
-    forgotten."""
+    """How many requests of a key ended, and how many tokens they put out. At MAX_REQUESTS both
+    counts are halved, so that recent requests count more."""
 
     __slots__ = ("num_requests", "num_tokens")
     MAX_REQUESTS = 256
@@ -103,13 +102,13 @@ class _Ended:
 
 
 class KeyTable:
-    """The controller's part. `limits`: of each key, unless the key has its own."""
+    """The controller's part. `limits`: the limits of every key that has none of its own (`own`)."""
 
     def __init__(self, limits: KeyLimits, own: OwnLimits = NO_KEYS) -> None:
         self.limits = limits
         self._own = own
         self._parts: dict[str, dict[str, _Part]] = {}
-        """By key, by frontend."""
+        """The use of each key at each frontend: by key, then by frontend."""
         self._num_refused: dict[str, dict[RejectCode, int]] = {}
         self._ended: dict[str, _Ended] = {}
 
@@ -168,7 +167,7 @@ class KeyTable:
             parts.pop(frontend_id, None)
 
     def totals(self) -> list[KeyTotal]:
-        """By key."""
+        """The use of each key, in the order of the keys."""
         return [
             KeyTotal(
                 key,
@@ -205,7 +204,7 @@ class _Used:
         self.num_live = 0
         self.num_ended = self.num_ended_tokens = 0
         self.num_running = self.num_running_tokens = 0
-        """Of the live requests, those that have put out something."""
+        """How many of the live requests have output, and how many output tokens."""
         self.window = CountWindow()
 
 
@@ -247,7 +246,7 @@ class KeyUse:
             live.num_output_tokens += num_tokens
 
     def ended(self, request_id: str, ran: bool) -> None:
-        """`ran`: whether it got an instance."""
+        """The request has ended. `ran`: whether it ever got an instance."""
         live = self._live.pop(request_id, None)
         if live is None:
             return

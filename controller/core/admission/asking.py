@@ -58,8 +58,8 @@ CONTROLLER_SILENCE_S = 1.0
 MAX_ASK_AGAIN_S = 8.0
 BYPASS_EVERY_S = 0.05
 AT_LEAST_EVERY_S = 1.0
-"""The first request goes after so long even if it does not seem to fit, as requests of other
-frontends end unseen."""
+"""The first request goes after so long even if it does not seem to fit, because a frontend does not
+see when other frontends' requests end."""
 # After a dispatch to an instance that is not listed, the controller is asked again after each of
 # these times: both sides soon know of the death, or of the start.
 GONE_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -256,7 +256,8 @@ class OwnRequests(Protocol):
 
 
 RefusalAlone = Callable[[DispatchRequested, int], Refusal | None]
-"""Why this frontend, one of so many, refuses the request while there is no controller."""
+"""Called with a request and the number of frontends: why this frontend refuses the request while
+there is no controller; None if it does not."""
 
 
 # -- the machine ---------------------------------------------------------------------------
@@ -272,8 +273,9 @@ class _Asked:
     wake_s: float = 0.0
     """While ASKING or PAUSING: when the next question is due."""
     answer: Dispatch | Reject | None = None
-    """Only while ANSWERED. None then means that the frontend decides alone. It does so when the
-    request is sent, since each of its own requests counts for the next decision."""
+    """Set only in the state ANSWERED. In that state, None means that the frontend chooses the
+    instance itself. It chooses only when it is about to send the request, because each request that
+    it has sent affects its next choice."""
     num_gone: int = 0
     """How many answers so far named an instance that is not listed; at most one for each pause, and
     the last one."""
@@ -473,8 +475,9 @@ class Asking:
         )
 
     def _overdue_since_s(self, now_s: float) -> float:
-        """Refuses requests that have waited too long, as the controller would: no instance could
-        take them for all that time."""
+        """Requests that have waited since this time or longer are refused, as the controller would
+        refuse them. It is -inf (refuse none) if an instance could take requests within
+        `hold_timeout_s`."""
         if self._known.open_snapshots():
             self._open_s = now_s
         overdue_s = now_s - self._heard.hold_timeout_s
@@ -497,7 +500,7 @@ class Asking:
         return [*told, BypassAt(now_s + BYPASS_EVERY_S)]
 
     def _decide_for_all(self, now_s: float) -> list[Dispatch]:
-        """For those that go now, in order."""
+        """The dispatches of the requests that go now, in order."""
         waiting = {r: asked.request for r, asked in self._asked.items() if not asked.is_answered}
         open_ = {s.instance_id: s for s in self._known.open_snapshots()}
         if not open_:
@@ -542,8 +545,9 @@ def _wake(asked: _Asked, time_s: float) -> WakeAt:
 
 
 def _without_key_use(request: DispatchRequested) -> DispatchRequested:
-    """For a controller that did not hear of it yet: the one before may have accepted it, and what
-    its key used when it came is long over. So no limit of the key applies."""
+    """The request as another controller, which has not heard of it yet, is asked about it. The
+    controller before may have accepted the request, and what its key used when it came is outdated.
+    So no limit of the key applies."""
     return replace(request, num_live_of_key=0, num_tokens_of_key=0)
 
 
@@ -565,12 +569,14 @@ class PacedRelease:
     controller is
     gone: they go in order, and only as far as the last known free blocks allow.
 
-    All at once they would fill the queues of instances at which nothing fits, which is what late
-    binding avoids. A frontend knows the instances' last statuses and its own requests: what ends of
-    those makes room again. Of what was free each frontend takes its share.
+    If all went at once, they would fill the queues of instances on which they do not fit, which
+    late binding avoids. A frontend knows the instances' last statuses and its own requests: each of
+    its own requests that ends makes room again. Each frontend uses only its share of the room that
+    was free.
 
-    `snapshots` are the last known, `own_blocks` what this frontend's requests took then, by
-    instance; `room_to_grow_tokens` is the controller's last setting. Times are the caller's.
+    `snapshots`: the last ones that are known. `own_blocks`: by instance, how many blocks this
+    frontend's requests took then. `room_to_grow_tokens`: the controller's last setting. Times are
+    by the caller's clock.
     """
 
     def __init__(
@@ -583,7 +589,7 @@ class PacedRelease:
     ) -> None:
         self._block_size = 1
         self._room: dict[str, int] = {}
-        """Computes how many blocks of each instance this frontend's requests may take."""
+        """By instance: how many blocks this frontend's requests may take there."""
         for snapshot in snapshots:
             self._block_size = snapshot.block_size
             room = Room.of(snapshot, room_to_grow_tokens)

@@ -2,8 +2,8 @@
 which instance gets a request.
 
 The pool is a part of the global scheduler (`core.scheduler`). The scheduler decides when a request
-goes, the pool to which instance. It has a record of each instance, and a board with the scores and
-rooms of the schedulable ones.
+is sent, and the pool decides to which instance. It has a record of each instance, and a board with
+the scores and rooms of the schedulable ones.
 """
 
 import heapq
@@ -228,8 +228,8 @@ scores adds work to every status."""
 
 
 class ScoreBoard:
-    """The schedulable instances with their scores and rooms, which last from one decision to the
-    next.
+    """The schedulable instances with their scores and rooms, which are kept from one decision to
+    the next.
 
     To ask each of 1,024 instances in Python took 160 us if no score had changed, and 720 us if all
     had. So the list of schedulable instances stays until one comes, goes or stalls, and a score is
@@ -273,7 +273,8 @@ class ScoreBoard:
         return len(self._ready)
 
     def forget(self) -> None:
-        """An instance came or went, or may take requests from now on, or may not any more."""
+        """The list of schedulable instances is outdated: an instance came or went, or began or
+        ceased to take requests."""
         self._is_known = False
 
     def changed(self, record: InstanceRecord) -> bool:
@@ -404,8 +405,8 @@ class InstancePool:
         """By instance id, for others to look at."""
         self._ordered: dict[str, Reasons] = {}
         self.ordered: Mapping[str, Reasons] = MappingProxyType(self._ordered)
-        """By instance id, known or not: the reasons of the spec against it. Others are not
-        named."""
+        """For each instance id, known or not, the reasons of the spec against the instance.
+        Instances without such reasons are left out."""
         self._history = History()
         self.configure(config)
 

@@ -31,7 +31,7 @@ Score = Callable[[str], float]
 Cached = Callable[[str], int]
 """By instance id: how many tokens of the request its prefix cache is expected to have."""
 ScoreOf = Callable[[int], Score]
-"""The scores for requests of a rank."""
+"""Called with a rank: the scores for requests of that rank."""
 CachedOf = Callable[[Key], Cached | None]
 
 
@@ -312,7 +312,7 @@ def _exchanged(
             continue
         lacking = rooms[instance_id].lacking_blocks(waiting.demand_blocks)
         if _no_better_in_open(least, waiting.demand_blocks, lacking):
-            continue  # To look for the best one each time took a quarter of a simulated run.
+            continue  # Looking for the best one each time took a quarter of a simulated run.
         best = _least_lacking(rooms.values(), reserved, waiting.demand_blocks)
         if best and best.lacking_blocks(waiting.demand_blocks) < EXCHANGED_BELOW * lacking:
             del reserved[instance_id]
@@ -329,8 +329,9 @@ def _no_better_in_open(least: "_LeastInOpen", demand_blocks: int, lacking_blocks
 
 @value
 class _LeastInOpen:
-    """The least of all open rooms, large enough or not. A room lacks at least `lacking_blocks` and
-    the request's demand, or the `claimed_blocks` without which it is idle."""
+    """The smallest values of all open rooms, whether the rooms are large enough or not. For a
+    request, every open room lacks at least `lacking_blocks` plus the request's demand, or else
+    `claimed_blocks`, without which it is idle."""
 
     lacking_blocks: float
     claimed_blocks: float
@@ -358,7 +359,7 @@ def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, mos
 # -- when `reservations` has to be asked again, after it changed nothing -----------------
 
 ROUNDING_S = 1e-6
-"""Turns count a little before they come, as sums of times are rounded."""
+"""A turn counts as come this much too early, because sums of times are rounded."""
 
 
 @value

@@ -1,13 +1,14 @@
 """Which instance gets a new request: filter, score, pick.
 
 A policy is a score of one instance and a way to pick among the scores. Neither has side effects;
-what they need to know of earlier choices (`History`) is an argument.
-Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
-`llumnix+` takes the freest instance on which the request fits, and lets it wait while there is none
-(`placement` chooses for it). The other policies are there to compare with: the paper's INFaaS++,
-vLLM's own balancer, Dynamo's router, and taking turns. Every score counts requests that were
-dispatched and not reported yet as queued; otherwise a burst between two statuses would go to one
-instance. The simulator compares more policies (`sim.baselines`).
+what they need to know of earlier choices (`History`) is an argument. Paper section 4.4: `llumnix`
+takes the instance with the highest dispatch freeness, which depends on the priority of the new
+request. `llumnix+` takes the freest instance on which the request fits, and lets it wait while
+there is none (`placement` chooses for it). The other policies are there to compare with: the
+paper's INFaaS++, vLLM's own balancer, Dynamo's router, and taking turns. Every score treats a
+request that was dispatched, but is in no status yet, as if it were queued on its instance.
+Otherwise all requests of a burst between two statuses would go to the same instance. The simulator
+compares more policies (`sim.baselines`).
 """
 
 import difflib
@@ -29,7 +30,8 @@ from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 
 MAX_HASHES = 1 << 18
-"""For all instances together. A hash takes about 120 bytes, so that all of them take 30 MB."""
+"""The most hashes that are remembered, for all instances together. A hash takes about 120 bytes, so
+that all of them take 30 MB."""
 
 
 class SeenPrefixes:
@@ -43,10 +45,11 @@ class SeenPrefixes:
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
         self._max_hashes = max_hashes
         self._by_instance: dict[str, OrderedDict[int, None]] = {}
-        """By instance: its hashes, those that were not used for longest first."""
+        """For each instance its hashes, the least recently used first."""
 
     def note(self, instance_id: str, request: DispatchRequested, num_instance_tokens: int) -> None:
-        """The request goes to this instance, whose KV cache holds so many tokens."""
+        """Notes that the request goes to this instance, whose KV cache holds
+        `num_instance_tokens`."""
         if not request.prefix_hashes:
             return
         seen = self._by_instance.get(instance_id)
@@ -79,7 +82,7 @@ class SeenPrefixes:
         return len(self._by_instance.get(instance_id, ()))
 
     def forget(self, instance_id: str) -> None:
-        """The instance's cache is gone."""
+        """Forgets the hashes of an instance whose cache is gone."""
         self._by_instance.pop(instance_id, None)
 
     def check(self) -> None:

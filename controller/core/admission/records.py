@@ -42,7 +42,7 @@ class Rejected:
 
 
 Event = Ticked | Rejected
-"""A Ticked must come after the scheduler's own."""
+"""The scheduler must get each Ticked before this machine does."""
 
 
 @dataclass(frozen=True, slots=True)

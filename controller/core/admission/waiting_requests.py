@@ -1,10 +1,10 @@
 """The requests that wait at the controller: their orders, and which one is refused when they are
 too many.
 
-    HeldRequests   all of them, with late binding or without; which one is refused for others
-    HeldQueue      with late binding: those that may be placed, in order, and the first that fits
-    FairTurns      how the API keys of one rank share what becomes free
-    DrainRate      how fast requests leave, and so when a refused client may come again
+    WaitingRequests  all of them, with late binding or without; which one is refused for others
+    WaitingQueue     with late binding: those that may be placed, in order, and the first that fits
+    FairTurns        how the API keys of one rank share what becomes free
+    DrainRate        how fast requests leave, and so when a refused client may come again
 """
 
 import heapq
@@ -183,7 +183,7 @@ class FairTurns:
 
 
 ShedKey = tuple[int, float, str, str]
-"""As of `DispatchRequested.order`."""
+"""The same as `DispatchRequested.order`."""
 
 
 class _Latest:
@@ -211,12 +211,12 @@ class ShedOrder:
         return len(self._orders)
 
     def push(self, order: ShedKey) -> None:
-        """The order must not be in it."""
+        """Adds the order, which must not be in it yet."""
         self._orders.add(order)
         heapq.heappush(self._heap, _Latest(order))
 
     def discard(self, order: ShedKey) -> None:
-        """Does nothing if the order is not in it."""
+        """Removes the order; does nothing if it is not in it."""
         self._orders.discard(order)
         if len(self._heap) > 2 * len(self._orders) + 64:
             self._heap = [_Latest(each) for each in self._orders]
@@ -317,16 +317,15 @@ class WaitingRequests:
 
 DRAIN_WINDOW_S = 30.0
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
-"""Bounds of what a client is told. OpenAI's clients wait as they are told for up to 60 s, and
-follow a rule of their own if they are told more."""
+"""The bounds of the Retry-After. OpenAI's clients wait as long as they are told, up to 60 s; if
+they are told more, they follow a rule of their own."""
 
 
 class DrainRate:
     """How fast waiting requests left in the last DRAIN_WINDOW_S, and so when a refused client may
-    come
-    again: in the time in which all waiting requests would go at that rate, since the refused one
-    would be the last of them. A client that comes then is not sure of a place, as others come too.
-    Times only go up.
+    come again: once all waiting requests would be gone at that rate, since the refused one would be
+    the last of them. A client that comes then is not sure of a place, as others come too. Times
+    only go up.
     """
 
     def __init__(self) -> None:

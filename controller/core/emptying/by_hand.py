@@ -53,7 +53,8 @@ downtime. This is enough for some steps. If the order has time left, the report 
 MAX_TIMED_PATIENCE_S, the slowest step of an instance that does not count as stalled."""
 MAX_TIMED_PATIENCE_S = 10.0
 PAUSE_S = 0.2
-"""The pause before an order is repeated that an instance refused though it seemed to have room."""
+"""An instance may refuse a move although it seemed to have room. This is the pause before the move
+is tried again."""
 NOT_ASKED = "not_asked"
 
 MAX_WAITING = 64
@@ -199,7 +200,7 @@ class SourceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class SourceSilent:
-    """The order's time is over; the move goes on."""
+    """The source did not answer before the order's time was over. The move goes on."""
 
     migration_id: str
 
@@ -284,7 +285,8 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All attempts, the last one last; empty if there is no destination."""
+    """The order is over. It has all attempts, the last one last; none if there was no
+    destination."""
 
     order_id: str
     attempts: Sequence[Attempt]
@@ -321,9 +323,9 @@ class _Order:
     attempts: list[Attempt] = field(default_factory=list)
     """The attempts that are over and count; fewer than MAX_TRIES."""
     queued_s: float = 0.0
-    """How long the present attempt waited for its turn, once the source is asked."""
+    """How long the present attempt waited for its turn; set when the source is asked."""
     timed: Timed | None = None
-    """Set if it came before the source's answer."""
+    """The frontend's report of the downtime, if it came before the source's answer."""
     moved: Attempt | None = None
     """The attempt that moved the request, while TIMED."""
     wake_s: float = 0.0
@@ -354,7 +356,7 @@ class MovesByHand:
         self._orders: dict[str, _Order] = {}
         """By order id, until the order is over."""
         self._by_move: dict[str, str] = {}
-        """Order ids by the present attempt's id."""
+        """The id of each order, by the id of its present attempt."""
 
     @property
     def waiting(self) -> tuple[QueuedMove, ...]:

@@ -40,12 +40,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SlowDrain(Claim):
-    """Only an operator decides whether the instance serves again."""
+    """The cluster empties an instance that steps slowly. Only an operator decides whether it serves
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain(Claim):
-    """Nothing more happens to the instance."""
+    """An operator wants the instance empty. Once it is empty it stays as it is: it is neither
+    restarted nor removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +61,19 @@ class Restart(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Remove(Claim):
-    """Nobody launches the instance again."""
+    """The instance is removed once it is empty, and is not launched again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evacuate(Claim):
-    """This claim always has a deadline."""
+    """The instance's process will be ended at the deadline, which this claim always has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
     """The claims to one instance, at least one. The drain lasts from the first claim until no claim
-    is left. Its id and its beginning are those of the first claim. The fields are in rising
-    strength.
+    is left. Its id and its beginning are those of the first claim. The fields are in the order of
+    rising strength.
     """
 
     drain_id: str
@@ -88,7 +90,8 @@ class Claims:
         return cls(claim.cause_id, claim.made_s, **field)
 
     def check(self) -> None:
-        """Raises ValueError if claims that were made and taken back cannot have left this."""
+        """Raises ValueError if these claims cannot be the result of making claims and taking them
+        back."""
         if not self.weakest_first:
             raise ValueError("a drain that nobody claims")
         if self.notice is not None and self.notice.deadline_s is None:
@@ -161,8 +164,9 @@ def claimed(before: Claims | None, claim: Claim) -> Claims:
 
 
 def why_claimed(now: Claims, before: Claims | None) -> str:
-    """The purpose of the drain in words, with the reason of whoever changed it. The reason is that
-    of the new claim, or, if a claim was taken back, that of the claim that is in force now."""
+    """The purpose of the drain in words, with the reason of whoever changed it. If a claim was
+    made, the reason is that of the new claim; if a claim was taken back, that of the claim that is
+    in force now."""
     strongest = now.strongest
     made = newest(now, before)
     if before is not None and made is None:

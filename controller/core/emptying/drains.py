@@ -45,7 +45,7 @@ CHECK_EVERY_S = 0.3
 RETRY_S = 1.0
 """The pause after a failure, for example when a disk is full or a process cannot be ended."""
 REPLACE_AGAIN_S = 10.0
-"""A process that was to be replaced and is still there after so long is ended again."""
+"""If a process that was to be replaced is still there after this time, it is ended again."""
 HEARD_WITHIN_S = 10.0
 """Members say Hello every second; a member that was not heard for so long does not exist."""
 _NAMED_IN_EVENT = 5
@@ -129,8 +129,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsChanged:
-    """All claims from now on, which are on disk. `seen`: by instance that is claimed or was. `why`
-    and `actor` are for drains that end."""
+    """All claims from now on, which are on disk. `seen`: by id, each instance that is claimed now
+    or was claimed before. `why` and `actor` are for drains that end."""
 
     drains: Mapping[str, Claims]
     seen: Mapping[str, Seen]
@@ -363,7 +363,7 @@ class DrainProgress:
 
 @dataclass(slots=True)
 class _Drain:
-    """What only this process knows of a drain."""
+    """The part of a drain's state that is not on disk."""
 
     drain_id: str
     num_moved: int = 0
@@ -385,9 +385,10 @@ class Drains:
     claims: Mapping[str, Claims] = field(default_factory=dict)
     """By instance: the claims as they are on disk."""
     _drains: dict[str, _Drain] = field(default_factory=dict)
-    """By instance: one for each claimed instance, with the id of its claims."""
+    """The drain of each claimed instance, by instance id. A drain has the id of the instance's
+    claims."""
     _evacuated: frozenset[str] = frozenset()
-    """The instances with a notice."""
+    """The instances of which it is known that their processes will be ended."""
     _began_s: float = float("-inf")
     """When this controller began. From then on it waits to hear from the members."""
 
@@ -426,7 +427,7 @@ class Drains:
         return []
 
     def view(self, instance_id: str, seen: Seen, now_s: float) -> DrainProgress:
-        """How far the drain of the instance is, which is `seen` so now."""
+        """How far the drain of the instance is. `seen`: the instance as it is now."""
         claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
         left = self._left(seen, now_s) or Remainder()
         state, num_moved = DrainState.ACTIVE, 0
@@ -483,8 +484,8 @@ class Drains:
         return [*out, TellFrontends()]
 
     def _take(self, drains: Mapping[str, Claims]) -> None:
-        """Takes the new claims. A drain that goes on keeps its state, except for what was about
-        claims that are gone."""
+        """Takes the new claims. A drain that goes on keeps its state, except for the state that
+        belongs to claims that are gone."""
         before, self.claims = self.claims, dict(drains)
         kept = dict[str, _Drain]()
         for instance_id, claims in drains.items():

@@ -4,9 +4,9 @@ A forecast runs the drain's rounds on a copy of what the controller sees. Each r
 draining instance with a destination, as the controller's rounds do (`rounds.pair`). It sends there,
 in turn, the requests that the instance itself would send (`relief`), as many as may move at a time;
 in the next round they are there. A destination to which no request can go is left out from then on.
-So the same functions choose the plan and the moves that follow. They differ only by what happens
-meanwhile: requests grow, end and arrive, and moves that take longer or shorter than a round find
-another instance the freest.
+So the same functions choose the plan and the moves that follow. The real moves differ from the plan
+only because of what happens meanwhile: requests grow, end and arrive, and when a move takes longer
+or shorter than a round, another instance may be the freest.
 """
 
 import math
@@ -49,8 +49,8 @@ class DrainForecast:
     other instances that may serve; `closed`: those of them to which no move may go now.
     `max_moves`: how many moves the source may have at a time.
 
-    10,000 requests among 64 instances take 2,500 rounds. `round` does only one of them, so that the
-    caller can do other work in between.
+    10,000 requests among 64 instances take 2,500 rounds. Each call of `round` does one of them, so
+    that the caller can do other work in between.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class DrainForecast:
         """By id: the destinations, with the requests that were sent there so far."""
         self._closed = frozenset(closed)
         self._loads = {each.instance_id: self._load(each) for each in self._there.values()}
-        """Of the same."""
+        """The loads of the same instances, by id."""
         rules = ReliefRules(self._view(list(requests), self._source, ()))
         self._in_turn = tuple(rules.in_turn())
         self._staying = [each for each in self._in_turn if each.refusal is None]
-        """In turn."""
+        """The requests that can move and have not moved yet, in turn."""
         self._gone_to: dict[str, str] = {}
-        """By request id."""
+        """Where each request went, by request id."""
         self._refused: dict[str, set[tuple[int, bool]]] = {each: set() for each in self._there}
         """By destination: the (blocks, queued) of requests that it refused. A destination only gets
         fuller."""
@@ -95,7 +95,7 @@ class DrainForecast:
         return True
 
     def departures(self, client_ids: Mapping[str, str]) -> tuple[Departure, ...]:
-        """In the order in which the requests are tried."""
+        """Where each request would go, in the order in which the requests are tried."""
         return tuple(
             Departure(
                 each,

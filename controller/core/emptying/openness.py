@@ -23,11 +23,12 @@ from controller.core.load.closed import Closed, Reasons, stop_arrivals
 from controller.core.load.snapshot import InstanceSnapshot
 
 COOLING_S = 30.0
-"""The same time after each failure: destinations are few, and an attempt costs its source only one
-stage."""
+"""How long a destination cools after a failure. The time does not grow with further failures,
+because destinations are few, and an attempt costs its source only one stage."""
 FRUITLESS_S = 1.0
-"""Within a second prefills end, and some dozens of blocks are freed or filled. A fruitless order
-costs one look at the source's requests, and no other source gets its destination in that round."""
+"""How long a fruitless pair is avoided. Within a second prefills end, and some dozens of blocks are
+freed or filled. A fruitless order costs one look at the source's requests, and no other source gets
+its destination in that round."""
 FRUITLESS_ROUNDS = 2
 """With long intervals a pair is avoided for at least so many rounds: the source tries one
 destination after the other."""
@@ -36,23 +37,25 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class Avoided(Generic[Who]):
-    """All times are in seconds, by the caller's clock."""
+    """Keys that are avoided for a while, and why. All times are in seconds, by the caller's
+    clock."""
 
     def __init__(self) -> None:
         self._until_s: dict[Who, tuple[float, str]] = {}
         """The end of each avoidance, and the reason. Some may be over; `at` forgets those."""
 
     def avoid(self, key: Who, until_s: float, why: str = "") -> None:
-        """Replaces what was said of the key before."""
+        """Avoids the key until then, for this reason. This replaces what was said of the key
+        before."""
         self._until_s[key] = until_s, why
 
     def remaining_s(self, key: Who, now_s: float) -> float:
-        """0: it is not avoided."""
+        """How long the key is still avoided; 0 if it is not avoided."""
         known = self._until_s.get(key)
         return 0.0 if known is None else max(0.0, known[0] - now_s)
 
     def why(self, key: Who, now_s: float) -> str:
-        """Empty if it is not avoided."""
+        """Why the key is avoided; empty if it is not avoided."""
         known = self._until_s.get(key)
         return "" if known is None or known[0] <= now_s else known[1]
 
@@ -72,9 +75,9 @@ class Cooling:
     def __init__(self, cooling_s: float = COOLING_S) -> None:
         self._cooling_s = cooling_s
         self._pairs: Avoided[tuple[str, str]] = Avoided()
-        """By source and destination."""
+        """The pairs that cool: (source id, destination id)."""
         self._for_all: Avoided[str] = Avoided()
-        """By destination."""
+        """The destinations that cool for all sources."""
 
     def failed(self, source_id: str, destination_id: str, now_s: float) -> None:
         others = (source for source, to in self._pairs.at(now_s) if to == destination_id)
@@ -102,8 +105,7 @@ class Cooling:
 
 
 def fruitless_until_s(now_s: float, interval_s: float) -> float:
-    """When a pair that is fruitless now may be ordered again; there is a round each
-    `interval_s`."""
+    """When a pair that is fruitless now may be ordered again, with a round every `interval_s`."""
     return now_s + max(FRUITLESS_S, FRUITLESS_ROUNDS * interval_s)
 
 
@@ -115,20 +117,21 @@ class Instances(Protocol):
 
     @property
     def instances(self) -> Mapping[str, InstanceRecord]:
-        """By id."""
+        """All known instances, by id."""
 
     @property
     def ordered(self) -> Mapping[str, Reasons]:
-        """By instance id: the reasons of the spec against it. An instance without any is not
-        named."""
+        """For each instance id, the reasons of the spec against the instance. Instances without
+        such reasons are left out."""
 
     @property
     def reserved(self) -> Mapping[str, Key]:
-        """By instance: the waiting request for which it is reserved."""
+        """For each reserved instance, the waiting request for which it is reserved."""
 
 
 class Openness:
-    """Whoever hears of a failed move tells `cooling`."""
+    """Which instances are open, and why others are not. Whoever hears of a failed move tells
+    `cooling`."""
 
     def __init__(self, scheduler: Instances, cooling: Cooling) -> None:
         self._scheduler = scheduler

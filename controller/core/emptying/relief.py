@@ -94,7 +94,7 @@ class Candidate:
     refusal: str | None = None
     outgoing: bool = False
     moves: PastMoves = ()
-    """All moves that are still remembered."""
+    """All moves of this request that are still remembered."""
     facts: MoveFacts = MOVABLE
 
     def as_known(self, refusal: str | None, outgoing: bool, moves: PastMoves) -> "Candidate":
@@ -242,7 +242,8 @@ def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> 
 
 
 def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
-    """The instance once all of these requests wait there, in the order of its queue."""
+    """The snapshot as it will be when all these requests have joined the instance's queue, each at
+    its place in the queue's order."""
     waiting = sorted(arriving, key=lambda c: c.queue_order)
     if not waiting:
         return snapshot
@@ -284,7 +285,7 @@ def _as_head(candidate: Candidate, block_size: int) -> QueueHead:
 #     gain      + how long the source's batch lives on what the move frees: tokens freed / requests
 #                 in the batch * time of a step
 #               + the time that the head of the source's queue waits less, as far as the move frees
-# # the blocks that the head lacks
+#                 the blocks that the head lacks
 #               - how far the destination falls below its threshold: steps below it * time of a step
 #
 # A move is worth its cost if its gain is larger than the time of the copy. The length of the
@@ -399,7 +400,7 @@ def weigh(
 # arrived.
 
 MARGIN_S = 0.5
-"""This part of the time that is left is for everything but the copy: the last stage, the commit,
+"""This much of the time that is left is for everything but the copy: the last stage, the commit,
 and the answers. Beside its copy, a move between two CPU instances took 0.05 to 0.2 s."""
 
 
@@ -439,7 +440,7 @@ def evacuation(
 
 
 def _ends(candidate: Candidate, room_s: float, step_time_s: float | None) -> bool:
-    """Whether the request runs and its last possible token is due before the moment."""
+    """Whether the request runs, and will have emitted its last possible token within `room_s`."""
     if candidate.queued or candidate.num_tokens_left is None or not step_time_s:
         return False
     return candidate.num_tokens_left * step_time_s < room_s
@@ -519,7 +520,8 @@ class ReliefRules:
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
         self._destination_after_steps: dict[tuple[int, int], float] = {}
-        """By rank and blocks of the arriving request, as a batch has many alike."""
+        """The destination's freeness after the move, by the rank and the blocks of the request:
+        many requests of a batch have the same."""
 
     # More than half of all decisions need only the values above, as the instance is no source any
     # more.
@@ -599,8 +601,9 @@ class ReliefRules:
     # -- what speaks against it ------------------------------------------------------------
 
     def refusal(self, candidate: Candidate) -> NotMoved | None:
-        """Why this request may not go now. A draining instance asks only whether the request can
-        go."""
+        """Why this request may not go now; None if it may. If the source drains, only a few reasons
+        count: the request cannot move, arrives too late, finds no room, or, with the guard, would
+        end before it could be moved."""
         if candidate.refusal is not None:
             return NotMoved(candidate.request_id, candidate.refusal)
         if self._evacuation is not None and candidate.request_id in self._evacuation.too_late:
@@ -765,7 +768,7 @@ class ReliefRules:
 def next_move(
     view: ReliefView, rules: Callable[[ReliefView], ReliefRules] = ReliefRules
 ) -> Decision:
-    """Takes n log n for n candidates."""
+    """The next move from the source, or why there is none. Takes n log n for n candidates."""
     relief = rules(view)
     reason = relief.reason()
     if reason is None:

@@ -62,10 +62,10 @@ from controller.core.value import value
 ORDER_INTERVALS = 2
 """An order ends after so many intervals without another order, as the controller is gone then."""
 FAILED_AGAIN_S = 1.0
-"""For so long a request whose move failed is not tried again, unless the reason was the request
+"""For this long, a request whose move failed is not tried again, unless the reason was the request
 itself. Destinations that fail are avoided by the controller."""
 SENT_KNOWN_S = 1.0
-"""For so long after its end a move is remembered if no snapshot of its destination counts the
+"""For this long after its end, a move is remembered if no snapshot of its destination counts the
 request."""
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
@@ -73,8 +73,8 @@ MAX_TOLD_PER_S = 2
 """An instance reports at most so many requests in a second that were not moved; 64 instances then
 report 128."""
 NUM_NOT_MOVED_TOLD = 1024
-"""How many pairs of a request and a code are remembered and not reported again: those of at least
-eight minutes."""
+"""How many pairs of a request and a code are remembered, so that they are not reported again. It is
+enough for at least eight minutes."""
 NUM_ROOM_TOLD = 64
 """How many pairs of a blocked request and a code are remembered. A plan is asked for in each round,
 and one event for each pair is enough."""
@@ -313,7 +313,8 @@ class _Sent:
 
 @dataclass(slots=True, eq=False)
 class _Look:
-    """What is left to do about one look, in this order: `wishes`, `orders`, relief."""
+    """What is still to be done with the result of one look, in this order: `wishes`, `orders`,
+    relief."""
 
     snapshot: InstanceSnapshot
     candidates: list[Candidate]
@@ -321,13 +322,14 @@ class _Look:
     relieves: bool
     wishes: deque[_Wish] = field(default_factory=deque)
     asked: str = ""
-    """The move for which the answer whether it may begin has not come yet."""
+    """The id of the move that was to begin, while it is not known yet whether it may."""
 
 
 @value
 class RelievingView:
-    """`destination`: of the present relief. `under_way`: requests with a move that is not over.
-    `not_counted`: requests that the last snapshot of their destination did not count."""
+    """What the machine shows of itself. `destination`: that of the present relief. `under_way`:
+    requests with a move that is not over. `not_counted`: requests that the last snapshot of their
+    destination did not count."""
 
     destination: InstanceRef | None
     under_way: tuple[str, ...]

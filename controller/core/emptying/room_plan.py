@@ -37,8 +37,9 @@ from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.core.value import value
 
 ENOUGH_ROOM = 2
-"""While others want room too, an order is offered so many times what it lacks. Each request takes
-one block more at its destination than it frees here, and requests seldom fit exactly."""
+"""While other orders want room too, an order is offered this many times the room that it lacks.
+Each request takes one block more at its destination than it frees here, and requests seldom fit
+exactly."""
 
 
 @value
@@ -85,9 +86,9 @@ def help_blocked(
     turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
     """`sources`: the instances where moves may begin. `destinations`: those to which moves may go.
-    `rooms`: by id, those of the schedulable instances. `may_move`: whether a move from one instance
-    to another may begin now. `turn`: the number of the round, by which another order chooses
-    first."""
+    `rooms`: the rooms of the schedulable instances, by id. `may_move`: whether a move from one
+    instance to another may begin now. `turn`: the number of the round; in the next round another
+    order chooses first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
     left = {
@@ -204,7 +205,7 @@ def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:
 
 
 PLAN_FAILED = "plan_failed"
-"""Why a move is given up with its plan."""
+"""The code of a move that is given up because its plan is."""
 _HARMLESS = frozenset({"finished", "client_left", "evicted", PLAN_FAILED})
 
 
@@ -327,7 +328,7 @@ def plan_room(
     for first in range(len(movable)):
         plan = _largest_first(movable[first:], lacking_blocks, spare_blocks, block_size)
         if plan is None:
-            break  # without still more of them there is no room either
+            break  # leaving out still more of them makes no room either
         num_copied = sum(each.candidate.num_blocks for each in plan)
         if num_copied < least:
             best, least = plan, num_copied

@@ -123,7 +123,7 @@ def is_destination(load: InstanceLoad, config: ReschedulingConfig) -> bool:
 def pair(
     loads: Sequence[InstanceLoad], config: ReschedulingConfig, left_out: LeftOut = frozenset()
 ) -> tuple[Pair, ...]:
-    """The lowest source first."""
+    """The pairs of this round, the lowest source first."""
     pairs = _matched(
         (load for load in loads if is_source(load, config)),
         (load for load in loads if is_destination(load, config)),
@@ -181,7 +181,7 @@ class Role(StrEnum):
 
 
 def roles(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> Mapping[str, Role]:
-    """By instance id."""
+    """The role of each instance, by id."""
     return {load.instance_id: _role(load, config) for load in loads}
 
 
@@ -195,7 +195,7 @@ def may_differ(
     before: tuple[ReschedulingConfig, Sequence[Level]],
     after: tuple[ReschedulingConfig, Sequence[Level]],
 ) -> bool:
-    """Whether the two can give an instance different roles at any load."""
+    """Whether there is a load at which the two configurations give an instance different roles."""
     return _deciding(*before) != _deciding(*after)
 
 
@@ -384,7 +384,8 @@ Instruction = OrderRelief | WithdrawRelief | OrderRoom
 
 class ReliefRounds:
     """Whoever hears of a failed move tells `cooling`. `epoch` makes round ids unique. `pairing`:
-    the simulator compares several. `names_candidates`: whether orders name the freest instances."""
+    the rule of pairing, of which the simulator compares several. `names_candidates`: whether orders
+    name the freest instances."""
 
     def __init__(
         self,
@@ -404,12 +405,12 @@ class ReliefRounds:
         self._names_candidates = names_candidates
         self._numbers = itertools.count(1)
         self._ordered: dict[str, str] = {}
-        """By source with an order: its destination. Each instance is in one pair at most."""
+        """For each source with an order, its destination. Each instance is in one pair at most."""
         self._fruitless: Avoided[tuple[str, str]] = Avoided()
         """By (source id, destination id)."""
         self._loads: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
-        """By instance: the last status that a round looked at, and its load by the present
-        rules."""
+        """For each instance, the last status that a round looked at, and the load that follows from
+        it by the present rules."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates."""

@@ -48,20 +48,21 @@ from controller.core.settings import RELEASE, AutoscaleConfig
 #
 # One check, from the load to a decision and why, in words.
 #
-#     up      while F_scale < x, instances that start counted as empty ones: as many as bring it
-#             back to x, at most `max_added`; at once, and to the full, below the minimum
-#     down    one, if F_scale without its memory, its requests kept, is still above y, or if there
-#             is no request at all; at once above the maximum. It is the one with the fewest running
-#             requests, then by id
-#     keep    instead of an up while an earlier down still drains its instance: that one stays, as
-#             it needs no start
+#     up      while F_scale < x, where instances that are starting count as empty: as many are
+#             added as bring it back to x, at most `max_added`. Below the minimum, all that are
+#             missing are added at once
+#     down    one instance is removed if F_scale without its memory, but with its requests, is still
+#             above y, or if there is no request at all; above the maximum, at once. It is the one
+#             with the fewest running requests, ties by id
+#     keep    if instances are wanted while an earlier down still drains its instance, that instance
+#             stays instead, as it needs no start
 #
-# With targets for TTFT or TPOT it is up too while the estimate for the next minute misses one, as
-# many as bring it there, unless more would not help; and down only if without that one all hold
-# with a margin.
+# With targets for TTFT or TPOT, instances are also added while the estimate for the next minute
+# misses a target: as many as bring it there, unless more would not help. An instance is removed
+# only if all targets would hold without it, with a margin.
 #
 # F_scale must have been out of its range for the persistence time. Nothing else is decided while an
-# earlier action is pending. As x <= y, a load that stays as it is never leads to both.
+# earlier action is pending. As x <= y, a constant load never leads to both an up and a down.
 
 
 class ScaleReason(StrEnum):
@@ -70,7 +71,7 @@ class ScaleReason(StrEnum):
     LOW_FREENESS = "low_freeness"
     """F_scale is below x."""
     HIGH_FREENESS = "high_freeness"
-    """F_scale is above y with one instance less too."""
+    """F_scale would be above y even with one instance less."""
     NO_TRAFFIC = "no_traffic"
     """No request runs or waits."""
     TTFT_TARGET = "ttft_target"
@@ -84,13 +85,13 @@ class ScaleReason(StrEnum):
     PENDING = "pending"
     """An earlier action is not over."""
     LOW_LATELY = "low_lately"
-    """F_scale is below x, or a target is missed, but not for the persistence time."""
+    """F_scale is below x, or a target is missed, but not yet for the persistence time."""
     HIGH_LATELY = "high_lately"
-    """One instance could go, but not for the persistence time."""
+    """One instance could be removed, but that has not been so for the persistence time yet."""
     AT_MINIMUM = "at_minimum"
-    """One instance could go, but for the minimum."""
+    """One instance could be removed, but the minimum is reached."""
     AT_MAXIMUM = "at_maximum"
-    """More instances are wanted, but for the maximum."""
+    """More instances are wanted, but the maximum is reached."""
     START_FAILED = "start_failed"
     """More instances are wanted, but one failed to start lately."""
 
@@ -116,7 +117,7 @@ class ScaleDecision:
 
     reason: ScaleReason
     num_requests: int
-    """Running, queued and held."""
+    """How many requests run, are queued on an instance, or wait at the controller."""
     freeness_steps: float
     """F_scale now, of the schedulable instances."""
     freeness_started_steps: float
@@ -129,11 +130,12 @@ class ScaleDecision:
     kept_id: str | None = None
     """The instance that drains and stays after all."""
     estimate: Estimate = NOTHING_KNOWN
-    """For the next minute, once the instances that start serve."""
+    """The estimate for the next minute, once the instances that are starting serve."""
     estimate_less: Estimate = NOTHING_KNOWN
-    """For the next minute with one instance less."""
+    """The estimate for the next minute with one instance less."""
     missed: Target | None = None
-    """The target that the first of them misses, or else the second with its margin."""
+    """The target that `estimate` misses, or else the one that `estimate_less` misses with its
+    margin."""
 
     @property
     def change(self) -> int:
@@ -142,7 +144,8 @@ class ScaleDecision:
 
     @property
     def deed(self) -> str:
-        """`add 2`, `remove i-3`, `keep i-3`; empty if nothing is to be done."""
+        """The decision in short: `add 2`, `remove i-3` or `keep i-3`; empty if nothing is to be
+        done."""
         if self.num_added:
             return f"add {self.num_added}"
         if self.removed_id is not None:
@@ -215,7 +218,8 @@ def _choose(
     if num_coming < config.min_instances:
         num_missing = config.min_instances - num_coming
         return _more(config, load, now_s, ScaleReason.BELOW_MINIMUM, num_missing)
-    # One that only starts may take long, or fail: no reason to remove one that serves.
+    # An instance that is starting may take long, or fail. It is no reason to remove one that
+    # serves.
     may_remove = num_serving > config.min_instances
     if may_remove and num_coming + load.num_unavailable > config.max_instances:
         return ScaleReason.ABOVE_MAXIMUM, -1
@@ -281,7 +285,8 @@ def _since(since_s: float | None, now_s: float) -> float:
 
 
 def why(decision: ScaleDecision, config: AutoscaleConfig) -> str:
-    """`the cluster has 85 steps, fewer than 160`."""
+    """The reason for the decision, as a phrase for people, for example `the cluster has 85 steps,
+    fewer than 160` (F_scale and its lower bound)."""
     started, less = decision.freeness_started_steps, decision.freeness_less_steps
     low = f"the cluster has {started:.0f} steps, fewer than {config.up_below_steps:.0f}"
     high = "no request runs or waits"
@@ -326,7 +331,8 @@ def why(decision: ScaleDecision, config: AutoscaleConfig) -> str:
 
 
 def _missed(decision: ScaleDecision, config: AutoscaleConfig) -> str:
-    """`the P99 TTFT of the next minute is estimated at 3.1 s, and 2 s is the target`."""
+    """The missed target as a phrase for people, for example `the P99 TTFT of the next minute is
+    estimated at 3.1 s, and 2 s is the target`."""
     target = decision.missed
     if target is None:
         return "a target is missed"
@@ -430,7 +436,7 @@ class ScaleDone:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """There is no room for as many instances as were to be launched. Nothing changed."""
+    """There is no room for all the instances that were to be launched. Nothing changed."""
 
     why: str
 
@@ -519,9 +525,10 @@ class Outcome(StrEnum):
     """Nothing was to be done."""
     DONE = "done"
     WOULD = "would"
-    """It would have been done without the dry run, or without an operator's scale."""
+    """The decision would have been carried out without the dry run, or without an operator's
+    scale."""
     BLOCKED = "blocked"
-    """It was to be done and could not be done."""
+    """The decision was to be carried out, and could not be."""
 
 
 _TOLD_AS = {
@@ -544,7 +551,7 @@ class Check:
     why: str
     added: tuple[str, ...] = ()
     num_wanted: int = 0
-    """How many instances there are to be by the decision."""
+    """How many instances there should be according to the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,7 +566,7 @@ class AutoscaleView:
     last_change: Check | None
     """The last check that decided to have more or fewer instances."""
     num_checks: Mapping[ScaleReason, int]
-    """By reason: how many checks there were since this machine began."""
+    """How many checks had each reason since this machine began."""
 
 
 # -- the machine ---------------------------------------------------------------------------
@@ -710,7 +717,7 @@ class Autoscaler:
     # -- inside --------------------------------------------------------------------------
 
     def _change_settings(self, settings: SettingsChanged) -> None:
-        """What is under way goes on; checks begin anew."""
+        """A change that is under way goes on; the checks begin anew."""
         if settings != self._settings:
             self._settings, self._state = settings, None
             self._last, self._told = None, ()
@@ -793,8 +800,8 @@ class Autoscaler:
         return self._end(blocked)
 
     def _end(self, check: Check) -> list[Instruction]:
-        """The check is over: an event for each change, and one when something begins that would be
-        done or cannot."""
+        """Ends the check. Returns an event if the decision was carried out. If it was blocked, or
+        was not to be carried out, there is one event when that begins."""
         self.phase, self._check, self._num_asked = Phase.RESTING, None, 0
         self._last, decision = check, check.decision
         if decision.change:

@@ -175,10 +175,10 @@ class ClusterSpec:
     rolling: RollingOrder | None = None
     engine: EngineChange = AS_STARTED
     engines: Mapping[str, EngineChange] = field(default_factory=dict)
-    """By instance: its arguments, if they differ from `engine`."""
+    """For each instance whose arguments differ from `engine`, its arguments."""
     marks: Mapping[Closed, Mapping[str, Mark]] = field(default_factory=dict)
-    """By reason, such as a cordon, and instance id; each reason has an instance. A drain and its
-    end do not change the instance's marks."""
+    """The marks by reason, such as a cordon, and then by instance id. There is no reason without an
+    instance. A drain and its end do not change the instance's marks."""
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -215,7 +215,8 @@ class ClusterSpec:
 
     @property
     def closed(self) -> Mapping[str, Reasons]:
-        """By instance: the reasons of the spec against it. Instances without any are not named."""
+        """For each instance, the reasons of the spec against it. Instances without such reasons are
+        left out."""
         by_reason: dict[Closed, Collection[str]] = {Closed.DRAINING: self.drains, **self.marks}
         return {
             each: frozenset(reason for reason, there in by_reason.items() if each in there)
@@ -223,7 +224,7 @@ class ClusterSpec:
         }
 
     def marked(self, reason: Closed) -> Mapping[str, Mark]:
-        """By instance id."""
+        """The instances with this mark, by id, and the mark of each."""
         return self.marks.get(reason, {})
 
     @property
@@ -335,7 +336,7 @@ def _taken_back(drains: Drains, instance_ids: Collection[str], kind: type[Claim]
 
 # -- why requests leave ----------------------------------------------------------------------------
 #
-# Or were lost with their instance: words that metrics and screens count by.
+# Or why they were lost with their instance. Metrics and screens count by these words.
 
 BY_HAND = "by_hand"
 
@@ -563,7 +564,7 @@ def scale_refusal(
 
 
 def _may_stay(spec: ClusterSpec, instance_id: str) -> bool:
-    """Whether the instance is to be removed and could stay, as its process will not be ended in any
-    case."""
+    """Whether the instance is to be removed but could still stay: its process is not going to be
+    ended in any case."""
     claims = spec.drains.get(instance_id)
     return claims is not None and claims.goes and claims.notice is None

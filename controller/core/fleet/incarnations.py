@@ -1,7 +1,7 @@
-"""The machine of incarnations: which process of a member is which incarnation, and which ones count
-as dead.
+"""The state machine that numbers the processes of one member. Each new process gets the next
+number, its incarnation, and the machine knows which incarnations count as dead.
 
-    NEW     No process of the member was heard of by this controller.
+    NEW     This controller has not heard from any process of the member.
     ALIVE   Its last process says Hello, or did so last.
     DEAD    Its last process is gone, or was taken for dead. In the second case it is `fenced` until
             its engine reports again, as it may be alive.
@@ -12,9 +12,10 @@ as dead.
     ALIVE        the same             ALIVE    Died, Greet: it took the place of the one before
     DEAD         Hello of the last    ALIVE    Greet: a new incarnation, which drops what it ran,
                  process                       as its old one stays dead
-    ALIVE        the same             ALIVE    Greet again, if it does not name its incarnation yet:
-                                               if it names another one, the greeting by which it
-                                               was to drop what it ran may have been lost
+    ALIVE        the same             ALIVE    Greet again, if it does not name its present
+                                               incarnation, or asks for a greeting. If it still
+                                               names an older one, the greeting that told it to
+                                               drop its work may have been lost
     ALIVE        Gone, TakenForDead   DEAD
     ALIVE, DEAD  Reported             the same
 
@@ -22,7 +23,7 @@ Each incarnation is one higher than the last. A new controller adopts the incarn
 names, except for one that an earlier controller took for dead or gave a successor.
 
 At the end of the file: how soon a process that died at its start is started again, and when it is
-given up. The Ray adapter goes by this, and `up` reports it for a start that failed.
+given up. The Ray adapter uses this rule, and `up` reports it for a start that failed.
 """
 
 from collections.abc import Sequence
@@ -78,8 +79,8 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Tell the process which incarnation it is. `drops`: it has to drop what it ran as another,
-    unless it has heard so already."""
+    """Tell the process which incarnation it is. `drops`: the process has to drop what it ran as
+    another incarnation, unless it has been told so already."""
 
     incarnation: int
     drops: bool
@@ -100,9 +101,9 @@ class Incarnations:
     def __init__(self, before: LastIncarnation = NO_INCARNATION) -> None:
         self._before = before
         self.incarnation = 0
-        """Of the last process; 0 exactly while NEW. Only grows."""
+        """The incarnation of the last process; 0 exactly while NEW. It only grows."""
         self.nonce = ""
-        """Of the last process; empty exactly while NEW."""
+        """The nonce of the last process; empty exactly while NEW."""
         self.alive = False
         self.fenced = False
         """The last process was taken for dead, and its engine has not reported since. It may
@@ -133,7 +134,7 @@ class Incarnations:
         elif not self.alive:
             self.incarnation += 1
             told.append(Greet(self.incarnation, drops=True))
-        elif self.incarnation != hello.named or hello.asks:  # the last one is under way, or lost
+        elif self.incarnation != hello.named or hello.asks:  # the Greet is under way, or lost
             told.append(Greet(self.incarnation, hello.named not in (0, self.incarnation)))
         self.nonce, self.alive = hello.nonce, True
         return told

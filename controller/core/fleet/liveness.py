@@ -282,12 +282,13 @@ class Silent:
 
 
 def to_fence(silent: Sequence[Silent], rest: Rest, after_s: float) -> list[list[Silent]]:
-    """The incarnations to fence now, of those silent for `after_s` or more, by fault: one each, or
-    all of a node. 0: none ever.
+    """The incarnations to fence now: those that are silent for `after_s` or more (0: none ever),
+    grouped by fault. A fault is one incarnation, or all of a node.
 
-    The longest silent go first. One fault is dealt with even if its requests have to wait for
-    memory, unless another incarnation is still away; others are while what they need is free. None
-    is while no instance could take the requests.
+    The faults that have been silent for longest come first. The first one is dealt with even if its
+    requests have to wait for memory, unless another incarnation is still away. Every other fault is
+    dealt with only if the memory that its requests need is free. While no instance could take the
+    requests, nothing is fenced.
     """
     if not after_s or not rest.num_schedulable:
         return []
@@ -355,9 +356,9 @@ class Empty:
     instance_id: str
     incarnation: int
     step_time_s: float
-    """Its median step."""
+    """The median length of the instance's steps."""
     others_s: float
-    """The median of the others' medians."""
+    """The median of the other instances' medians."""
 
     @property
     def factor(self) -> float:
@@ -376,8 +377,8 @@ class Slowness:
 
     def __init__(self) -> None:
         self._samples: dict[Key, deque[tuple[float, float]]] = {}
-        """By incarnation that was busy at the last look: (time, length of the step), in order of
-        time, none older than the window."""
+        """For each incarnation that was busy at the last look, its samples (time, length of the
+        step) in order of time, none older than the window."""
 
     def handle(self, seen: StepsSeen, now_s: float) -> list[Empty]:
         if not seen.factor:
@@ -427,10 +428,10 @@ class Slowness:
 #
 # If this lasts for a while, it is put on record.
 #
-#     QUIET the instance has work, or computes little # BUSY the instance computes without work; on
-# record once that has lasted
+#     QUIET    the instance has work, or computes little
+#     BUSY     the instance computes without work; on record once that has lasted
 #
-#     QUIET -> BUSY -> QUIET, which is put on record too if the first was
+#     QUIET -> BUSY -> QUIET; the return to QUIET is put on record too if BUSY was
 
 BUSY_CORES = 0.5
 """A compiler that cannot be ended (grammar_guard.py), or a thread that spins, takes more. An idle
@@ -442,7 +443,7 @@ second."""
 
 @dataclass(frozen=True, slots=True)
 class IdleSeen:
-    """By incarnation that serves and has no work: the CPU cores that it uses."""
+    """For each incarnation that serves and has no work, the CPU cores that it uses."""
 
     cores: Mapping[Key, float]
 
@@ -464,7 +465,7 @@ class Busyness:
 
     def __init__(self) -> None:
         self._since_s: dict[Key, float] = {}
-        """By incarnation: since when it computes without a request."""
+        """For each incarnation that computes without a request, since when."""
         self._on_record: set[Key] = set()
         """The incarnations of `_since_s` for which this has lasted."""
 

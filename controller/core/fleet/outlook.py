@@ -8,8 +8,8 @@ F_scale is the freeness of the cluster as one pool, over the schedulable instanc
 No headroom is subtracted, as this is the freeness for normal requests. Requests that wait at the
 controller count as queued.
 
-The latencies of the next minute go by a request's share of an instance. With R running requests on
-S instances that serve, and N instances,
+The latencies of the next minute are estimated from a request's share of an instance. With R running
+requests on S instances that serve, and N instances,
 
     growth(N)  = max(1, R / N) / max(1, R / S)
     TPOT(N)    = P99 of the last minute * growth(N)
@@ -41,21 +41,21 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecentLatencies:
-    """What clients saw in the last minute. None: nobody saw one."""
+    """The latencies that clients saw in the last minute. None: there were none."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
     num_first_tokens: int = 0
     longest_wait_s: float = 0.0
-    """Of the requests that wait now."""
+    """The longest wait so far among the requests that wait now."""
     settled: bool = True
-    """Whether as many instances served in all of that minute as now: else its percentiles tell of
-    another cluster."""
+    """Whether the same number of instances as now served throughout that minute. If not, the
+    percentiles describe another cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The requests, and the instances that serve."""
+    """How many requests there are, and how many instances serve."""
 
     num_running: int
     num_waiting: int
@@ -94,12 +94,13 @@ def estimate(recent: RecentLatencies, crowd: Crowd, num_instances: int) -> Estim
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """An instance that failed to start for good stands nowhere here."""
+    """The load of the cluster. Instances that failed to start for good are in none of the
+    fields."""
 
     schedulable: Sequence[InstanceSnapshot]
     block_size: int
     new_capacity_blocks: int
-    """M of an instance that starts."""
+    """M of an instance that is starting."""
     num_waiting: int = 0
     """Requests that wait at the controller."""
     waiting_demand_blocks: int = 0
@@ -139,7 +140,7 @@ class ClusterLoad:
         return self.block_size * (self.free_blocks + more_blocks) / max(1, self.num_requests)
 
     def freeness_started(self, num_more: int = 0) -> float:
-        """F_scale once all instances that start serve, and `num_more` others."""
+        """F_scale once all instances that are starting serve, and `num_more` others."""
         return self.freeness((self.num_starting + num_more) * self.new_capacity_blocks)
 
 
@@ -157,8 +158,8 @@ class Outlook:
     load: ClusterLoad
 
     def estimate(self, num_more: int) -> Estimate:
-        """The estimate for the next minute, once all instances that start serve, and so many
-        others."""
+        """The estimate for the next minute, once all instances that are starting serve, and
+        `num_more` others."""
         return self._with(len(self.load.schedulable) + self.load.num_starting + num_more)
 
     def estimate_less(self) -> Estimate:
@@ -169,8 +170,8 @@ class Outlook:
         return self._above(self.estimate(num_more), 1.0)
 
     def helps(self, num_more: int = 0) -> bool:
-        """Whether a target is missed with so many more instances, and would be missed by less with
-        one more."""
+        """Whether a target is missed with `num_more` more instances, and would be missed by less
+        with one further instance."""
         estimate = self.estimate(num_more)
         further = self.estimate(num_more + 1)
         return any(
@@ -210,7 +211,8 @@ def _is_less(one_s: float | None, other_s: float | None) -> bool:
 
 # -- the starts of the planned instances -----------------------------------------------------------
 #
-# Which are launched, which come, which cannot, and how long one takes.
+# Which instances are launched, which of them come to serve, which cannot start, and how long a
+# start takes.
 #
 #     STARTING   launched, or died and started again, and not serving yet
 #     SERVING    it serves, also if it stalls or drains
@@ -218,9 +220,9 @@ def _is_less(one_s: float | None, other_s: float | None) -> bool:
 #
 #     STARTING -> SERVING, FAILED     SERVING -> STARTING     FAILED -> SERVING, STARTING
 #
-# A failed one is STARTING again when another process of it tries. What another controller saw
-# before this one is not known: an instance that does not serve when this one begins is taken for
-# one that was launched then.
+# A FAILED instance is STARTING again when another process of it tries to start. This controller
+# does not know what an earlier one saw. So it takes an instance that does not serve when the
+# controller begins for one that was launched at that moment.
 
 MAX_MEASURED = 8
 _EARLIER_S = 1.0
@@ -239,8 +241,8 @@ class Launches:
 
     def __init__(self) -> None:
         self._retry_at_s: dict[str, float] = {}
-        """By instance that was wanted at the last look and whose last launch failed: when it is
-        repeated."""
+        """For each instance that was wanted at the last look and whose last launch failed, when the
+        launch is repeated."""
 
     def look(self, wanted: Collection[str], there: Container[str], now_s: float) -> list[str]:
         """The instances to launch. `there`: those that have a process, or have been launched.

@@ -47,10 +47,10 @@ again."""
 
 @dataclass(frozen=True, slots=True)
 class InstanceNow:
-    """An instance as the controller sees it. `nonce`: of its process; empty if none was heard.
-    `removes`: the instance is to be removed. `restarts`: the nonce of the process that a claim to
-    restart it names; empty if there is no such claim. `is_away`: that process has ended, and the
-    next one does not serve yet.
+    """An instance as the controller sees it. `nonce`: the nonce of its process; empty if none was
+    heard. `removes`: the instance is to be removed. `restarts`: the nonce of the process that a
+    claim to restart it names; empty if there is no such claim. `is_away`: that process has ended,
+    and the next one does not serve yet.
 
     The machine adds `ordered`: whether the order to restart it still holds; and `away_s`: how long
     ago its process ended for that order (None: it has not ended)."""
@@ -95,9 +95,10 @@ class InstanceNow:
 @dataclass(frozen=True, slots=True)
 class RollingStep:
     """`begins`: instances whose restart begins now. `taken_back`: instances whose restart is taken
-    back, as another one failed. `waits`: why no restart begins, if not because of its turn.
-    `engines`: by instance, arguments that change with this step. `put_back`: those of them whose
-    process is replaced once more, as its arguments are not to stay."""
+    back, as another one failed. `waits`: why no restart begins, if the reason is not just that it
+    is another instance's turn. `engines`: by instance, the arguments that change with this step.
+    `put_back`: those of these instances whose process is replaced once more, because it must not
+    keep its new arguments."""
 
     order: RollingOrder
     begins: tuple[str, ...] = ()
@@ -402,7 +403,7 @@ class RollingRestart:
 
     def __init__(self) -> None:
         self.waits = ""
-        """Why the next instance must wait, if not for its turn."""
+        """Why the next instance must wait, if it does not just wait for its turn."""
         self._away_since_s: dict[str, float] = {}
         """By instance under way at the last look: since when its process was seen to have ended for
         its restart."""

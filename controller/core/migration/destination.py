@@ -237,7 +237,7 @@ class DestinationMove:
     def handle(self, event: object, now_s: float) -> Instructions:
         """Takes one event in; returns what to do now, in order. Mutates.
 
-        Raises IllegalMoveError for one that cannot come now; nothing has changed then.
+        Raises IllegalMoveError, and changes nothing, for an event that cannot come now.
         """
         before = self.state
         instructions: Instructions

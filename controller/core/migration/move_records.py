@@ -196,7 +196,7 @@ class MoveLog:
         return self._migrated.total(now_s), self._failed.total(now_s)
 
     def typical_excess_s(self) -> float | None:
-        """The median of the last moves; None if none was timed."""
+        """The median excess of the last moves; None if none was timed."""
         excesses_s = [move.excess_s for move in self.recent if move.excess_s is not None]
         return median(excesses_s) if excesses_s else None
 
@@ -210,14 +210,14 @@ _Copied = tuple[int, float]
 
 
 class CopyRates:
-    """How fast blocks went over each of one instance's links lately, by the last moves over it that
-    came to something.
+    """How fast blocks were copied lately over each of one instance's links, from the last moves
+    over the link that succeeded and copied something.
 
-    An instance asks by it how long a move to a destination would take; how long a drain will take,
-    the controller asks `measured_pace`. Both divide all that went by all the time that it took. In
-    a mean of the single moves' rates a move of one block, most of whose time is the way there and
-    back, would weigh as much as one of hundreds. Waits for the bandwidth limit are part of a copy's
-    time.
+    An instance uses it to estimate how long a move to a destination would take. The controller uses
+    `measured_pace` to estimate how long a drain will take. Both divide all that was copied by all
+    the time that it took. In a mean of the rates of single moves, a move of one block, most of
+    whose time is the round trip, would weigh as much as a move of hundreds of blocks. Waits for the
+    bandwidth limit are part of a copy's time.
     """
 
     def __init__(self) -> None:

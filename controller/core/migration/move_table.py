@@ -26,7 +26,7 @@ class MoveAway(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """In which the request runs here, or ran here last."""
+        """The epoch in which the request runs here, or ran here last."""
 
     def tick(self) -> None: ...
 
@@ -40,7 +40,7 @@ class MoveHere(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """In which the request will run here."""
+        """The epoch in which the request will run here."""
 
     def tick(self) -> None: ...
 

@@ -26,7 +26,7 @@ names the epoch of its sender and the index of its first token. Then two rules a
              of earlier indices is still true: the new owner goes on from there, and its first
              message may overtake the old one's last. What it says of later indices drops, and
              no later epoch lets it in again
-    index the next token is delivered, a later one is held until the gap closes, old ones drop
+    index    the next token is delivered, a later one is held until the gap closes, old ones drop
 
 Indices count on over epochs: a token delivered once is never delivered again. A message that
 overlaps delivered tokens is delivered with the number of leading tokens to skip.

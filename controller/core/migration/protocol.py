@@ -60,13 +60,13 @@ class MoveMessage:
     stage: int = 0
     num_blocks: int = 0
     last: bool = False
-    """Of PRE_ALLOC: the request stops for this stage."""
+    """In PRE_ALLOC: the request stops for this stage."""
     hop: int = 0
     code: str = ""
-    """Of ABORT and REFUSED: why."""
+    """In ABORT and REFUSED: the reason."""
     rank: int | None = None
     change: int = 0
-    """Of PRIORITY and its answer: the change's number, from 1. An older change is ignored."""
+    """In PRIORITY and its answer: the change's number, from 1. An older change is ignored."""
 
 
 # -- Time limits -------------------------------------------------------------------------
@@ -86,7 +86,7 @@ then it is lost.
 
 @dataclass(frozen=True, slots=True)
 class MoveTiming:
-    """How long the two machines wait for what, in seconds."""
+    """The time limits of both machines, in seconds."""
 
     retry_s: float = 0.2
     """A question is repeated after so long without an answer."""
@@ -107,7 +107,8 @@ class MoveTiming:
     """How long a move that is over is remembered, as messages may come late."""
 
     def check(self) -> None:
-        """Raises AssertionError if a limit ends something that another one is to end before."""
+        """Raises AssertionError if a limit ends something that another limit should have ended
+        before."""
         assert 4 * self.retry_s <= self.answer_timeout_s, "a few lost messages end a move"
         assert 4 * self.retry_s <= self.lease_s / 4, "the lease outlasts no lost word of the source"
         assert self.answer_timeout_s / 2 < self.suspended_timeout_s, "a stalled copy looks slow"
@@ -138,7 +139,7 @@ MAX_STAGES = 12
 
 
 def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES) -> bool:
-    """With `max_stages` 1 a move is a stop-and-copy."""
+    """Whether this stage is the last one. With `max_stages` 1 a move is a stop-and-copy."""
     return num_full_blocks_left <= LAST_STAGE_BLOCKS or stage >= max_stages - 1
 
 

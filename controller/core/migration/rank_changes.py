@@ -80,9 +80,9 @@ class _Change:
     rank: int
     number: int
     confirmed_by: tuple[str, int] | None = None
-    """(instance, incarnation), of this change."""
+    """The (instance, incarnation) that confirmed this change."""
     confirmed_epoch: Epoch | None = None
-    """None exactly if nobody has confirmed it."""
+    """The epoch in which it confirmed the change; None exactly if nobody has."""
 
 
 class RankChanges:
@@ -91,7 +91,7 @@ class RankChanges:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
         self._changes: dict[str, _Change] = {}
-        """By request id, the last change of each that has had one and has not ended."""
+        """By request id: the last change of each live request whose rank was ever changed."""
 
     @property
     def has_changes(self) -> bool:
@@ -125,7 +125,8 @@ class RankChanges:
         return ()
 
     def _told(self, request_id: str) -> Sequence[TellRank]:
-        """None if the rank never changed, or nobody owns the request now."""
+        """The order to tell the owner. Empty if the rank never changed, or nobody owns the request
+        now."""
         change = self._changes.get(request_id)
         if change is None or self._routes.state(request_id) in (RouteState.OVER, RouteState.LOST):
             return ()

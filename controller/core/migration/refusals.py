@@ -25,9 +25,9 @@ from controller.core.value import value
 
 
 class MoveRefusal(StrEnum):
-    """The request cannot move, by its source or by its destination."""
+    """Why a request cannot move, as its source or its destination says."""
 
-    # Of the request, said by its source.
+    # Reasons in the request, as its source reports them.
     UNKNOWN = "unknown"
     IN_PREFILL = "in_prefill"
     MOVING = "moving"
@@ -35,12 +35,12 @@ class MoveRefusal(StrEnum):
     PROMPT_EMBEDS = "prompt_embeds"
     POOLING = "pooling"
     STREAMED_PROMPT = "streamed_prompt"
-    # Of the engine.
+    # Reasons in the source's engine.
     SPECULATIVE = "speculative"
     KV_GROUPS = "kv_groups"
     MODEL_RUNNER = "model_runner"
     PARALLEL = "parallel"
-    # Of the destination.
+    # Reasons at the destination.
     FINGERPRINT = "fingerprint"
     NO_BLOCKS = "no_blocks"
     NO_SLOT = "no_slot"
@@ -146,7 +146,7 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.NOT_TAKEN: _there("the destination's engine cannot take it"),
     MoveRefusal.TOO_MANY_MOVES: _there("as many moves as allowed are under way there"),
     MoveRefusal.DRAINING: _there("the destination is draining"),
-    # It is left where it is.
+    # The request is left where it is.
     ReliefRefusal.HEADROOM: Reason("it has a headroom here: others make room for it"),
     ReliefRefusal.MOVED_LATELY: Reason("it left that instance a short while ago"),
     ReliefRefusal.MOVES_OFTEN: Reason("it has moved as often as it may within a minute"),
@@ -161,7 +161,7 @@ REASONS: Mapping[str, Reason] = {
     "transfer": _failed("the copy did not get through"),
     "lease_expired": _failed("the destination heard nothing of the source for too long"),
     "kv_mismatch": _failed("the KV blocks of the two sides differ"),
-    # The move began, and came to nothing otherwise.
+    # The move began, and failed for another reason.
     "too_slow": Reason(
         "the copy took too long: by the bandwidth limit, or a long step of the engine"
     ),
@@ -189,7 +189,8 @@ REASONS: Mapping[str, Reason] = {
 
 
 def reason_of(code: str) -> Reason:
-    """An unknown code, of another version, is said as it is, and nothing follows from it."""
+    """The reason that has this code. An unknown code, which comes from another version, is shown as
+    it is, and has no other property."""
     return REASONS.get(code) or Reason(code.replace("_", " "))
 
 

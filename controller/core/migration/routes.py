@@ -5,7 +5,8 @@ A frontend has one such machine for all of its requests. `Ownership` (in this fo
 instance owns a request, and so whose tokens the client reads. `ReplayMachine`
 (controller/core/replay) lets a request that no instance has go on elsewhere. This machine feeds
 both. It makes sure that no request waits for ever, and that no instance decodes for long what
-nobody reads: instances are told which tokens are not read, as they would decode to the end.
+nobody reads: instances are told which of their tokens are not read, because they would otherwise
+decode the request to its end.
 
     READ      An instance owns the request, and no token is missing.
     UNCLEAR   Tokens are missing that come before some that came, or the owner died and the
@@ -137,8 +138,8 @@ class FenceAsked:
 
 @dataclass(frozen=True, slots=True)
 class MoveTimed:
-    """The destination of a move says so before the first token that it sends, whose step took
-    `step_time_s`."""
+    """Comes from the destination of a move before the first token that it sends. The step of that
+    token took `step_time_s`."""
 
     record: MoveRecord
     step_time_s: float
@@ -162,7 +163,8 @@ class InstanceDied:
 
 @dataclass(frozen=True, slots=True)
 class AddressLost:
-    """An instance's socket closed. The controller also says InstanceDied, unless it is gone."""
+    """An instance's socket closed. The controller also says InstanceDied, unless the controller is
+    gone."""
 
     address: str
 
@@ -355,7 +357,7 @@ class Route:
         return self.ownership.order.next_index
 
     def silent_s(self, now_s: float) -> float | None:
-        """Since the last token; None before the first one."""
+        """The time since the last token; None before the first one."""
         return None if self.token_s is None else now_s - self.token_s
 
 
@@ -495,7 +497,7 @@ class Routes:
         elif route is not None:
             fenced = route.ownership.fence(owner, epoch)
             self._note_what_is_missing(request_id, route, now_s)
-            if fenced is None:  # of one that was taken for dead
+            if fenced is None:  # the source was taken for dead
                 if route.ownership.to_ask is not None:
                     return ()  # it asks again, and the destination has answered by then
                 told += self._lose(request_id, route, owner, now_s)
@@ -628,7 +630,7 @@ class Routes:
         by_address: dict[str, list[str]] = {}
         for request_id in request_ids:
             route = self.live.get(request_id)
-            if route is None:  # an instance is asked for, for the first time
+            if route is None:  # its first instance is still being asked for
                 told.append(replays.CallOff(request_id))
             elif not self.replays.is_lost(request_id):
                 for holder in route.ownership.holders:

@@ -4,8 +4,8 @@ applied.
     PLANNING        the engine is asked which blocks became full, and pins them
     PRE_ALLOCATING  the destination is asked for room for them
     COPYING         they are sent, while the request decodes on; then PLANNING again
-    SUSPENDING little is left to copy, and there is room for it: the request leaves the batch at
-                    the next step boundary
+    SUSPENDING      little is left to copy, and there is room for it: the request leaves the batch
+                    at the next step boundary
     SUSPENDED       the last blocks are sent
     COMMITTING      COMMIT was sent: who owns the request is in doubt until the answer comes
     FENCING         no answer came: the frontend is asked to read nothing of the destination's hop
@@ -118,7 +118,7 @@ class DestinationDied:
 
 @value
 class MoveCancelled:
-    """Whoever wanted the move wants it no more."""
+    """Whoever wanted the move does not want it any more."""
 
     code: str
 
@@ -213,7 +213,7 @@ class AskFence:
 @value
 class TellLost:
     """Tell the request's frontend that the destination died with the request: it may have died
-    before its own word that it owns the request was through. `hop` is the destination's."""
+    before its own message that it owns the request came through. `hop` is the destination's."""
 
     hop: int
 
@@ -269,7 +269,7 @@ class SourceClock:
         self.said_s = now_s
         """When the source last said something."""
         self.working_s = float("-inf")
-        """When the destination last said that it works on it."""
+        """When the destination last said that it is working on the question."""
         self.copy_time_s = 0.0
         """The least time that the copy of this stage takes under the bandwidth limit."""
 
@@ -325,10 +325,10 @@ class SourceMove:
         self._clock = SourceClock(now_s, timing)
         self._last = False
         self._asked: MoveMessage | None = None
-        """The last PRE_ALLOC: repeated as a sign of life too."""
+        """The last PRE_ALLOC, which is also repeated as a sign of life."""
         self._rank: int | None = None
         self._num_changes = 0
-        """Changes of the rank that the destination was told."""
+        """How many changes of the rank the destination was told."""
         self._destination_dead = False
         self._unanswered: dict[Verb, MoveMessage] = {}
         """What the destination must still confirm although the move is over."""
@@ -349,7 +349,7 @@ class SourceMove:
     def handle(self, event: object, now_s: float) -> Instructions:
         """Takes one event in; returns what to do now, in order. Mutates.
 
-        Raises IllegalMoveError for one that cannot come now; nothing has changed then.
+        Raises IllegalMoveError, and changes nothing, for an event that cannot come now.
         """
         before = self.state
         if isinstance(event, DestinationDied):

@@ -273,7 +273,7 @@ class EventLog:
 
     def _restore(self, position: str, event: LoggedEvent) -> None:
         epoch, seq = parse_position(position)
-        if seq != self._last_seq + 1:  # some events before were not kept: forget those before them
+        if seq != self._last_seq + 1:  # events are missing in between: forget those before the gap
             self._events.clear()
             self._ends.clear()
         self._events.append(event)

@@ -42,7 +42,7 @@ class EntryState(StrEnum):
     OVER = "over"
 
 
-# -- events. `entry` is the number that the runner gave to this coming --------------------------
+# -- events. `entry` is the number that the runner gave to this arrival -------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class EndEarlier:
-    """End what has moved here of the request since it came, up to that epoch's attempt."""
+    """End whatever of the request has moved here meanwhile, in attempts up to that of `epoch`."""
 
     request_id: str
     epoch: Epoch
@@ -172,15 +172,15 @@ class _Entry:
     came: Came
     state: EntryState = EntryState.PREPARING
     is_accounted: bool = False
-    """Exactly while ENTERING."""
+    """Whether Account was instructed: true exactly while ENTERING."""
 
 
 class ReentryMachine:
     def __init__(self) -> None:
         self._by_number: dict[int, _Entry] = {}
-        """All that are not over."""
+        """The entries that are not over, by their numbers."""
         self._by_request: dict[str, _Entry] = {}
-        """The same ones: of a request, one at a time."""
+        """The same entries by request id; a request has one entry at a time."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 and how it ended. Times are by the caller's clock.
 
 All of this is learned from events. The request's frontend reports the loss and the first token
-after it, and the controller the instance in between. If events of a replay were lost, it is
-forgotten with the next report about its frontend's events.
+after it, and the controller reports the instance to which the request is sent in between. If events
+of a frontend were lost, all replays of its requests are forgotten.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -22,8 +22,8 @@ LOST = "lost-"
 
 
 class Way(StrEnum):
-    """How a request was saved, or that it was not. `dispatched_again`: it had no token yet, and was
-    sent again unchanged."""
+    """How a lost request went on, or that it failed. `dispatched_again`: the request had no token
+    yet, and was sent again unchanged."""
 
     MOVED = "moved"
     REPLAYED = "replayed"
@@ -68,15 +68,16 @@ class EndedReplay:
 class ReplayLog:
     def __init__(self) -> None:
         self.under_way: dict[str, ReplayUnderWay] = {}
-        """By request, the oldest loss first."""
+        """By request id, the oldest loss first."""
         self.recent: deque[EndedReplay] = deque(maxlen=MAX_RECENT)
         """The newest last."""
         self._num_by_cause: Counter[tuple[Way, str]] = Counter()
-        """Of instances whose end is not known yet; by (way, cause)."""
+        """How many lost requests ended, by (way, id of the loss), for instances of which the reason
+        why they are gone is not known yet. `died` moves these numbers to `_num_by_reason`."""
         self._num_by_reason: Counter[tuple[Way, ExitReason]] = Counter()
         self._deaths: OrderedDict[str, ExitReason] = OrderedDict()
         self._went_on, self._failed_lately = CountWindow(), CountWindow()
-        """Those of the last minute."""
+        """How many lost requests went on, and how many failed, in the last minute."""
         self._handlers: Mapping[EventKind, Callable[[LoggedEvent, float], None]] = {
             EventKind.REQUEST_LOST: self._lost,
             EventKind.REQUEST_FOUND: self._over,
@@ -98,7 +99,8 @@ class ReplayLog:
             handle(event, now_s)
 
     def died(self, instance_id: str, incarnation: int, reason: ExitReason) -> None:
-        """Why an incarnation is gone. Frontends may have told of its requests before."""
+        """Notes why an incarnation is gone. Frontends may have reported the loss of its requests
+        before."""
         cause_id = f"{LOST}{instance_id}-{incarnation}"
         self._deaths.setdefault(cause_id, reason)
         if len(self._deaths) > MAX_DEATHS:
@@ -107,22 +109,25 @@ class ReplayLog:
             self._num_by_reason[way, reason] += self._num_by_cause.pop((way, cause))
 
     def reason(self, cause_id: str) -> ExitReason:
-        """Why the instance is gone; a death as long as nothing else is known."""
+        """Why the instance of this loss is gone. As long as nothing else is known, that is a
+        death."""
         return self._deaths.get(cause_id, ExitReason.DEATH)
 
     def counts(self) -> Counter[tuple[Way, ExitReason]]:
-        """The requests that were lost, since this log began."""
+        """How many lost requests ended since this log began, by the way and by the reason why the
+        instance is gone."""
         found = Counter(self._num_by_reason)
         for (way, cause_id), number in self._num_by_cause.items():
             found[way, self.reason(cause_id)] += number
         return found
 
     def last_minute(self, now_s: float) -> tuple[int, int]:
-        """How many lost requests (went on, ended in an error)."""
+        """How many lost requests (went on, ended in an error) in the last minute."""
         return self._went_on.total(now_s), self._failed_lately.total(now_s)
 
     def num_by_instance(self) -> tuple[Counter[str], Counter[str]]:
-        """Replays under way by the instance (that they go to, that they were lost with)."""
+        """How many replays are under way: by the instance to which they go, and by the instance
+        with which they were lost."""
         replays: Iterable[ReplayUnderWay] = self.under_way.values()
         to = Counter(each.destination_id for each in replays if each.destination_id)
         return to, Counter(each.source_id for each in replays)
@@ -130,7 +135,8 @@ class ReplayLog:
     # -- events ----------------------------------------------------------------------------
 
     def _lost(self, event: LoggedEvent, now_s: float) -> None:
-        """One that is lost again, before it had a token, has been silent since its first loss."""
+        """Notes a lost request. A request that is lost again before it has another token has been
+        silent since its first loss."""
         request_id = event.request_id or ""
         known = self.under_way.get(request_id)
         since_s = now_s - (event.numbers.get("silent_s") or 0.0)

@@ -69,15 +69,16 @@ LOST = frozenset({CopyState.ASKING, CopyState.PAUSING})
 
 
 class ReplayRefusal(StrEnum):
-    """Why a request cannot be replayed. A request without output is dispatched again as it came,
-    whatever it is. One with outputs must go on with exactly the tokens that it would have had."""
+    """Why a request cannot be replayed. A request without output is dispatched again as it came, of
+    whatever kind it is. A request with outputs must go on with exactly the tokens that it would
+    have had."""
 
     OFF = "off"
     TOO_OFTEN = "too_often"
     NOT_KEPT = "not_kept"
     NO_INSTANCE = "no_instance"
     NOT_TAKEN = "not_taken"
-    # Of the request, known when it comes.
+    # Reasons in the request itself, which are known when it comes.
     MULTIMODAL = "multimodal"
     PROMPT_EMBEDS = "prompt_embeds"
     STREAMED_PROMPT = "streamed_prompt"
@@ -104,8 +105,8 @@ def why_not(
     num_output_tokens: int,
     mark: ReplayRefusal | None,
 ) -> ReplayRefusal | None:
-    """Why a request whose instance died is not replayed now; None if it is. `num_replays`: so
-    often it was before. `mark`: what was known beforehand."""
+    """Why a request whose instance died is not replayed now; None if it is. `num_replays`: how
+    often it was replayed before. `mark`: a reason that was known beforehand."""
     if config.max_replays == 0:
         return ReplayRefusal.OFF
     if num_replays >= config.max_replays:
@@ -128,9 +129,9 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class RequestLoss:
-    """A request that no instance has any more, as `owner` is gone. `what` happened, in words.
-    `num_tokens` are to be computed elsewhere. `silent_s`: since the client's last token; None if
-    there was none."""
+    """A request that no instance has any more, as `owner` is gone. `what`: what happened, in words.
+    `num_tokens`: how many tokens are to be computed elsewhere. `silent_s`: the time since the
+    client's last token; None if there was none."""
 
     owner: InstanceRef
     what: str
@@ -355,16 +356,17 @@ class _Loss:
     owner: InstanceRef
     what: str
     counts: bool
-    """Whether it counts as a replay. A refusal does not, nor does an attempt that was not taken."""
+    """Whether the loss counts as a replay. A refusal does not, nor does the loss of an attempt that
+    no instance had taken."""
     asked_s: float | None = None
-    """When an instance was asked for first."""
+    """When another instance was first asked for after this loss."""
 
 
 @dataclass(slots=True)
 class _Copy:
     request: DispatchRequested
     frames: Sequence[bytes]
-    """As the request was sent first; empty exactly if its mark is one of ALWAYS."""
+    """The request as it was first sent; empty exactly if its mark is one of ALWAYS."""
     mark: ReplayRefusal | None
     outputs: "array[int]" = field(default_factory=partial(array, "i"))
     """All outputs that were delivered; empty if there is a mark."""
@@ -384,7 +386,7 @@ class _Copy:
     loss: _Loss | None = None
     """The last loss; set in the states of LOST."""
     wake_s: float = 0.0
-    """While PAUSING: when an instance is asked for."""
+    """While PAUSING: when another instance will be asked for."""
 
     @property
     def num_copied_tokens(self) -> int:
