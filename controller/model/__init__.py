@@ -1,5 +1,5 @@
-"""A vLLM engine as a model: which requests a step runs, what that costs, what it produces.
+"""A model of a vLLM engine: which requests run in a step, how long the step takes, and which tokens
+it produces.
 
-Nothing here reads a clock, waits or draws a random number: a step says how long it would have
-taken, and whoever runs the model lets that time pass, for real or in a simulation.
-"""
+Nothing in this package reads a clock, waits or draws a random number. A step says how long it would
+take, and the caller lets that time pass, in reality or in a simulation."""

@@ -45,11 +45,12 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 class StepResult:
     """One step. All ids are in the order in which the engine dealt with them.
 
-    `admitted` went from waiting to running, whether new or evicted before; `num_cached_tokens` says
-    how many tokens the prefix cache spared each. `evicted` lost their blocks. `emitted` produced
-    one token each, for `finished` the last one. `num_prefill_tokens` says how much of its prompt,
-    or of what an eviction made it forget, a request computed; the rest of `emitted` decoded.
-    """
+    `admitted`: requests that went from the queue into the batch, whether they are new or were
+    evicted before. `num_cached_tokens`: how many tokens of each admitted request came from the
+    prefix cache. `evicted`: requests that lost their blocks. `emitted`: requests that produced one
+    token each. `finished`: those for which this token was the last. `num_prefill_tokens`: how many
+    tokens of its prompt, or of what it lost by an eviction, each request computed; the other
+    requests in `emitted` decoded."""
 
     duration_s: float
     admitted: tuple[str, ...]
@@ -62,16 +63,16 @@ class StepResult:
 
 @value
 class DecodeStretch:
-    """Steps of a batch that only decodes and stays as it is, in closed form.
+    """Several steps of a batch that only decodes and stays as it is, computed by a formula.
 
-    While every running request decodes and none can be admitted, each step adds one token to each
-    of them. So time, tokens and blocks after any number of such steps follow from their values
-    before the first one. There are at most `num_steps`: then a request ends, or the next step lacks
-    a block.
+    While every running request decodes and no request can be admitted, each step adds one token to
+    each running request. So the time, the tokens and the blocks after any number of such steps
+    follow from their values before the first one. The stretch has at most `num_steps`: after these
+    steps a request has ended, or the next step lacks a block.
 
-    Step i (from 1 on) takes `first_s` + (i - 1) * `growth_s`. `num_due[r]` requests have room for
-    fewer than r tokens more in their blocks, so that they take one within r steps.
-    """
+    Step i (counted from 1) takes `first_s` + (i - 1) * `growth_s`. `num_due[r]`: how many requests
+    have room for fewer than r more tokens in their blocks, so that they take a block within r
+    steps."""
 
     num_steps: int
     num_running: int
@@ -88,8 +89,8 @@ class DecodeStretch:
         block_size: int,
         num_free_blocks: int,
     ) -> Self | None:
-        """None if one of the requests is in its prefill, caches blocks, or has a whole free block,
-        as after a move to here; or if not even one step can be run."""
+        """Returns None if a request is in its prefill, caches blocks, or has a whole free block (as
+        after a move to this engine), or if not even one step can be run."""
         with_room = [0] * block_size
         num_context_tokens, least_left = 0, 1 << 62
         for r in running:
@@ -118,11 +119,11 @@ class DecodeStretch:
         )
 
     def time_s(self, num_steps: int) -> float:
-        """How long the first `num_steps` take."""
+        """The time that the first `num_steps` steps take."""
         return num_steps * (self.first_s + self.growth_s * (num_steps - 1) / 2)
 
     def last_step_s(self, num_steps: int) -> float:
-        """How long the last one of `num_steps` takes."""
+        """The time that the last of `num_steps` steps takes."""
         return self.first_s + self.growth_s * (num_steps - 1)
 
     def num_steps_within(self, time_s: float) -> int:
@@ -135,8 +136,9 @@ class DecodeStretch:
             num_steps = int((root - linear_s) / (2 * square_s))
         else:
             num_steps = int(time_s / linear_s)
-        # The root is rounded, so that it may be one step off. `time_s` is written out: each status
-        # comes here, and with the calls it took twice as long.
+        # The root is rounded, so `num_steps` may be off by one step. The formula of `time_s` is
+        # repeated here because each status runs this code, and calls of `time_s` made it take twice
+        # as long.
         while num_steps < most and (num_steps + 1) * (first_s + growth_s * num_steps / 2) <= time_s:
             num_steps += 1
         while num_steps > 0 and num_steps * (first_s + growth_s * (num_steps - 1) / 2) > time_s:
@@ -150,8 +152,8 @@ class DecodeStretch:
 
 
 class EngineModel:
-    """A modelled engine. Requests go in by `add` or `moves`, tokens come out of `step`; nothing
-    happens in between."""
+    """A modelled engine. Requests enter by `add` or by `moves`, and their tokens come out of
+    `step`. Between two calls nothing happens."""
 
     def __init__(self, config: ModelConfig, profile: LatencyProfile) -> None:
         self.config = config
@@ -171,18 +173,19 @@ class EngineModel:
         self._state.waiting.push(state)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests in any state; unknown and arriving ones are ignored."""
+        """Forgets requests in any state. Unknown and arriving requests are ignored."""
         for request_id in request_ids:
             if request_id in self._state.requests:
                 self._state.forget(request_id)
 
     def num_tokens(self, request_id: str) -> int:
-        """Prompt and outputs so far. Raises KeyError: it is not there."""
+        """The number of tokens of the request's prompt and outputs so far. Raises KeyError if the
+        request is not here."""
         return self._state.requests[request_id].num_tokens
 
     def has_work(self) -> bool:
-        """Whether a step would do anything. It would not for requests that are suspended or
-        arriving, nor for those that wait for what moves hold."""
+        """Whether a step would do anything. A step does nothing for requests that are suspended or
+        arriving, or that wait for blocks or places that moves hold."""
         engine_state = self._state
         if engine_state.running or not engine_state.waiting:
             return bool(engine_state.running)
@@ -217,8 +220,8 @@ class EngineModel:
         return self._apply(picked, admitted, tuple(evicted))
 
     def stretch(self) -> DecodeStretch | None:
-        """The next steps in which only decoding happens; None if the next step is not one of these.
-        Linear in the batch."""
+        """The next steps, if they only decode; None if the next step does anything else. Takes time
+        in proportion to the batch."""
         engine_state = self._state
         running = engine_state.running
         if not running or engine_state.chunked:
@@ -232,8 +235,9 @@ class EngineModel:
         )
 
     def decode(self, num_steps: int) -> list[str]:
-        """Does at once what `num_steps` calls of `step` would do within a `stretch`, which must be
-        of the present state. Returns the ids of the requests that finished in the last step."""
+        """Does at once what `num_steps` calls of `step` would do within a `stretch`. The stretch
+        must have been made in the present state. Returns the ids of the requests that finished in
+        the last step."""
         engine_state, bs = self._state, self.config.block_size
         num_taken, finished = 0, list[RequestState]()
         for r in engine_state.running:
@@ -252,7 +256,7 @@ class EngineModel:
         return [r.request_id for r in finished]
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
-        """What an instance with this engine would report (docs/metrics.md)."""
+        """The status that an instance with this engine would report (docs/metrics.md)."""
         config, engine_state, waiting = self.config, self._state, self._state.waiting
         return InstanceSnapshot(  # by position: with names it takes four times as long
             instance_id,
@@ -283,11 +287,10 @@ class EngineModel:
         self._state.check()
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
-        """Gives blocks to the running requests, and evicts requests where none is left.
+        """Gives blocks to the running requests, and evicts requests when no block is left.
 
-        Returns how many of them run in this step, from the first on, and what is left of the
-        token budget.
-        """
+        Returns how many of the running requests take part in this step, counted from the first, and
+        the rest of the token budget."""
         engine_state, running, i = self._state, self._state.running, 0
         while i < len(running) and budget > 0:
             r = running[i]
@@ -348,7 +351,8 @@ class EngineModel:
         return admitted
 
     def _has_room(self, request: RequestState, cached: list[CachedBlock]) -> bool:
-        """Whether a waiting request fits, of which `found` is cached."""
+        """Whether a waiting request fits, when the blocks in `cached` were found in the prefix
+        cache."""
         num_wanted = blocks_for(request.num_tokens, self.config.block_size)
         num_wanted -= sum(block.num_refs > 0 for block in cached)
         if self._state.running:
@@ -403,7 +407,8 @@ class EngineModel:
             engine_state.running = [r for r in engine_state.running if r.num_tokens < r.end_tokens]
 
     def _extend(self, request: RequestState, num_tokens: int) -> bool:
-        """Takes the blocks that are missing for `num_tokens`; False if not all of them are free."""
+        """Takes the blocks that the request still needs for `num_tokens`. Returns False if not all
+        of them are free."""
         num_blocks = blocks_for(num_tokens, self.config.block_size)
         if num_blocks - request.num_blocks > self._state.pool.num_free:
             return False

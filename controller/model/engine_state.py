@@ -1,12 +1,12 @@
-"""What one engine holds: its requests, the place of each, and their blocks.
+"""The state of one engine: its requests, the place of each request, and their blocks.
 
-A request is in one place: queued, running, suspended (out of the batch for a move, with its blocks
-and its place in the batch), or arriving (blocks and a place are reserved for it, or nothing if it
-will be queued; it belongs to another engine until its move is committed). Its blocks count as used.
+A request is in one of four places. It is queued, running, suspended (out of the batch for a move,
+with its blocks and its place in the batch), or arriving. An arriving request belongs to another
+engine until its move is committed; blocks and a place in the batch are reserved for it, or nothing
+if it will be queued. Reserved blocks count as used.
 
 The file begins with the parts: a request, the pool of blocks, the queue. `EngineState` puts them
-together.
-"""
+together."""
 
 import heapq
 from collections import OrderedDict
@@ -22,15 +22,14 @@ NEVER = 1 << 62
 
 @value
 class ModelRequest:
-    """What the client asks for.
+    """A client's request, as the model needs it.
 
-    The model ends it after exactly `max_output_tokens` tokens (at least 1), or earlier where
-    the engine's `max_model_len` ends it. `rank` is the scheduling priority; larger goes first.
-
-    `block_hash(i)` names the content of its i-th full block, counted over prompt and outputs:
-    equal for two requests if, and only if, they agree in all tokens up to the end of that block.
-    It is called for full blocks only. None: no block of this request is cached or found in a cache.
-    """
+    The model ends the request after exactly `max_output_tokens` tokens (at least 1), or earlier if
+    the engine's `max_model_len` is reached. `rank` is the scheduling priority; a higher rank goes
+    first. `block_hash(i)` names the content of the request's i-th full block, counted over prompt
+    and outputs. Two requests get the same hash if, and only if, they agree in all tokens up to the
+    end of that block. The function is called for full blocks only. If it is None, no block of this
+    request is cached or found in a cache."""
 
     request_id: str
     num_prompt_tokens: int
@@ -41,12 +40,13 @@ class ModelRequest:
 
 
 class RequestState:
-    """How far a request has got. `num_tokens` counts the prompt and the outputs so far, of which
-    the KV cache holds `num_computed`; this step adds `num_new`, which is 1 after the prefill.
+    """How far a request has got. `num_tokens` counts the prompt and the outputs so far. The KV
+    cache holds `num_computed` of these tokens. The present step adds `num_new`, which is 1 after
+    the prefill.
 
-    It holds `num_blocks` blocks, room for `num_slots` tokens; the first ones are full and in
-    `cached`. At `full_at` tokens the next one is.
-    """
+    The request holds `num_blocks` blocks, with room for `num_slots` tokens. The first of these
+    blocks are full and are listed in `cached`. When the request has `full_at` tokens, its next
+    block is full."""
 
     __slots__ = (
         "arrival_time_s",
@@ -78,7 +78,8 @@ class RequestState:
         self.start_over()
 
     def start_over(self) -> None:
-        """Sets the state before an admission: nothing computed, no blocks."""
+        """Returns to the state before an admission: no tokens are computed, and no blocks are
+        held."""
         self.in_prefill = True
         self.num_computed = 0
         self.num_new = 0
@@ -99,15 +100,15 @@ class CachedBlock:
 
 
 class BlockPool:
-    """The KV blocks of one engine: their number, and by hash those whose content can be reused.
-    `num_free` blocks can be taken, including those that are still cached.
+    """The KV blocks of one engine: their number, and an index by hash of the blocks whose content
+    can be used again. `num_free` blocks can be taken, including free blocks that are still cached.
 
-    A block without a hash is like any other, so those are only counted. A full block whose request
-    names its content gets a hash and becomes a `CachedBlock`. While requests hold it, it counts
-    their references; after the last one lets go it is free and still found by its hash, until a new
-    block is needed: free blocks without a hash are taken first, then the cached ones, longest
-    unused first.
-    """
+    Blocks without a hash are all alike, so the pool only counts them. If a request names the
+    content of its full blocks, such a block gets a hash and becomes a `CachedBlock`, which counts
+    the requests that hold it. When the last of them has let go, the block is free, but it can still
+    be found by its hash until its memory is needed for a new block. Free blocks without a hash are
+    taken first, then the cached blocks, beginning with the one that has been unused for the longest
+    time."""
 
     def __init__(self, num_total_blocks: int) -> None:
         self.num_total_blocks = num_total_blocks
@@ -116,11 +117,8 @@ class BlockPool:
         self._by_hash: dict[Hashable, list[CachedBlock]] = {}  # twins: oldest first
 
     def take(self, num_blocks: int) -> None:
-        """Takes free blocks, whose content is lost.
-
-        Raises:
-            ValueError: there are not so many; nothing is taken.
-        """
+        """Takes free blocks; their content is lost. Raises ValueError, and takes nothing, if too
+        few blocks are free."""
         if num_blocks > self.num_free:
             raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
         self.num_free -= num_blocks
@@ -132,10 +130,11 @@ class BlockPool:
                 del self._by_hash[block.block_hash]
 
     def give_back(self, num_blank_blocks: int, cached: Sequence[CachedBlock]) -> None:
-        """Frees what one request held: blocks without a hash, and the cached ones in its order.
+        """Frees the blocks that one request held: the blocks without a hash, and the cached blocks
+        in the request's order.
 
-        Its last blocks count as unused for longer than its first ones, which more requests share.
-        """
+        The request's last blocks count as unused for longer than its first blocks, because more
+        requests share the first ones."""
         self.num_free += num_blank_blocks
         for block in reversed(cached):
             block.num_refs -= 1
@@ -144,7 +143,7 @@ class BlockPool:
                 self.num_free += 1
 
     def remember(self, block_hash: Hashable) -> CachedBlock:
-        """Gives a hash to a block that was taken and has been filled since."""
+        """Gives a hash to a block that was taken before and is full by now."""
         block = CachedBlock(block_hash)
         self._by_hash.setdefault(block_hash, []).append(block)
         return block
@@ -154,7 +153,7 @@ class BlockPool:
         return twins[0] if twins else None
 
     def hold(self, blocks: Iterable[CachedBlock]) -> None:
-        """Adds one reference to each, by the same request."""
+        """Adds one reference to each of these blocks for one request."""
         for block in blocks:
             if block.num_refs == 0:
                 del self._unused[block]
@@ -162,11 +161,8 @@ class BlockPool:
             block.num_refs += 1
 
     def check(self, num_blank_held: int, held: Iterable[Sequence[CachedBlock]]) -> None:
-        """Compares the pool with the blocks that the requests hold.
-
-        Raises:
-            AssertionError: a block is lost, counted twice or miscounted.
-        """
+        """Compares the pool with the blocks that the requests hold. Raises AssertionError if a
+        block is lost, counted twice or miscounted."""
         refs: dict[CachedBlock, int] = {}
         for blocks in held:
             for block in blocks:
@@ -186,13 +182,14 @@ _Entry = tuple[int, float, str, int, RequestState]
 
 
 class WaitingQueue:
-    """The waiting requests of one engine in queue order, and what the cluster asks about them.
+    """The waiting requests of one engine in queue order, and the figures about them that the
+    cluster needs.
 
-    `by_arrival` orders by higher rank, earlier arrival, id, and gives an evicted request its old
-    place. Otherwise first come is first served within a rank, and an evicted request goes to the
-    front. A request that is set aside for a move keeps its place, but cannot be admitted.
-    `demand_blocks` sums what all of them need in order to start, those aside among them.
-    """
+    With `by_arrival`, requests are ordered by rank (the highest first), arrival and id, and an
+    evicted request gets its old place again. Without it, requests of the same rank are served in
+    the order in which they came, and an evicted request goes to the front. A request that is set
+    aside for a move keeps its place, but cannot be admitted. `demand_blocks`: the sum of the blocks
+    that all these requests need in order to start, including those that are set aside."""
 
     def __init__(self, block_size: int, *, by_arrival: bool) -> None:
         self.num_queued = 0
@@ -207,11 +204,11 @@ class WaitingQueue:
         self._aside: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
-        """How many requests can be admitted."""
+        """The number of requests that can be admitted."""
         return self.num_queued - len(self._aside)
 
     def push(self, request: RequestState) -> None:
-        """Takes in a new request, or one that was `evicted`."""
+        """Adds a new request, or a request that was `evicted`."""
         self._num_pushed += 1
         turn = self._num_pushed
         if self._by_arrival:
@@ -223,33 +220,22 @@ class WaitingQueue:
         self._count(request, 1)
 
     def head(self) -> RequestState:
-        """The first request that can be admitted.
-
-        Raises:
-            IndexError: there is none.
-        """
+        """The first request that can be admitted. Raises IndexError if there is none."""
         while not self._heap[0][-1].queued:
             heapq.heappop(self._heap)
         return self._heap[0][-1]
 
     def first(self) -> RequestState:
-        """The first request, which may be set aside.
-
-        Raises:
-            ValueError: nobody waits.
-        """
+        """The first request, which may be set aside. Raises ValueError if no request waits."""
         entries = list(self._aside.values())
         if len(self):
-            self.head()  # so that the heap begins with a request that still waits
+            self.head()  # makes a request that still waits the first in the heap
             entries.append(self._heap[0])
         return min(entries)[-1]
 
     def pop(self) -> RequestState:
-        """Takes out the first request that can be admitted; it may be pushed again.
-
-        Raises:
-            IndexError: nobody can be admitted.
-        """
+        """Removes and returns the first request that can be admitted; it may be pushed again.
+        Raises IndexError if no request can be admitted."""
         request = self.head()
         heapq.heappop(self._heap)
         self.discard(request)
@@ -262,7 +248,8 @@ class WaitingQueue:
         self._count(request, -1)
 
     def set_aside(self, request: RequestState) -> None:
-        """Keeps the request's place but stops its admission; linear in the queue."""
+        """Keeps the request's place, but prevents its admission. Takes time in proportion to the
+        queue."""
         (entry,) = (entry for entry in self._heap if entry[-1] is request)
         self._heap.remove(entry)
         heapq.heapify(self._heap)
@@ -272,8 +259,8 @@ class WaitingQueue:
         heapq.heappush(self._heap, self._aside.pop(request.request_id))
 
     def set_rank(self, request: RequestState, rank: int) -> None:
-        """The request takes the place that it would have had with this rank from the start.
-        Linear."""
+        """Moves the request to the place that it would have if it had come with this rank. Takes
+        time in proportion to the queue."""
         aside = self.is_aside(request)
         if not aside:
             self.set_aside(request)
@@ -288,12 +275,12 @@ class WaitingQueue:
         return request.request_id in self._aside
 
     def in_order(self) -> list[RequestState]:
-        """All waiting requests, those aside among them; takes n log n."""
+        """All waiting requests, including those that are set aside. Takes n log n."""
         everybody = sorted([*self._heap, *self._aside.values()])
         return [entry[-1] for entry in everybody if entry[-1].queued]
 
     def check(self) -> None:
-        """Raises AssertionError: something is miscounted or out of place."""
+        """Raises AssertionError if a figure is miscounted or a request is out of place."""
         queued = self.in_order()
         assert len(queued) == self.num_queued
         assert not queued or self.first() is queued[0]
@@ -320,12 +307,11 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class Pin:
-    """Full blocks that stay used whatever becomes of their request.
+    """Full blocks that stay used, whatever happens to their request.
 
-    Each in `cached` has a reference for the pin. Of the blocks without a hash those from
-    `first_block` to before `end_block` still belong to the request too, and `num_left` only to the
-    pin, since the request left them.
-    """
+    Each block in `cached` has one reference for the pin. The pinned blocks without a hash are of
+    two kinds: those from `first_block` to before `end_block` still belong to the request, too;
+    `num_left` blocks belong only to the pin, because the request has left them."""
 
     cached: list[CachedBlock] = field(default_factory=list)
     first_block: int = 0
@@ -333,7 +319,8 @@ class Pin:
     num_left: int = 0
 
     def add(self, first_block: int, end_block: int) -> None:
-        """Pins these blocks without a hash too. They follow those that are pinned, or overlap."""
+        """Pins these blocks without a hash as well. They must follow or overlap those that are
+        pinned."""
         if end_block <= max(first_block, self.end_block):
             return
         if self.first_block == self.end_block:
@@ -343,7 +330,8 @@ class Pin:
         self.end_block = end_block
 
     def keep(self) -> int:
-        """The request leaves its blocks: how many of those without a hash stay used."""
+        """Notes that the request leaves its blocks. Returns how many of the blocks without a hash
+        stay used."""
         num_kept = self.end_block - self.first_block
         self.num_left += num_kept
         self.first_block = self.end_block = 0
@@ -351,8 +339,9 @@ class Pin:
 
 
 class EngineState:
-    """`running` is in the order in which a step serves it: that of the admissions, behind those
-    that a move put in front. `requests` has all but the arriving ones."""
+    """`running` is in the order in which a step serves the requests: first those that a move put in
+    front, then the others in the order of their admissions. `requests` has all requests except the
+    arriving ones."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -365,15 +354,15 @@ class EngineState:
         self.pins: dict[str, Pin] = {}
         self.chunked: set[RequestState] = set()  # running, and part of the prefill is done
         self.num_running_by_rank: dict[int, int] = {}
-        """Counts also suspended requests, and arriving ones that have a place."""
+        """Includes suspended requests, and arriving requests that have a place in the batch."""
         self.moved_in = False
-        """Whether a move put a request in front since the last step."""
+        """Whether a move has put a request in front since the last step."""
 
     @property
     def num_kept_places(self) -> int:
-        """Places in the batch that are reserved for requests which a step does not serve."""
+        """How many places in the batch are reserved for requests that a step does not serve."""
         num_arriving = 0
-        for r in self.arriving.values():  # without a generator: each status asks, mostly for none
+        for r in self.arriving.values():  # no generator: each status runs this, mostly without any
             num_arriving += r.num_blocks > 0
         return len(self.suspended) + num_arriving
 
@@ -382,7 +371,8 @@ class EngineState:
         return self.config.max_num_running - len(self.running) - self.num_kept_places
 
     def new_state(self, request: ModelRequest) -> RequestState:
-        """Raises ValueError: the id is in use, a count is not positive, or it can never run."""
+        """Raises ValueError if the id is in use, a count is not positive, or the request can never
+        run."""
         config, request_id = self.config, request.request_id
         if request_id in self.requests or request_id in self.arriving:
             raise ValueError(f"request {request_id} is already there")
@@ -393,7 +383,8 @@ class EngineState:
         return RequestState(request, end_tokens, config.prefix_caching)
 
     def forget(self, request_id: str) -> None:
-        """Forgets a request in any place but arriving. Raises KeyError if it is not there."""
+        """Forgets a request, wherever it is, unless it is arriving. Raises KeyError if it is not
+        here."""
         request = self.requests.pop(request_id)
         if request.queued:
             self.waiting.discard(request)
@@ -403,12 +394,12 @@ class EngineState:
         self.leave(request)
 
     def enter(self, request: RequestState) -> None:
-        """The request takes a place in the batch."""
+        """Gives the request a place in the batch."""
         rank = request.rank
         self.num_running_by_rank[rank] = self.num_running_by_rank.get(rank, 0) + 1
 
     def leave(self, request: RequestState) -> None:
-        """The request gives back its place, and its blocks but for the pinned ones."""
+        """Takes back the request's place and its blocks, except for the pinned blocks."""
         num_blank_blocks = request.num_blocks - len(request.cached)
         if pin := self.pins.get(request.request_id):
             num_blank_blocks -= pin.keep()
@@ -417,18 +408,20 @@ class EngineState:
         self._leave_rank(request)
 
     def change_rank(self, request: RequestState, rank: int) -> None:
-        """For a request that has a place in the batch."""
+        """Changes the rank of a request that has a place in the batch."""
         self._leave_rank(request)
         request.rank = rank
         self.enter(request)
 
     def put_in_front(self, request: RequestState) -> None:
-        """The next step serves it first: no prefill may take the step's tokens before it."""
+        """Lets the next step serve the request first, so that no prefill can use up the step's
+        tokens before."""
         self.running.insert(0, request)
         self.moved_in = True
 
     def find_cached(self, request: RequestState) -> list[CachedBlock]:
-        """The longest cached prefix; the last token is left out, since its output is wanted."""
+        """The longest prefix of the request that is cached. The prefix never includes the last
+        token, because that token must be computed to get its output."""
         found: list[CachedBlock] = []
         if request.block_hash is not None:
             for index in range((request.num_tokens - 1) // self.config.block_size):
@@ -445,14 +438,15 @@ class EngineState:
         request.num_blocks = len(found)
 
     def take(self, request: RequestState, num_blocks: int) -> None:
-        """Takes what the request lacks of `num_blocks`. Raises ValueError if too few are free."""
+        """Takes the blocks that the request still needs to have `num_blocks`. Raises ValueError if
+        too few are free."""
         self.pool.take(num_blocks - request.num_blocks)
         request.num_blocks = num_blocks
         request.num_slots = num_blocks * self.config.block_size
 
     def remember_full(self, request: RequestState, num_tokens: int) -> None:
-        """Caches the blocks that so many tokens fill, before they are computed, as vLLM does:
-        a request that is admitted in the same step may already share them."""
+        """Caches the blocks that the first `num_tokens` tokens fill, before these are computed, as
+        vLLM does: a request that is admitted in the same step may already share these blocks."""
         bs, block_hash = self.config.block_size, request.block_hash
         assert block_hash is not None
         for index in range(len(request.cached), num_tokens // bs):
@@ -460,16 +454,12 @@ class EngineState:
         request.full_at = (len(request.cached) + 1) * bs
 
     def fill_blocks(self) -> int:
-        """The blocks that running prefills still take."""
+        """The number of blocks that running prefills will still take."""
         bs = self.config.block_size
         return sum(max(0, blocks_for(r.num_tokens, bs) - r.num_blocks) for r in self.chunked)
 
     def check(self) -> None:
-        """Compares the books with themselves; walks everything.
-
-        Raises:
-            AssertionError: something does not add up.
-        """
+        """Checks that the whole state is consistent. Raises AssertionError if it is not."""
         queued, suspended = self.waiting.in_order(), list(self.suspended.values())
         arriving = [r for r in self.arriving.values() if r.num_blocks]
         batch = [*self.running, *suspended]

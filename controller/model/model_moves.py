@@ -1,10 +1,9 @@
-"""What an engine model does between two steps when a request moves to another one.
+"""What an engine model does between two steps when a request moves to or from it.
 
-The rules are those of `controller.ports.engine`, in numbers only; contents are the adapter's
-business. Moves affect other requests only by what they hold: blocks, and places
-in the batch. That a real engine's steps get a little slower while it copies (the paper: 1.5 to
-3.1%) is not modelled.
-"""
+The rules are those of `controller.ports.engine`, but only numbers of blocks and tokens are
+modelled; the adapter handles the contents. A move affects other requests only by the blocks and the
+places in the batch that it holds. A real engine's steps get a little slower while it copies (the
+paper: 1.5 to 3.1%), which is not modelled."""
 
 from collections.abc import Callable
 
@@ -17,8 +16,8 @@ from controller.model.engine_state import EngineState, ModelRequest, Pin, Reques
 
 @value
 class MovingState:
-    """What a destination has to know of a suspended request. `num_tokens`: prompt and outputs.
-    `evicted` is only set for a queued request."""
+    """What a destination has to know of a suspended request. `num_tokens`: the tokens of its prompt
+    and outputs. `evicted` is set only if the request is queued."""
 
     num_tokens: int
     rank: int
@@ -26,7 +25,7 @@ class MovingState:
     evicted: bool
 
 
-# Made once, as each look at an instance takes one for each of its requests.
+# One object serves all requests, because each status needs the facts of every request.
 _LEAVING, _IN_PREFILL = MoveFacts(leaving=True), MoveFacts(in_prefill=True)
 
 
@@ -52,13 +51,13 @@ class ModelMoves:
         return None if request is None else self._facts(request)
 
     def is_queued(self, request_id: str) -> bool:
-        """Raises KeyError: it is not there."""
+        """Raises KeyError if the request is not here."""
         return self._state.requests[request_id].queued
 
     def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:
         """All requests except the arriving ones. `num_tokens_left`: how many tokens a request may
-        still emit, as a real scheduler would know it; the model itself knows when the request
-        ends."""
+        still emit, as far as a real scheduler would know; only the model knows when the request
+        really ends."""
         return [
             Candidate(  # by position: with names it takes three times as long
                 request_id,
@@ -79,11 +78,10 @@ class ModelMoves:
         ]
 
     def pin(self, request_id: str, first_block: int) -> int | None:
-        """The request's full blocks from `first_block` on stay used until `unpin`.
+        """Keeps the request's full blocks from `first_block` on in use until `unpin`.
 
-        Returns how many full blocks it has in all; None while it does not decode: what was pinned
-        stays.
-        """
+        Returns how many full blocks the request has in all. Returns None while the request does not
+        decode; the blocks that were pinned before stay pinned then."""
         engine_state = self._state
         request = engine_state.requests.get(request_id)
         if request is None or request.in_prefill or request_id in engine_state.suspended:
@@ -105,11 +103,11 @@ class ModelMoves:
             self._state.pool.give_back(pin.num_left, pin.cached)
 
     def suspend(self, request_id: str) -> MovingState | None:
-        """Takes the request out of the batch or the queue; it keeps its blocks and its place.
+        """Takes the request out of the batch or the queue; the request keeps its blocks and its
+        place.
 
-        Returns None while it is in prefill. Raises KeyError: it is not there; ValueError: it is
-        suspended already.
-        """
+        Returns None while the request is in prefill. Raises KeyError if the request is not here,
+        and ValueError if it is suspended already."""
         engine_state = self._state
         request = engine_state.requests[request_id]
         if self._is_suspended(request):
@@ -125,7 +123,7 @@ class ModelMoves:
 
     def resume(self, request_id: str) -> None:
         """Puts a suspended request back into its place in the queue, or into the batch, where the
-        next step serves it. Does nothing if it is not suspended."""
+        next step serves it. Does nothing if the request is not suspended."""
         request = self._suspended(request_id)
         if request is None:
             return
@@ -136,7 +134,8 @@ class ModelMoves:
             self._state.put_in_front(request)
 
     def release(self, request_id: str) -> bool:
-        """Forgets a suspended request, which lives elsewhere now. False if it is not suspended."""
+        """Forgets a suspended request, which another engine has now. Returns False if the request
+        is not suspended."""
         if self._suspended(request_id) is None:
             return False
         self._state.forget(request_id)
@@ -147,13 +146,12 @@ class ModelMoves:
     def reserve(
         self, request: ModelRequest, num_outputs: int, num_blocks: int
     ) -> int | MoveRefusal:
-        """Keeps a place in the batch and `num_blocks` blocks for a request with that many
-        outputs; neither for 0 blocks.
+        """Reserves a place in the batch and `num_blocks` blocks for a request that has
+        `num_outputs` outputs. With 0 blocks it reserves neither.
 
-        Returns how many of the blocks, from the first on, the prefix cache had. What running
-        prefills still take is left free, and the watermark like for an admission: unless it is
-        alone.
-        """
+        Returns how many of the blocks, counted from the first, were in the prefix cache. The blocks
+        that running prefills will still take are left free. The watermark is left free too, as on
+        an admission, unless the engine has no other request in its batch."""
         engine_state = self._state
         try:
             state = engine_state.new_state(request)
@@ -175,8 +173,9 @@ class ModelMoves:
         return len(state.cached)
 
     def extend(self, request_id: str, num_blocks: int) -> bool:
-        """Reserves up to `num_blocks` in all, and leaves free what `reserve` does; False: not so
-        many are free, or it is to be queued. Raises KeyError: it is not arriving."""
+        """Reserves more blocks, up to `num_blocks` in all, and leaves the same blocks free as
+        `reserve` does. Returns False if too few blocks are free, or if the request is to be queued.
+        Raises KeyError if the request is not arriving."""
         engine_state = self._state
         state = engine_state.arriving[request_id]
         num_missing = num_blocks - state.num_blocks
@@ -194,12 +193,12 @@ class ModelMoves:
             self._state.leave(state)
 
     def commit(self, request_id: str, moved: MovingState) -> None:
-        """The request is here now. A queued one goes to its place in the queue; any other is in the
-        next step, with nothing to compute but its next token; blocks beyond that are freed.
+        """The request belongs to this engine from now on. A queued request goes to its place in the
+        queue. Any other request is in the next step, which computes only its next token; reserved
+        blocks that it does not need for that are freed.
 
-        Raises KeyError: it is not arriving; ValueError: `moved` does not fit what is kept, and
-        nothing has changed.
-        """
+        Raises KeyError if the request is not arriving, and ValueError, without any change, if
+        `moved` does not fit the reservation."""
         engine_state, bs = self._state, self._state.config.block_size
         state = engine_state.arriving[request_id]
         if not state.num_tokens <= moved.num_tokens < state.end_tokens:
@@ -239,7 +238,8 @@ class ModelMoves:
         return _IN_PREFILL if request.in_prefill and not request.queued else MOVABLE
 
     def _num_freed_blocks(self, request: RequestState) -> int:
-        """Blocks that only this request references, or only its own pin besides."""
+        """The number of blocks that no other request references; a pin of this request does not
+        count."""
         pin = self._state.pins.get(request.request_id)
         pinned = frozenset(pin.cached) if pin is not None else frozenset()
         shared = sum(block.num_refs - (block in pinned) > 1 for block in request.cached)

@@ -1,21 +1,21 @@
-"""How fast an engine is, and how large: the constants of one GPU with one model on it
-(`LatencyProfile`), and the sizes and rules of the modelled engine that follow (`ModelConfig`).
+"""How fast and how large an engine is: the constants of one GPU with one model (`LatencyProfile`),
+and the sizes and rules of the modelled engine that follow from them (`ModelConfig`).
 
-A step has two costs that it shares among its requests, one pass over the weights and one over
-the KV cache, and both kinds of work go through the same pass:
+All requests of a step share two costs, one pass over the weights and one pass over the KV cache
+(attention). Prefills and decodes go through the same pass:
 
     pass over the weights    prefilling n tokens     prefill_base + prefill_per_token * n
                              decoding                decode_base
-                             both in one step        the larger one: memory is read while others
-                                                     compute, and the weights are read once
+                             both in one step        the larger one: the weights are read once, and
+                                                     memory is read while the GPU computes
     attention                prefill of n after c    prefill_per_token_squared * (n^2 + 2 n c)
                              decode                  decode_per_context_token * tokens in it
     each decoding request                            decode_per_request
 
-So a step that only prefills or only decodes costs exactly what was measured for it, a prompt
-costs the same attention in chunks as in one piece, and more work is never faster. The sum of
-the two formulas would charge a mixed step the weights twice; on an A10 with LLaMA-7B that is
-35 ms for every chunk.
+So a step that only prefills or only decodes takes exactly the time that was measured for it, a
+prompt has the same attention cost in chunks as in one piece, and more work never takes less time. A
+sum of the two formulas would count the pass over the weights twice in a mixed step; on an A10 with
+LLaMA-7B that is 35 ms for every chunk.
 """
 
 import difflib
@@ -30,7 +30,7 @@ from typing import Any, Literal, Self
 from controller.core.load.snapshot import blocks_for
 
 MAX_FILE_BYTES = 1 << 14
-"""Ours have some 600; tomllib is slow with long dotted keys."""
+"""Profiles have some 600 bytes; tomllib is slow with long dotted keys."""
 _CONSTANTS = frozenset(
     {
         "prefill_base_s",
@@ -42,19 +42,19 @@ _CONSTANTS = frozenset(
     }
 )
 _MAY_BE_ZERO = _CONSTANTS | {"watermark_ratio"}
-"""A fit finds a constant of zero where what it stands for takes too little time to be seen."""
+"""A fit gives a constant of zero if that part of the work takes too little time to be seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyProfile:
-    """One GPU with one model. `source` says where the figures are from, `measured` whether
-    somebody measured them or they are estimates.
+    """One GPU with one model. `source` says where the figures come from. `measured` says whether
+    somebody measured them, or whether they are estimates.
 
-    Sizes: `block_size` tokens per block, `num_total_blocks` blocks without vLLM's null block,
-    `watermark_ratio` of all blocks kept back from admissions (0 to 1), `max_num_running`
-    requests, `max_num_batched_tokens` per step, `max_model_len` tokens per request.
-    `copy_bytes_per_s` is what moves KV cache from one instance to another.
-    """
+    Sizes: `block_size` tokens in a block; `num_total_blocks` blocks without vLLM's null block;
+    `watermark_ratio`, the share of all blocks that admissions leave free (0 to 1); at most
+    `max_num_running` requests in the batch; at most `max_num_batched_tokens` tokens in a step; at
+    most `max_model_len` tokens in a request. `copy_bytes_per_s`: how fast KV cache is copied from
+    one instance to another."""
 
     name: str
     description: str
@@ -78,12 +78,11 @@ class LatencyProfile:
     def step_time_s(
         self, prefill: Sequence[tuple[int, int]], num_decoding: int, num_context_tokens: int
     ) -> float:
-        """How long one step takes; 0 for an empty one.
+        """The time of one step; 0 for an empty step.
 
-        `prefill` holds (tokens computed in this step, tokens computed before) for each prompt
-        or chunk, `num_decoding` counts the requests that decode one token each, and
-        `num_context_tokens` sums the tokens of those.
-        """
+        `prefill`: for each prompt or chunk, (the tokens computed in this step, the tokens computed
+        before). `num_decoding`: the number of requests that decode one token each.
+        `num_context_tokens`: the sum of the tokens that these requests have."""
         if num_decoding:
             weights_s = self.decode_base_s
             rest_s = (
@@ -104,7 +103,7 @@ class LatencyProfile:
 
 
 def profile_names() -> list[str]:
-    """The profiles that come along, in order of their names."""
+    """The names of the profiles that come with llumctl, in order."""
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in _shipped().iterdir()
@@ -113,13 +112,11 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> LatencyProfile:
-    """The profile that comes along under this name, or the one in a TOML file of this path.
+    """The profile that comes with llumctl under this name, or the profile in the TOML file at this
+    path. A name with a slash, or one that ends in .toml, is a path.
 
-    Anything with a slash or ending in .toml is a path.
-
-    Raises:
-        ValueError: no such profile or file, or the file does not hold one; says what is wrong.
-    """
+    Raises ValueError, which says what is wrong, if there is no such profile or file, or if the file
+    does not contain a profile."""
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:
@@ -196,12 +193,11 @@ Mode = Literal["chunked", "prefill-first"]
 class ModelConfig:
     """Sizes and rules of one engine; the names are vLLM's.
 
-    `num_total_blocks` leaves out the null block. `long_prefill_token_threshold` caps a chunk
-    while more than one request is there; 0 for no cap.
+    `num_total_blocks` does not include the null block. `long_prefill_token_threshold` limits the
+    size of a chunk while the engine has more than one request; 0 means no limit.
 
-    Raises:
-        ValueError: a size is not positive, or a step is too small for its decodes.
-    """
+    Raises ValueError if a size is not positive, or if a step is too small for the decodes of a
+    batch."""
 
     block_size: int
     num_total_blocks: int
@@ -233,7 +229,7 @@ class ModelConfig:
             raise ValueError("max_num_batched_tokens must not be below max_num_running")
 
     def end_tokens(self, num_prompt_tokens: int, max_output_tokens: int) -> int:
-        """With how many tokens such a request ends."""
+        """The number of tokens that such a request has at its end."""
         return min(num_prompt_tokens + max_output_tokens, self.max_model_len)
 
     def refusal(self, num_prompt_tokens: int, max_output_tokens: int) -> str:
@@ -246,7 +242,7 @@ class ModelConfig:
                 f" {self.max_model_len} with the outputs"
             )
         end_tokens = self.end_tokens(num_prompt_tokens, max_output_tokens)
-        # The last token is never computed, so it needs no slot.
+        # The last token of a request is never an input, so it needs no slot.
         if blocks_for(end_tokens - 1, self.block_size) > self.num_total_blocks:
             return (
                 f"grows to {end_tokens} tokens, but the KV cache holds"

@@ -1,1 +1,1 @@
-"""Narrow interfaces between the shells and the world, in plain values."""
+"""Narrow interfaces between the cluster's processes and what is outside them, in plain values."""

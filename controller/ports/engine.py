@@ -1,7 +1,6 @@
-"""The inference engine as the llumlet sees it, what it offers so that its requests can move live to
-another instance's engine (`EngineMoves`), and how the bytes of KV blocks get there off the engine's
-thread (`KvTransfer`).
-"""
+"""The inference engine as the llumlet sees it (`Engine`); what the engine offers so that its
+requests can move live to the engine of another instance (`EngineMoves`); and the copy of KV blocks
+to that instance, which does not run on the engine's thread (`KvTransfer`)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,15 +14,16 @@ from controller.core.migration.move_records import StageRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal
 
 Frames = Sequence[bytes | memoryview]
-"""Opaque encoded bytes as they are sent: an engine's requests, outputs and states."""
+"""Encoded bytes that the llumlet sends on without reading them: an engine's requests, outputs and
+states."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmittedTokens:
-    """One request's share of a step: how many tokens, and how it ended if it did.
+    """What a step produced for one request: the number of tokens, and how the request ended, if it
+    did.
 
-    `finish_reason` is vLLM's word: stop, length, abort or error.
-    """
+    `finish_reason` is vLLM's word: stop, length, abort or error."""
 
     request_id: str
     num_tokens: int
@@ -32,8 +32,8 @@ class EmittedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What one step produced for one frontend; `body` is the engine's own object. Without tokens it
-    only has the scheduler's statistics, which any frontend may read."""
+    """What one step produced for one frontend. `body` is the engine's own object. If there are no
+    tokens, `body` has only the scheduler's statistics, which any frontend may read."""
 
     frontend_index: int
     emitted: tuple[EmittedTokens, ...]
@@ -42,10 +42,9 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """A request entered the batch, or lost its blocks to memory pressure.
+    """A request entered the batch, or lost its blocks because memory was short.
 
-    `num_cached_tokens`: how many tokens the prefix cache spared it on admission.
-    """
+    `num_cached_tokens`: how many of its tokens came from the prefix cache on admission."""
 
     kind: Literal["admitted", "evicted"]
     request_id: str
@@ -58,12 +57,11 @@ class EngineEvent:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """How well an emulated engine has kept the time of its profile since it began.
+    """How well an emulated engine has kept to the times of its profile since it began.
 
     `profile_time_s`: the time that its steps should have taken. `wall_time_s`: the time that they
-    took, with the time between steps that followed each other. `num_late_steps`: steps that ended
-    more than 5% late.
-    """
+    took, including the time between steps that followed each other. `num_late_steps`: the number of
+    steps that ended more than 5% late."""
 
     profile_time_s: float = 0.0
     wall_time_s: float = 0.0
@@ -71,39 +69,40 @@ class Emulation:
 
 
 StepPhase = Literal["begin", "after-schedule", "after-update", "before-return"]
-"""Points within a step: before anything is decided; when the scheduler has chosen what runs; when
-the tokens are in its books; when the outputs are about to go to their readers."""
+"""Moments of a step: before anything is decided; after the scheduler has chosen which requests run;
+after it has recorded the tokens; before the outputs go to their readers."""
 STEP_PHASES: tuple[StepPhase, ...] = ("begin", "after-schedule", "after-update", "before-return")
 
 
 class Engine(Protocol):
-    """One instance's engine. `prepare` and `encode` may be called from any thread; all the
-    others only from the thread that built it, between steps."""
+    """The engine of one instance. `prepare`, `encode` and `encode_one` may be called from any
+    thread, and so may `encode_rest`. All other methods may be called only from the thread that
+    built the engine, between steps."""
 
     max_model_len: int
     num_gpu_blocks: int
     block_size: int
     max_num_running: int
-    """Requests that fit into the batch."""
+    """The number of requests that fit into the batch."""
     supported_tasks: tuple[str, ...]
     on_phase: Callable[[StepPhase], None]
-    """Called within `step`, after-schedule and after-update, on its thread. It may be replaced by
-    whoever steps the engine. A snapshot may be taken there, and nothing else asked."""
+    """Called within `step`, on its thread, at after-schedule and at after-update. Whoever steps the
+    engine may replace it. It may take a snapshot of the engine, but call nothing else of it."""
 
     @property
     def emulation(self) -> Emulation | None:
-        """None for an engine that computes."""
+        """None if the engine is a real one, which computes."""
 
     @property
     def moves(self) -> "EngineMoves": ...
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
-        """Decode a request. Raises ValueError if this engine cannot take it."""
+        """Decodes a request. Raises ValueError if this engine cannot take it."""
 
     def add(self, prepared: Any) -> None: ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget these requests and free their blocks; unknown ids are ignored."""
+        """Forgets these requests and frees their blocks. Unknown ids are ignored."""
 
     def has_work(self) -> bool: ...
 
@@ -112,14 +111,15 @@ class Engine(Protocol):
     def encode(self, body: Any) -> Frames: ...
 
     def encode_one(self, body: Any, request_id: str) -> Frames:
-        """Encodes one request's part of a step's outputs. May be called from any thread."""
+        """Encodes the part of a step's outputs that belongs to one request. May be called from any
+        thread."""
 
     def encode_rest(self) -> Frames:
-        """Outputs of no request, whose statistics say that nothing runs or waits. May be called
-        from any thread."""
+        """Encodes outputs without any request, whose statistics say that nothing runs or waits. May
+        be called from any thread."""
 
     def take_events(self) -> Sequence[EngineEvent]:
-        """What happened since the last call, in order."""
+        """The events since the last call, in order."""
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot: ...
 
@@ -127,7 +127,7 @@ class Engine(Protocol):
 
 
 EngineFactory = Callable[[Callable[[str], None]], Engine]
-"""Builds an engine on the calling thread; the argument reports what it is doing."""
+"""Builds an engine on the calling thread. The factory calls its argument to report its progress."""
 
 
 # -- moves -----------------------------------------------------------------------------
@@ -140,44 +140,45 @@ class KvBlocks(Protocol):
     """Bytes of one block over all layers, and over all ranks of the engine."""
 
     def buffer(self, num_blocks: int) -> Any:
-        """Contiguous memory for so many blocks, for repeated use."""
+        """Contiguous memory for `num_blocks` blocks, which can be used repeatedly."""
 
     def gather(self, block_ids: Sequence[int], into: Any) -> memoryview:
-        """Copies the blocks, one after the other, into a buffer; returns the bytes that are
-        filled. The view is valid until the buffer is used again."""
+        """Copies the blocks, one after the other, into a buffer, and returns the part of the buffer
+        that it has filled. The view is valid until the buffer is used again."""
 
     def scatter(self, block_ids: Sequence[int], buffer: Any) -> None:
-        """Copies the first blocks of a buffer to these places."""
+        """Copies the first blocks in the buffer to the cache's blocks `block_ids`."""
 
     def writable(self, buffer: Any, num_blocks: int) -> memoryview:
-        """The bytes of the first blocks of a buffer, for a receiver to fill."""
+        """The memory of the first `num_blocks` blocks of a buffer, for a receiver to fill."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedBlocks:
-    """A running request's full blocks from the given index on. They stay unchanged until `unpin`,
-    whatever happens to the request."""
+    """The full blocks of a running request, from the given index on. They stay unchanged until
+    `unpin`, whatever happens to the request."""
 
     block_ids: tuple[int, ...]
     num_tokens: int
-    """Prompt and outputs at this moment."""
+    """The tokens of the request's prompt and outputs when the blocks were pinned."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendedRequest:
-    """A request that is out of the batch. Its blocks stay unchanged until release or resume."""
+    """A request that was taken out of the batch or the queue. Its blocks stay unchanged until it is
+    released or resumed."""
 
     block_ids: tuple[int, ...]
-    """The blocks that hold computed tokens, from the request's first on; empty for a queued one."""
+    """The blocks that hold computed tokens, in the request's order; empty for a queued request."""
     state: Frames
-    """What the destination needs beyond the original request: outputs, generator, rank."""
+    """What the destination needs besides the original request: outputs, generator, rank."""
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
-    """`block_ids`: all blocks of the arriving request so far. The first `num_cached` of them
-    already hold the right content, from the prefix cache."""
+    """`block_ids`: all blocks that are reserved so far for the arriving request. The first
+    `num_cached` of them already have the right content, from the prefix cache."""
 
     block_ids: tuple[int, ...]
     num_cached: int
@@ -194,8 +195,9 @@ class EngineMoves(Protocol):
     """
 
     fingerprint: str
-    """Equal for two engines if, and only if, a block of one means the same in the other: model,
-    weights' identity, dtype, block size, layout, tensor-parallel size."""
+    """Two engines have the same fingerprint if, and only if, a block of one means the same in the
+    other. It covers the model, the identity of the weights, dtype, block size, layout and
+    tensor-parallel size."""
 
     @property
     def blocks(self) -> KvBlocks: ...
@@ -206,74 +208,78 @@ class EngineMoves(Protocol):
     # -- source --------------------------------------------------------------------------
 
     def facts(self, request_id: str) -> MoveFacts | None:
-        """The facts that may keep the request from moving; None if it is not here. `refusal_of`
-        decides."""
+        """The facts that may keep the request from moving; None if the request is not here.
+        `refusal_of` decides by these facts."""
 
     def is_queued(self, request_id: str) -> bool:
-        """The request waits and holds no blocks, so it moves without a copy."""
+        """Whether the request waits and holds no blocks, so that it moves without a copy."""
 
     def candidates(self) -> Sequence[Candidate]:
-        """Every request that runs or waits here, also those that are leaving, but not those that
-        arrive; each with its facts. `emptying.relieving.known` adds what only the instance's
-        process knows, and why one cannot move."""
+        """All requests that run or wait here, each with its facts. Requests that are leaving are
+        included, arriving ones are not. `emptying.relieving.known` adds what only the instance's
+        process knows, and the reason why a request cannot move."""
 
     def outputs(self, request_id: str) -> Sequence[int]:
         """The request's output tokens so far."""
 
     def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
         """Pins the request's full blocks from `first_block` on, in addition to those pinned before.
-        None if it is not running any more; what was pinned stays pinned."""
+        Returns None if the request does not run any more; blocks that were pinned before stay
+        pinned."""
 
     def unpin(self, request_id: str) -> None:
         """Unpins all blocks that were pinned for the request, if any."""
 
     def suspend(self, request_id: str) -> SuspendedRequest | None:
         """Takes the request out of the batch, or out of the queue. Returns None if a step that
-        includes it is under way; then ask again at the next boundary. Raises KeyError if it is
-        gone."""
+        includes the request is under way; then the caller tries again after that step. Raises
+        KeyError if the request is gone."""
 
     def resume(self, request_id: str) -> None:
         """Puts a suspended request back into the batch, or into its place in the queue."""
 
     def release(self, request_id: str) -> None:
-        """Forgets a suspended request and frees its blocks, without an output."""
+        """Forgets a suspended request and frees its blocks. The request gets no further output."""
 
     # -- destination ---------------------------------------------------------------------
 
     def compiling(self, prepared: Any) -> Future[Any] | None:
-        """The compile of the request's grammar, which `Engine.prepare` began; None for a request
-        without one. Until it is done, `commit` refuses the request if that has outputs. May be
-        cancelled when the request does not come."""
+        """The compiling of the request's grammar, which `Engine.prepare` began; None for a request
+        without a grammar. Until it is done, `commit` refuses a request that has outputs. The caller
+        may cancel it if the request does not come."""
 
     def reserve(
         self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int
     ) -> ReservedBlocks | MoveRefusal:
-        """Takes a place in the batch and `num_blocks` blocks for a request that `Engine.prepare`
-        decoded; neither for 0 blocks (it arrives queued). On a refusal nothing is taken."""
+        """Reserves a place in the batch and `num_blocks` blocks for a request that `Engine.prepare`
+        decoded. With 0 blocks it reserves neither, because the request arrives queued. If it
+        refuses, nothing is reserved."""
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
-        """Reserves up to `num_blocks` in all. None: too few are free; what is reserved stays."""
+        """Reserves more blocks, up to `num_blocks` in all. Returns None if too few are free; the
+        earlier reservation stays."""
 
     def cancel(self, request_id: str) -> None:
-        """Frees what was reserved, if anything was."""
+        """Frees whatever was reserved for the request."""
 
     def commit(self, request_id: str, state: Frames) -> None:
-        """The request lives here from now on; unless it is queued the next step serves it. Raises
-        ValueError for a state that does not fit, and then the reservation is still there."""
+        """The request belongs to this engine from now on, and the next step serves it unless it is
+        queued. Raises ValueError if the state does not fit; the reservation stays then."""
 
     def drop(self, request_id: str) -> None:
-        """Forgets a committed request without an output, as another instance owns it."""
+        """Forgets a committed request because another instance owns it. The request gets no further
+        output."""
 
     # -- replay --------------------------------------------------------------------------
 
     def drawn_generator(self, prepared: Any, num_output_tokens: int) -> Any:
-        """The generator of a seeded request as it is after so many tokens; None for another
-        request. Any thread may call it, and it may take long."""
+        """A seeded request's random generator as it is after `num_output_tokens` tokens; None for
+        other requests. Any thread may call this, and it may take long."""
 
     def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: Any) -> None:
-        """The request lives here from now on as an evicted one with these outputs, at least one,
-        and no computed tokens. Raises ValueError, with the reason in a sentence, if it cannot: its
-        grammar is not compiled, or the engine does not take it."""
+        """The request belongs to this engine from now on. It counts as evicted: it has these
+        outputs (at least one), but no computed tokens. Raises ValueError, with the reason as a
+        sentence, if its grammar is not compiled or the engine does not take the request."""
 
 
 # -- the copy of KV blocks -------------------------------------------------------------------------
@@ -288,19 +294,19 @@ class TransferError(Exception):
 
 
 class KvTransfer(Protocol):
-    """The transfer is used from the event loop's thread only; other threads do the work, in slices.
+    """Copies blocks between instances. It is used from the event loop's thread only; other threads
+    do the work, in slices.
 
-    A stage is named by the same `stage_id` on both sides and its blocks come in the same order.
-    The future of a copy is done only when nothing touches its blocks any more; it fails with
-    TransferError, never with anything else. One direction of a pair is one link: what is sent
-    there goes one stage after the other, in the order of the calls.
-    """
+    Both sides give a stage the same `stage_id`, and its blocks in the same order. The future of a
+    copy is done only when nothing touches its blocks any more. If the copy fails, the future raises
+    TransferError and no other error. Each direction between two instances is one link, which sends
+    its stages one after the other, in the order of the calls."""
 
     max_bytes_per_s: float | None
-    """The limit of each link; None: no limit. May be set at any time."""
+    """The limit of each link; None means no limit. May be changed at any time."""
 
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
-        """`tell` carries small messages to the transfer of a peer, where `told` gets them."""
+        """`tell` sends a small message to the transfer of a peer, which gets it by `told`."""
 
     def told(self, peer: Peer, frames: Frames) -> None: ...
 
@@ -314,18 +320,20 @@ class KvTransfer(Protocol):
     def receive(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        """Expects a stage; when this returns, the peer may begin to send. It sends at most so many
-        blocks, for the first of these places, as the size of a last stage is not known before."""
+        """Expects a stage. When this returns, the peer may begin to send. The peer sends at most as
+        many blocks as `block_ids` has, and they fill the first of these blocks: the size of a last
+        stage is not known beforehand."""
 
     def cancel(self, stage_id: str) -> None:
-        """Cancels a send or receive, if there is one: it fails as soon as its blocks are let go."""
+        """Cancels a send or receive, if there is one. Its future fails as soon as its blocks are
+        not used any more."""
 
     def stalled_s(self, peer: Peer) -> float:
-        """How long this destination has taken none of the bytes that are ready for it. 0 while it
-        takes some, while the limit or this side holds the bytes up, and while there are none to
-        send."""
+        """How long this destination has taken none of the bytes that are ready for it. It is 0
+        while the destination takes bytes, while the limit or this side delays them, and while there
+        is nothing to send."""
 
     def forget(self, peer: Peer) -> None:
-        """The peer is dead: copies from it and to it fail."""
+        """The peer is dead: all copies from it and to it fail."""
 
     async def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""What the cluster's processes need from the world: who starts and ends them, how they send
-messages, where a frontend's clients come from, and where the controller's knowledge outlives it.
-"""
+"""What the cluster's processes need from outside: somebody who starts and ends processes, messages
+between them, connections of clients, and places where the controller's knowledge outlives the
+controller."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -14,47 +14,48 @@ from controller.core.record.event_log import LoggedEvent
 
 @dataclass(frozen=True, slots=True)
 class LauncherLoss:
-    """What keeps a launcher from starting and ending processes."""
+    """The reason why a launcher cannot start and end processes."""
 
     what: str
     for_s: float
-    """How long it has lasted."""
+    """How long the loss has lasted."""
     ends_after_s: float | None
-    """After so long every process of the cluster ends by itself; None: they do not."""
+    """When the loss has lasted this long, every process of the cluster ends by itself. None: the
+    processes do not end."""
 
     def ends_soon(self, within_s: float) -> bool:
-        """Whether all processes end within `within_s`, once at least half of the time has
+        """Whether all processes will end within `within_s`. False until half of `ends_after_s` has
         passed."""
         ends_s = self.ends_after_s
         return ends_s is not None and self.for_s >= max(ends_s - within_s, ends_s / 2)
 
 
 class LauncherLostError(Exception):
-    """The launcher can start and end no process now."""
+    """The launcher cannot start or end any process now."""
 
 
 class Launcher(Protocol):
-    """Starts and ends the cluster's processes. Each call but `loss` and `no_room` raises
-    LauncherLostError while there is a loss."""
+    """Starts and ends the cluster's processes. While there is a loss, every method except `loss`
+    and `no_room` raises LauncherLostError."""
 
     def loss(self) -> LauncherLoss | None:
-        """The loss as it was known a second ago; returns at once."""
+        """The loss as it was known about a second ago; returns at once."""
 
     def launch_instance(self, instance_id: str) -> None:
-        """Start (or find again) the process of an instance; it says Hello by itself, and
-        is started again whenever it dies, until `terminate`."""
+        """Starts the process of an instance, or finds it if it runs. The process says Hello by
+        itself. Whenever it dies it is started again, until `terminate`."""
 
     def launch_frontend(self, frontend_id: str) -> None: ...
 
     def no_room(self, num_instances: int) -> str:
-        """Why so many more instances would not start, in words; empty if nothing keeps them from
-        starting."""
+        """Why `num_instances` more instances would not start, in words; empty if nothing prevents
+        it."""
 
     def restart(self, member_id: str) -> None:
-        """End the process; another one is started in its place. Unknown ids are ignored."""
+        """Ends the process; another one is started in its place. Unknown ids are ignored."""
 
     def terminate(self, member_id: str) -> None:
-        """End the process for good; unknown ids are ignored."""
+        """Ends the process for good. Unknown ids are ignored."""
 
 
 OnMessage = Callable[[bytes | memoryview, Sequence[memoryview]], None]
@@ -62,11 +63,11 @@ OnLost = Callable[[str], None]
 
 
 class Mailbox(Protocol):
-    """A process's inbox and its way to the inboxes of others.
+    """A process's inbox, and its way to the inboxes of others.
 
-    Delivery is ordered per sender and without loss between two live processes. A peer that goes
-    away is reported once through `on_lost`; what was not delivered to it is discarded.
-    """
+    Between two live processes, messages of one sender arrive in order and without loss. When a peer
+    goes away, this is reported once through `on_lost`, and messages that were not delivered to it
+    are discarded."""
 
     address: str
 
@@ -75,52 +76,54 @@ class Mailbox(Protocol):
     def send(
         self, address: str, frame: bytes, payload: Sequence[Any] = (), *, droppable: bool = False
     ) -> None:
-        """Queue for `address`. A `droppable` message is dropped while the peer lags behind."""
+        """Queues a message for `address`. A `droppable` message is dropped while the peer lags
+        behind."""
 
     def forget(self, address: str) -> None:
-        """Close the way to `address` and discard what still waits for it."""
+        """Closes the way to `address`, and discards the messages that still wait for it."""
 
     async def close(self) -> None: ...
 
 
 class Listener(Protocol):
-    """Where a frontend's clients come from."""
+    """Where the connections of a frontend's clients come from."""
 
     async def open(self) -> socket.socket:
         """The listening socket that all frontends share. Raises OSError."""
 
     def set_write_timeout(self, write_timeout_s: float) -> None:
-        """Sets the time-out of connections that come from then on, to every frontend."""
+        """Sets the time-out of all later connections, at every frontend."""
 
 
 class SpecStore(Protocol):
-    """Where the cluster's spec outlives the controller."""
+    """Where the cluster's spec is kept, so that it outlives the controller."""
 
     def load(self) -> ClusterSpec | None:
-        """The spec that was saved last in this run of the cluster; None if none was. Raises
-        LlumctlError if it cannot be read, as a part of it would mean something else."""
+        """The spec that was saved last in this run of the cluster; None if no spec was saved.
+        Raises LlumctlError if the spec cannot be read as a whole, because a part of it would mean
+        something else."""
 
     def save(self, spec: ClusterSpec) -> None:
-        """Returns when the spec is safe. Raises LlumctlError; then the spec that was saved before
-        stays."""
+        """Returns when the spec is safe. Raises LlumctlError if it cannot be saved; the spec that
+        was saved before stays then."""
 
 
 class IncarnationStore(Protocol):
-    """Where the numbers of members' incarnations outlive the controller."""
+    """Where the numbers of members' incarnations are kept, so that they outlive the controller."""
 
     def load(self) -> Mapping[str, LastIncarnation]:
-        """By member id: its last incarnation that was stored in this run of the cluster."""
+        """For each member id, the last incarnation that was stored in this run of the cluster."""
 
     def keep(self, member_id: str, last: LastIncarnation) -> None:
-        """Returns when the next controller on this machine would find it. Never fails; a failure is
-        only logged."""
+        """Returns when the next controller on this machine would find the incarnation. It never
+        raises; a failure is only logged."""
 
 
 class EventStore(Protocol):
-    """Where the last events outlive the controller."""
+    """Where the last events are kept, so that they outlive the controller."""
 
     def load(self, max_events: int) -> Sequence[tuple[str, LoggedEvent]]:
         """The last readable events of this run of the cluster, with their positions."""
 
     def keep(self, position: str, event: LoggedEvent) -> None:
-        """Returns at once and never fails: the event is safe soon, or lost."""
+        """Returns at once and never raises. The event will be safe soon, or is lost."""
