@@ -1,13 +1,13 @@
-"""What uvicorn's connections lack, at the endpoint and at the control API: bounds that hold before
-a key or a token is known, and an orderly end.
+"""Bounds on uvicorn's connections that apply before a key or a token is known, and an orderly end
+of connections. The endpoint and the control API both use them; uvicorn itself lacks them.
 
 **Bounds.** Anyone who reaches the port may send a request's head, so its bytes and its time are
 bounded. The bytes around a body are bounded too: extensions of chunks, trailers, blank lines.
 Trailers are dropped, because uvicorn appends them to headers that the gate may have judged already.
 When an answer has been sent before its body has arrived in full, the rest of the body is read and
 dropped, up to a limit of bytes and time: a client that is still sending would not read the answer.
-Where the number of connections is limited, the oldest connection without a request under way is
-closed when there are too many. So a client that opens many connections keeps nobody else out.
+Where the number of connections is limited and exceeded, the oldest connection without a request
+under way is closed. So a client that opens many connections keeps no other client out.
 
 **Other protocols.** An offer to continue in another protocol (`Upgrade: h2c`, which Java's client
 adds to each request) is ignored, as HTTP allows. The parser cannot ignore it: it takes the bytes
@@ -17,15 +17,16 @@ client of HTTP/1.0, which does not know chunks, gets a stream that ends with the
 **End.** A connection is never closed while a request on it is under way.
 
 A client that sends its next request while the server closes the idle connection gets no answer, and
-cannot know whether the request was carried out. uvicorn closes after 5 idle seconds, which is also
-when httpx's pool gives a connection up: of 6,000 requests on used connections 518 were lost. So
-connections are kept for longer than clients and load balancers keep theirs. When there are too
-many, an answer announces by `Connection: close` that it is the last one on its connection.
+cannot know whether the request was carried out. uvicorn closes a connection after 5 idle seconds,
+and httpx's pool drops its connections after the same time: of 6,000 requests on used connections
+518 were lost. So connections are kept for longer than clients and load balancers keep theirs. When
+there are too many connections, an answer says by `Connection: close` that it is the last one on its
+connection.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
 `pipeline`, `connections`, `shutdown`, `timeout_keep_alive_handler`, `ws_protocol_class`, its
-callbacks of the `parser`, which is httptools', and `RequestResponseCycle`, its `chunked_encoding`.
-"""
+callbacks of the `parser`, which is httptools', and `RequestResponseCycle`, its
+`chunked_encoding`."""
 
 import asyncio
 import resource
@@ -48,22 +49,23 @@ FIRST_REQUEST_S = 1.0
 MAX_KEPT = 4096
 # A client that sends its request's head byte by byte occupies a descriptor for at most this long.
 HEAD_TIMEOUT_S = 60.0
-# Of the request line and the headers; other servers take 8 to 64 KiB. An unfinished header counts
-# from the second read on. A read gets up to 256 KiB, the first one too.
+# The limit applies to the request line and the headers together; other servers take 8 to 64 KiB. An
+# unfinished header counts from the second read on. One read gets up to 256 KiB, so a single
+# unfinished header may be that long.
 MAX_HEAD_BYTES = 64 * 1024
-# Separators around each header. They count even for a header without a value.
+# The separators around a header have this many bytes. They count even for a header without a value.
 HEADER_EXTRA_BYTES = 4
-# Each byte of a body allows this many bytes around it. The shortest chunk has one byte, and five
-# around it.
+# For each byte of a body, this many bytes outside it are allowed. The shortest chunk has one byte
+# of the body and five bytes around it.
 EXTRA_PER_BODY_BYTE = 16
-# Clients send a body to its end before they read that the body is too large.
+# Clients finish sending a body before they read the answer that it is too large.
 MAX_DROPPED_BYTES = 64 * 1024 * 1024
 # After a refusal the rest of the request is read for this long: if the connection were closed with
 # unread bytes, the kernel would discard the answer.
 LINGER_S = 2.0
 # Requests that may wait for the answers to earlier requests on the same connection.
 MAX_PIPELINED = 64
-# Headers of an offer to continue in another protocol. Without the first header there is no offer.
+# The headers of an offer to continue in another protocol. Without `Upgrade` there is no offer.
 OFFER = frozenset({b"upgrade", b"http2-settings"})
 
 HEAD_TOO_LARGE = f"the request's headers have more than {MAX_HEAD_BYTES} bytes"
@@ -80,10 +82,10 @@ class NotReadError(Exception):
 
 @dataclass(slots=True)
 class KeepAlive:
-    """Makes uvicorn's protocol for each connection. Connections end with their answer while there
-    are more than `max_kept`, or when the server `ends`. `error_body` makes the JSON of an error
-    from a status and a message. `max_open` limits the number of connections; with None the number
-    of descriptors does."""
+    """Makes uvicorn's protocol object for each connection. While there are more than `max_kept`
+    connections, or once the server `ends`, a connection is closed after its next answer.
+    `error_body` makes the JSON of an error from a status and a message. `max_open`: the largest
+    number of connections; None: only the number of descriptors limits it."""
 
     max_kept: int
     error_body: Callable[[int, str], bytes]
@@ -102,13 +104,16 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
-        """Bytes of the head's complete parts."""
+        """How many bytes of the present request's head (URL and headers) have been parsed so far. A
+        header counts once it is complete, with `HEADER_EXTRA_BYTES` added."""
         self._num_extra_bytes = 0
-        """Bytes outside a body, since the read in which the request began."""
+        """How many bytes outside bodies have come since the read in which the request began."""
         self._num_dropped_bytes = 0
-        """Bytes dropped: of a body whose answer has been sent, or after a refusal."""
+        """How many bytes were read and dropped, after the answer was sent or the request was
+        refused."""
         self._is_deaf = False
-        """Whether further bytes are dropped: the connection ends once its requests are answered."""
+        """Whether all further bytes are dropped. The connection then ends when its requests are
+        answered."""
         self._opened_s = self.loop.time()
 
     # uvicorn's method also takes a Transport where asyncio's takes any BaseTransport.
@@ -120,8 +125,8 @@ class Connection(HttpToolsProtocol):
             self._show_one_out()
 
     def _show_one_out(self) -> None:
-        """Closes the oldest connection without a request under way. The present connection has no
-        request yet."""
+        """Closes the oldest connection without a request under way. The connection that has just
+        been made is spared: it has no request yet."""
         waiting = [
             each
             for each in self.connections
@@ -194,7 +199,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def _count_head(self, num_bytes: int, status: HTTPStatus, why: str) -> None:
-        """Raises NotReadError."""
+        """Adds to the bytes of the head. Raises NotReadError if they are too many."""
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise NotReadError(status, why)
@@ -205,13 +210,13 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise NotReadError(HTTPStatus.METHOD_NOT_ALLOWED, "this server is no proxy")
-            return  # the parser gets the same head again, without the offer
+            return  # the parser will get the same head again, without the offer
         if len(self.pipeline) >= MAX_PIPELINED:
             raise NotReadError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait here")
         super().on_headers_complete()
         rule = self._keep_alive
         if rule.ends or len(self.connections) > rule.max_kept:
-            self.cycle.keep_alive = False  # the answer announces it
+            self.cycle.keep_alive = False  # the answer tells the client so
 
     def on_body(self, body: bytes) -> None:
         self._num_extra_bytes -= len(body) * (1 + EXTRA_PER_BODY_BYTE)
@@ -298,7 +303,7 @@ class Connection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _has_request(self) -> bool:
-        """Whether a request has begun to arrive, possibly only in the kernel's buffer."""
+        """Whether a request has begun to arrive; its bytes may still be in the kernel's buffer."""
         if self._in_headers:
             return True
         found = self.transport.get_extra_info("socket")
@@ -310,8 +315,8 @@ class Connection(HttpToolsProtocol):
 
 
 class _UntilClosed:
-    """An answer to a client of HTTP/1.0. Without a Content-Length the end of the connection marks
-    the end of the answer. uvicorn would send each answer of unknown length in chunks."""
+    """Wraps the app for a client of HTTP/1.0. Without a Content-Length the end of the connection
+    marks the end of the answer. uvicorn would send each answer of unknown length in chunks."""
 
     def __init__(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
         self._cycle = cycle
@@ -329,6 +334,6 @@ class _UntilClosed:
 
 
 def max_kept_connections() -> int:
-    """At most half of the descriptors; the other half is for connections in use."""
+    """Half of the process's descriptors, so that the other half is left for connections in use."""
     may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_KEPT if may_open == resource.RLIM_INFINITY else min(MAX_KEPT, may_open // 2)

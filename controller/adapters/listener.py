@@ -1,10 +1,9 @@
-"""The endpoint's listening socket: bound once, kept, and handed to every frontend.
+"""The endpoint's listening socket: bound once, kept open, and given to every frontend.
 
-`listen` binds it. A keeper hands out duplicates of the socket to other processes, over a Unix
-socket, so every frontend accepts from the same queue. The keeper's folder is private to the user;
-both ends also ask the kernel which user is at the other end. A frontend gets the socket through
-`SharedListener`.
-"""
+`listen` binds the socket. A keeper gives duplicates of it to other processes over a Unix socket, so
+every frontend accepts connections from the same queue. The keeper's folder is private to the user,
+and both ends ask the kernel which user is at the other end. A frontend gets the socket through
+`SharedListener`."""
 
 import asyncio
 import logging
@@ -16,27 +15,28 @@ from pathlib import Path
 
 # Bytes that the kernel may buffer for a client that reads slowly; the kernel's own limit is 4 MB.
 SEND_BUFFER_BYTES = 256 * 1024
-# Connections that may wait for a frontend. uvicorn later sets its default, which is the same
-# number.
+# How many connections may wait for a frontend. uvicorn later sets its own default, which is the
+# same number.
 BACKLOG = 2048
 
 
 def listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
-    """Binds the port. Without SO_REUSEPORT no other program can listen on it too.
+    """Binds the port. SO_REUSEPORT is not set, so no other program can listen on the port too.
 
-    The kernel cuts a client that takes nothing for `write_timeout_s` or has vanished; vLLM then
-    sees that the client has left, and aborts the request. Until then little is kept for the client:
-    the kernel's buffer, 64 KB in the server, and what vLLM has generated meanwhile."""
+    The kernel closes the connection of a client that takes nothing for `write_timeout_s` or has
+    vanished. vLLM then sees that the client has left, and aborts the request. Until then, little is
+    stored for the client: the kernel's buffer, 64 KB in the server, and what vLLM has generated
+    meanwhile."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    found.setblocking(False)  # all processes share this flag
+    found.setblocking(False)  # this flag is shared by all processes
     set_write_timeout(found, write_timeout_s)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return found
 
 
 def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
-    """Later connections inherit the timeout, whichever process accepts them."""
+    """Sets the time-out. Later connections inherit it, whichever process accepts them."""
     milliseconds = round(write_timeout_s * 1000)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
@@ -47,8 +47,8 @@ HEAD = "head"
 
 
 class SharedListener:
-    """The head process keeps the socket. Each frontend keeps it for the others too, so that a
-    restarted frontend finds the socket even if the head has died."""
+    """A frontend's access to the socket, which the head process keeps. Each frontend also keeps it
+    for the others, so that a restarted frontend finds the socket even if the head has died."""
 
     def __init__(self, folder: Path, frontend_id: str) -> None:
         self._folder = folder
@@ -86,15 +86,16 @@ def keeper_path(folder: Path, holder: str) -> Path:
     return folder / f"{holder}.sock"
 
 
-# A keeper answers at once. A keeper that is stopped or hangs is skipped.
+# A keeper answers at once. After this time a keeper counts as stopped or hanging, and is skipped.
 PATIENCE_S = 1.0
-# Without a free descriptor a keeper can accept no connection, and tries again after this time.
+# A keeper without a free descriptor can accept no connection, and tries again after this time.
 AGAIN_S = 0.5
 ROOT = 0
 
 
 class Keeper:
-    """Owns the socket `kept` and hands it out, from its own thread, until the keeper is closed."""
+    """Keeps the socket `kept` and gives it to other processes, on a thread of its own, until the
+    keeper is closed."""
 
     def __init__(self, kept: socket.socket, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Other processes' duplicates of the socket stay open."""
+        """Ends the keeper. The duplicates that other processes have stay open."""
         self._closed.set()
         self._door.shutdown(socket.SHUT_RDWR)  # wakes the keeper's thread
         self._thread.join()

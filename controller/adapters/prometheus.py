@@ -1,17 +1,17 @@
-"""Metrics in Prometheus's format: the controller's page, and what a frontend adds to vLLM's own.
+"""Metrics in Prometheus's format: the controller's page, and what a frontend adds to vLLM's own
+metrics.
 
 The controller's `/metrics` is the wire status in Prometheus's text format, with the names and units
 of docs/metrics.md, section Prometheus.
 
-A null field has no sample, and no value is infinite: -Inf for the freeness of a draining instance
-would spoil every sum and mean over instances. Every known label has a sample from the start on, and
-a figure of waiting requests is 0 if none waits: a rate needs the 0 before the first event, and a
-series with gaps cannot be averaged. Labels have few values (ids, states, levels, kinds of events),
-so there are no sentences and no request ids among them.
+A null field has no sample, and no value is infinite: a freeness of -Inf, which a draining instance
+would have, would spoil every sum and mean over instances. Every known label has a sample from the
+start on, and a figure about waiting requests is 0 if none waits: a rate needs the 0 before the
+first event, and a series with gaps cannot be averaged. Labels have few values (ids, states, levels,
+kinds of events), so no sentence and no request id is a label.
 
-A figure of a member is a line of the tables below; each figure of the cluster stands in the
-function of its subject.
-"""
+For each figure of a member there is a row in the tables below. Each figure of the cluster is in the
+function for its subject."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,19 +49,20 @@ from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import RejectCode
 
 HELD = "held"
-"""The state of auto-scaling that is on, or in a dry run, while an operator's own scale takes
-precedence."""
+"""The state of auto-scaling while an operator's own scaling takes precedence over it, whether
+auto-scaling is on or in a dry run."""
 _IS_IN_STATE = "1 for the state that it is in, 0 for others"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Mapping[Any, float | None]
-"""By the values of the labels, as a tuple."""
+"""For each tuple of label values, the value of the sample."""
 Members = Sequence[InstanceStatus] | Sequence[FrontendStatus]
 
 
 class Figure(NamedTuple):
     name: str
-    """The metric's name, without `llumctl_instance_` or `llumctl_frontend_`, and `_total`."""
+    """The metric's name without the prefix `llumctl_instance_` or `llumctl_frontend_`, and without
+    `_total`."""
     field: str
     """A field of InstanceStatus or FrontendStatus."""
     help: str
@@ -103,7 +104,7 @@ INSTANCE_LEVEL_GAUGES = (
     Figure("headroom_blocks", "headroom_by_level_blocks", "KV blocks kept free beside a level"),
     Figure("ttft_p99_seconds", "ttft_p99_by_level_s", "p99 of the time to first token of a level"),
 )
-"""Each value of the field's dictionary has its level as a label."""
+"""Each of these fields is a dictionary by level, and the level becomes a label."""
 INSTANCE_COUNTERS = (
     Figure("evictions", "num_evictions", "Requests that lost their blocks, in this process"),
     Figure("steps", "num_steps", "Engine steps of this process"),
@@ -121,12 +122,13 @@ FRONTEND_COUNTERS = _MEMBER_COUNTERS
 def render(
     status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
 ) -> bytes:
-    """`event_counts`: since the controller started; kinds that never happened may be missing."""
+    """`event_counts`: how many events of each kind there were since the controller started. Kinds
+    without any event may be missing."""
     return generate_latest(ClusterMetrics(status, event_counts, move_log))
 
 
 class ClusterMetrics(Collector):
-    """What `render` writes."""
+    """The metrics that `render` writes."""
 
     def __init__(
         self, status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
@@ -214,8 +216,8 @@ def _held(status: ClusterStatus) -> Iterator[Metric]:
 
 
 def _autoscale(status: ClusterStatus) -> Iterator[Metric]:
-    """Before the first check as many instances are wanted as there are, and F_scale has no
-    sample."""
+    """Before the first check, the wanted number of instances is their present number, and F_scale
+    has no sample."""
     found = status.autoscale
     wanted = found.num_instances if found.num_wanted is None else found.num_wanted
     planned = {(): found.num_instances}
@@ -322,7 +324,7 @@ def _of_members(
 
 
 def _by_level(status: ClusterStatus) -> Iterator[Metric]:
-    """Every level has a sample at every instance that has reported, except for latencies."""
+    """Every level has a sample for every instance that has reported, except for latencies."""
     none = dict.fromkeys((level.name for level in status.levels), 0)
     for figure in INSTANCE_LEVEL_GAUGES:
         samples: dict[tuple[str, str], float] = {}
@@ -358,7 +360,7 @@ def _family(
     labels: Sequence[str],
     samples: Samples,
 ) -> Metric:
-    """A value that is None or infinite has no sample."""
+    """Makes one metric. A value that is None or infinite gets no sample."""
     family = make(f"llumctl_{name}", text, labels=labels)
     for values, number in samples.items():
         if number is not None and math.isfinite(number):
@@ -371,16 +373,16 @@ _counter = partial(_family, CounterMetricFamily)
 
 
 # -- a frontend's requests -------------------------------------------------------------------------
-# What a frontend measures of its requests, by priority level.
+# What a frontend measures about its requests, by priority level.
 #
 # The metrics are in the registry that vLLM's own `/metrics` route serves, so that one page shows
-# both. Times are observed as soon as they are known; tokens, evictions and outcomes when a request
-# ends.
+# both. Times are recorded as soon as they are known; tokens, evictions and outcomes are recorded
+# when a request ends.
 
 
 def _ladder(first_s: float, last_s: float) -> tuple[float, ...]:
-    """Bucket bounds, six to a decade. Neighbours are at most 5:3 apart, which bounds the error of a
-    percentile read from them."""
+    """The bounds of buckets, six to a decade. The ratio of neighbours is at most 5:3, which limits
+    the error of a percentile that is computed from the buckets."""
     bounds = (round(step * 10.0**power, 9) for power in range(-6, 5) for step in _STEPS)
     return tuple(bound for bound in bounds if first_s <= bound <= last_s)
 
@@ -388,19 +390,20 @@ def _ladder(first_s: float, last_s: float) -> tuple[float, ...]:
 _STEPS = (1, 1.5, 2, 3, 5, 7.5)
 
 DISPATCH_BUCKETS_S = _ladder(0.0005, 30)
-"""Two messages on one machine, up to the default `hold_timeout_s`."""
+"""From two messages on one machine up to the default `hold_timeout_s`."""
 TTFT_BUCKETS_S = _ladder(0.01, 150)
-"""A short prompt on an idle GPU, up to minutes in a queue."""
+"""From a short prompt on an idle GPU up to minutes in a queue."""
 TPOT_BUCKETS_S = _ladder(0.001, 2)
-"""A small model on a fast GPU, up to a crowded batch of a CPU."""
+"""From a small model on a fast GPU up to a crowded batch on a CPU."""
 PAUSE_BUCKETS_S = _ladder(0.01, 50)
-"""A few tokens computed again on an idle instance, up to a full cluster that lost one."""
+"""From a few tokens that an idle instance computes again, up to a full cluster that lost an
+instance."""
 E2E_BUCKETS_S = _ladder(0.1, 1500)
-"""A few tokens, up to long generations that were evicted on their way."""
+"""From a few tokens up to long generations that were evicted on their way."""
 
 
 class RequestMetrics:
-    """`levels`: names of the priority levels; their series start at 0.
+    """`levels`: the names of the priority levels; their series start at 0.
 
     Raises ValueError if the registry already has these metrics."""
 
@@ -445,15 +448,15 @@ class RequestMetrics:
             self._not_replayed.labels(refusal)
 
     def dispatched(self, level: str, waited_s: float) -> None:
-        """A new request got its first instance `waited_s` after it arrived."""
+        """A new request has got its first instance `waited_s` after it arrived."""
         self._dispatch.labels(level).observe(max(0.0, waited_s))
 
     def first_token(self, level: str, ttft_s: float) -> None:
         self._ttft.labels(level).observe(max(0.0, ttft_s))
 
     def replayed(self, level: str, downtime_s: float | None) -> None:
-        """A lost request has its first token again. `downtime_s`: the time since the token before
-        it; None if there was no such token."""
+        """A lost request has got its first token after the loss. `downtime_s`: the time since the
+        token before that; None if there was no token before."""
         self._replays.labels(level).inc()
         if downtime_s is not None:
             self._pauses.labels(level).observe(max(0.0, downtime_s))
@@ -462,7 +465,8 @@ class RequestMetrics:
         self._not_replayed.labels(refusal).inc()
 
     def ended(self, record: RequestRecord) -> None:
-        """Records a request's one terminal outcome. Raises ValueError if it has not ended."""
+        """Records how a request ended; each request ends once. Raises ValueError if it has not
+        ended."""
         if record.state not in ENDED:
             raise ValueError(f"a request that is {record.state} has not ended")
         level = record.level
@@ -471,7 +475,7 @@ class RequestMetrics:
         self._output_tokens.labels(level).inc(record.num_output_tokens)
         self._evictions.labels(level).inc(record.num_evictions)
         if record.state is RequestState.FINISHED and record.end_time_s is not None:
-            # Wall-clock times: a clock set back makes no negative durations.
+            # These are wall-clock times. If the clock was set back, the duration counts as 0.
             self._e2e.labels(level).observe(max(0.0, record.end_time_s - record.arrival_time_s))
             if record.num_output_tokens > 1 and record.first_token_time_s is not None:
                 decoding_s = max(0.0, record.end_time_s - record.first_token_time_s)

@@ -1,23 +1,23 @@
-"""One vLLM engine, modelled: continuous batching over paged KV blocks.
+"""A model of one vLLM engine: continuous batching over paged KV blocks.
 
-A step first picks what runs and then applies it. There are two ways to pick:
+A step first chooses which requests run, and then applies the choice. There are two modes:
 
-`chunked`, as vLLM does today: running requests come first, in the order of their admission, each
-with the tokens that it lacks, within the step's token budget. The rest of the budget admits waiting
-requests, the last of them with a part of its prompt. `prefill-first`, as vLLM did in the paper's
-time: a step admits waiting requests with their whole prompts, or else all running ones decode. In
-both ways a step is planned when the one before it is over; vLLM's asynchronous scheduling, which
-plans one step ahead, is not modelled.
+`chunked`, as vLLM works today: running requests come first, in the order of their admission. Each
+gets the tokens that it still has to compute, within the step's token budget. The rest of the budget
+admits waiting requests, the last of them with a part of its prompt. `prefill-first`, as vLLM worked
+in the paper's time: a step admits waiting requests with their whole prompts; if it admits none, all
+running requests decode. In both modes a step is planned when the step before it is over. vLLM's
+asynchronous scheduling, which plans one step ahead, is not modelled.
 
-A running request that needs a block when none is free evicts one: the lowest rank, then the
-latest (by arrival when chunked, by admission when prefill-first). The victim loses its blocks,
-keeps its tokens, and computes them again when it is admitted again. A step that evicts does not
-admit. A request is admitted if there is room for all of its known tokens beside the watermark. If
-no other request runs, the watermark does not count, so that a single request always goes on.
+A running request that needs a block when none is free evicts another request: the one with the
+lowest rank, and of these the latest (by arrival when chunked, by admission when prefill-first). The
+evicted request loses its blocks, keeps its tokens, and computes them again after its next
+admission. A step that evicts admits no request. A request is admitted if there is room for all of
+its known tokens beside the watermark. If no other request runs, the watermark does not count, so
+that a single request always goes on.
 
-Requests move to other engines, and from there, by `moves`. While a batch only decodes and stays as
-it is, a simulation asks for a `stretch` of steps instead of walking the batch for each.
-"""
+Requests move to and from other engines by `moves`. While a batch only decodes and stays as it is, a
+simulation asks for a `stretch` of steps instead of computing each step."""
 
 import math
 from bisect import bisect_right

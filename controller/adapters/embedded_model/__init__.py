@@ -15,14 +15,14 @@ _RECIPE_SUFFIXES = (".py", ".txt", ".jinja")
 
 
 def ensure(cache_dir: Path) -> Path:
-    """The model's folder below `cache_dir`, made on first use.
+    """Returns the model's folder below `cache_dir`, and makes it on first use.
 
-    Its name carries a fingerprint of this package, so a changed recipe gets another folder. The
-    folder appears by one rename, whole or not at all. If several processes build it, one wins and
-    the others drop their drafts. A folder named `.building-*` is left by a builder that was killed.
+    The folder's name contains a fingerprint of this package, so a changed recipe gets another
+    folder. The folder appears by one rename, complete or not at all. If several processes build it,
+    the first one succeeds and the others delete their drafts. A folder named `.building-*` was left
+    by a builder that was killed.
 
-    Raises:
-        OSError: `cache_dir` cannot be written."""
+    Raises OSError if `cache_dir` cannot be written."""
     folder = folder_of(cache_dir)
     if folder.is_dir():
         return folder
@@ -41,7 +41,7 @@ def ensure(cache_dir: Path) -> Path:
 
 
 def folder_of(cache_dir: Path) -> Path:
-    """Where the model is, or will be."""
+    """The path of the model's folder, whether or not it exists yet."""
     return cache_dir / f"embedded-{_fingerprint()}"
 
 

@@ -19,14 +19,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 # -- words -----------------------------------------------------------------------------------------
-# The word list: which words the tokenizer knows whole, by part of speech.
+# The word list: the words that are whole tokens, by part of speech.
 
 _FILE = Path(__file__).with_name("words.txt")
 
 
 @cache
 def words() -> dict[str, tuple[str, ...]]:
-    """Part of speech -> its words, lower case save for "I", in the order of the file."""
+    """The words of each part of speech, in the order of the file. All are in lower case except
+    "I"."""
     sections: dict[str, list[str]] = {}
     section: list[str] = []
     for line in _FILE.read_text(encoding="utf-8").splitlines():
@@ -49,7 +50,7 @@ EOS = "<|end|>"
 ROLES = ("system", "user", "assistant", "tool")
 SPECIAL_TOKENS = (BOS, EOS, *(f"<|{role}|>" for role in ROLES))
 
-# Marks of several characters; those of one character are bytes.
+# Marks of several characters. Marks of one character are among the 256 bytes.
 _MARKS = {' "': "quote", '",': "comma", '"}': "bracket", '"]': "bracket", '":': "colon"}
 _MARKS |= {'{"': "quote", ' {"': "quote", '["': "quote"}
 
@@ -62,9 +63,9 @@ _BYTE_STATES |= {'"': "quote", ":": "colon", " ": "space", "\n": "start"}
 class Token:
     """One entry of the vocabulary.
 
-    `data` is the bytes that the token stands for. `state` is the state of the text when the token
-    is its last; `kind` is the token's kind among the candidates for the next token (`SHARES` go
-    from states to kinds)."""
+    `data`: the bytes that the token stands for. `state`: the state of the text when this token is
+    its last. `kind`: the token's kind when it is a candidate for the next token. `SHARES` maps each
+    state to the shares of the kinds."""
 
     data: bytes
     state: str
@@ -73,7 +74,7 @@ class Token:
 
 @cache
 def vocabulary() -> tuple[Token, ...]:
-    """All tokens; a token's id is its place. No two stand for the same bytes."""
+    """All tokens. A token's id is its index. No two tokens stand for the same bytes."""
     tokens = [_special(name) for name in SPECIAL_TOKENS]
     tokens += [_byte(value) for value in range(256)]
     tokens += [Token(mark.encode(), state, mark) for mark, state in _MARKS.items()]
@@ -119,7 +120,8 @@ def _byte(value: int) -> Token:
 
 
 def _spellings(word: str, part: str) -> list[Token]:
-    """The four spellings of "river": kinds noun, Noun, noun:plain and Noun:plain.
+    """The four spellings of a word; those of "river" have the kinds noun, Noun, noun:plain and
+    Noun:plain.
 
     There are two states besides the parts of speech: quoted strings consist of plain nouns, and a
     capital adverb opens a sentence, so that no full stop follows it."""
@@ -141,11 +143,11 @@ def _spellings(word: str, part: str) -> list[Token]:
 # weights carry this table (model_folder.py): it fixes the parts of speech, the punctuation and the
 # end, and the random layers choose the words.
 #
-# `SHARES[state][kind]` is the share of the next token, relative to the others in its row.
-# Structural marks have shares in prose too small to be seen, yet guided decoding lets only few
-# tokens through, and among those the proportions count: after a digit, another digit against a
-# comma or a closing brace. Measured with xgrammar: 160 of 160 generations under five schemas
-# were valid JSON within 88 tokens.
+# `SHARES[state][kind]` is the kind's share of the next token, relative to the other kinds in its
+# row. In prose the shares of structural marks are too small to be seen. But guided decoding allows
+# only a few tokens, and then the proportions among these matter: after a digit, another digit
+# competes with a comma or a closing brace. Measured with xgrammar: 160 of 160 generations under
+# five schemas were valid JSON within 88 tokens.
 
 # A generation ends only after a sentence. Measured over 64 chats: 290 tokens on average when
 # greedy (median 229), 207 at temperature 1 (median 143).
@@ -185,29 +187,29 @@ SHARES: dict[str, dict[str, float]] = {
 
 STATES = tuple(SHARES)
 
-# Shares of the kinds that a state does not list. JSON must not wander off into blanks, which its
-# grammar allows without end, so blanks rank behind everything that makes progress.
+# Shares of the kinds that a state does not list. JSON must not continue with blanks, which its
+# grammar allows without end, so blanks have a smaller share than all tokens that make progress.
 _JSON = 1e-6
 _WORD = 1e-8
 _BYTE = 1e-9
 _BLANK = 1e-13
 _SPECIAL = 1e-17
 
-# Spread of a logit around its level. At 4 the words of a kind weigh little more together than
+# The spread of logits around their level. At 4, all words of a kind together weigh little more than
 # the best of them alone, so sampling at temperature 1 ends sentences about as often as greedy
-# decoding (every 17 and every 13 tokens). A mark, alone in its kind, keeps to its share only
-# when its own spread is small.
+# decoding (every 17 and every 13 tokens). A mark is the only token of its kind, and has its share
+# only if its spread is small.
 _WORD_SPREAD = 4.0
 _MARK_SPREAD = 1.0
 _MANY = 11
 
 
 def levels() -> list[list[float]]:
-    """Mean logit of each token after each state, [states, tokens], in nats.
+    """The mean logit of each token after each state, as [states, tokens], in nats.
 
-    The best of n normal values lies near `spread * quantile(1 - 1/n)`; taking that off makes the
-    best of a kind, whatever its size, compete at the logarithm of the share.
-    """
+    The best of n normal values lies near `spread * quantile(1 - 1/n)`. That value is subtracted
+    from the logarithm of the share, so that the best token of a kind reaches that logarithm,
+    however many tokens the kind has."""
     sizes = _sizes()
     return [
         [
@@ -219,7 +221,7 @@ def levels() -> list[list[float]]:
 
 
 def spread(kind: str) -> float:
-    """Standard deviation of the logits of a kind's tokens, in nats."""
+    """The standard deviation of the logits of a kind's tokens, in nats."""
     if kind == "special":
         return 0.0
     return _WORD_SPREAD if _sizes()[kind] >= _MANY else _MARK_SPREAD
@@ -236,7 +238,7 @@ def _sizes() -> Counter[str]:
 
 
 def _best_of(count: int) -> float:
-    """Expected largest of `count` standard normal values (Blom's approximation)."""
+    """The expected largest of `count` standard normal values (Blom's approximation)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
@@ -246,7 +248,7 @@ def _unlisted(kind: str) -> float:
     if kind in ("whitespace", " "):
         return _BLANK
     if kind in ('",', '"}', '"]', '":'):
-        return _BYTE  # otherwise they open strings, as '"' does, with a brace for a first character
+        return _BYTE  # as openers of strings, like '"', they would put a brace first
     if kind == "digit" or any(mark in kind for mark in '"{}[],') or kind == ":":
         return _JSON
     return _BYTE if len(kind) == 1 or kind == "byte" else _WORD
@@ -286,7 +288,7 @@ EOS_ID = SPECIAL_TOKENS.index(EOS)
 
 
 def config() -> dict[str, Any]:
-    """config.json."""
+    """The content of config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -311,7 +313,8 @@ def config() -> dict[str, Any]:
 
 
 def generation_config() -> dict[str, Any]:
-    """generation_config.json: where a generation ends; sampling stays the caller's choice."""
+    """The content of generation_config.json: it says where a generation ends, and leaves sampling
+    to the caller."""
     return {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
 
 
@@ -320,7 +323,7 @@ def generation_config() -> dict[str, Any]:
 
 
 def tokenizer() -> Tokenizer:
-    """A byte-level BPE without merges: a piece that is not a token falls apart into bytes.
+    """A byte-level BPE without merges. A piece of text that is not a token is split into bytes.
 
     Text is not normalised and no token is added in front, so decoding the encoded text gives the
     same text."""
@@ -338,7 +341,7 @@ def tokenizer() -> Tokenizer:
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """tokenizer_config.json."""
+    """The content of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -353,31 +356,33 @@ def tokenizer_config() -> dict[str, Any]:
 # The weights: random layers that choose the words, and the grammar in a strip of their own.
 #
 # The last len(STATES) of the HIDDEN channels hold the state of the last token, one-hot. The
-# embedding writes them, no layer does, and the output head reads the grammar's levels off them.
-# All else is random, so the choice within a kind depends on every token before.
+# embedding writes these channels, no layer changes them, and the output head turns them into the
+# grammar's levels. All other weights are random, so the choice within a kind depends on every token
+# before.
 
 Array = NDArray[np.float32]
 
 _SEED = 20240611
 _FREE = HIDDEN - len(STATES)  # channels that the layers write
 
-# Standard deviations. These give attention scores a deviation of 2.5: for each head a few tokens
-# stand out, and others for the next token. Embeddings are small beside what attention adds
-# (about 1). Both make the choice hang on the context more than on the last token: the share of
-# the final vector that is the same after every full stop is 0.15, against 0.65 with queries at
-# 0.08 and embeddings at 1, where 4 of 32 greedy generations of 400 tokens repeated themselves.
-# With queries at 0.16, heads see so few tokens that 2 of 335 in a prompt changed nothing.
+# Standard deviations. They give attention scores a deviation of 2.5: each head attends to a few
+# tokens, and to other ones for the next token. Embeddings are small beside what attention adds
+# (about 1). Both make the choice depend on the context more than on the last token: the share of
+# the final vector that is the same after every full stop is 0.15. With queries at 0.08 and
+# embeddings at 1 that share was 0.65, and 4 of 32 greedy generations of 400 tokens repeated
+# themselves. With queries at 0.16, heads attend to so few tokens that 2 of the 335 tokens of a
+# prompt changed nothing.
 _LAYER_STD = 0.08
 _QUERY_STD = 0.12
 _EMBEDDING_STD = 0.3
 _STATE_VALUE = 1.0
 
-# Root mean square of the last layer's output over all channels, measured.
+# The root mean square of the last layer's output over all channels, as measured.
 _FINAL_RMS = 5.2
 
 
 def tensors() -> dict[str, Array]:
-    """The checkpoint: name -> float32 array, [out, in] for matrices."""
+    """The checkpoint: a float32 array for each name, with the shape [out, in] for matrices."""
     random = np.random.RandomState(_SEED)  # a stream that numpy has frozen
     weights = {
         "model.embed_tokens.weight": _embedding(random),
@@ -413,7 +418,7 @@ def _layer(random: np.random.RandomState, name: str) -> dict[str, Array]:
 
 
 def _embedding(random: np.random.RandomState) -> Array:
-    """[tokens, HIDDEN]"""
+    """The token embeddings, as [tokens, HIDDEN]."""
     tokens = vocabulary()
     matrix = _noise(random, (len(tokens), HIDDEN)) * np.float32(_EMBEDDING_STD)
     states = [STATES.index(token.state) for token in tokens]
@@ -422,7 +427,8 @@ def _embedding(random: np.random.RandomState) -> Array:
 
 
 def _head(random: np.random.RandomState) -> Array:
-    """[tokens, HIDDEN]: unit input in the free channels gives each logit its kind's spread."""
+    """The output head, as [tokens, HIDDEN]. Unit input in the free channels gives each logit the
+    spread of its kind."""
     tokens = vocabulary()
     spreads = np.array([spread(token.kind) for token in tokens], np.float32)
     matrix = _noise(random, (len(tokens), HIDDEN)) * (spreads / np.float32(_FREE**0.5))[:, None]

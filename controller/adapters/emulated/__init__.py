@@ -1,1 +1,2 @@
-"""An engine that computes nothing: the engine model in real time, speaking vLLM's wire format."""
+"""An engine that computes nothing: the engine model runs in real time and speaks vLLM's wire
+format."""

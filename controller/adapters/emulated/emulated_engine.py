@@ -1,9 +1,8 @@
-"""The engine model in real time, behind the Engine port, and live moves of its requests.
+"""An Engine that runs the engine model in real time, and live moves of its requests.
 
-A step is decided at once and then waited for: the engine thread sleeps for as long as the profile
-says that the step takes. The times of the tokens and the use of memory are emulated. Nothing is
-computed: the tokens are those of `controller.api.token_sequence`.
-"""
+A step is computed by the model at once. Then the engine thread sleeps for as long as the profile
+says that the step takes. The times of the tokens and the use of memory are emulated. No model is
+run: the tokens are those of `controller.api.token_sequence`."""
 
 import time
 from array import array
@@ -50,17 +49,17 @@ from controller.ports.engine import (
 )
 
 # -- what blocks hold ------------------------------------------------------------------------------
-# A block's bytes are a digest of all tokens up to its end (`BlockHashes`), so a swapped, stale,
-# half written or foreign block is found. The digests are also the keys under which the prefix cache
-# finds full blocks. `block_bytes` is the size of the profile's blocks, and copying takes the time
-# that blocks of that size would need.
+# A block's content is a digest of all tokens up to its end (`BlockHashes`), so a block that is
+# swapped, stale, half written or from another request is noticed. The digests are also the keys by
+# which the prefix cache finds full blocks. `block_bytes` is the size of the profile's blocks, and a
+# copy takes as long as a copy of blocks of that size.
 
 
 class BlockHashes:
     """`hashes(i)` stands for the tokens of blocks 0 to i, of the prompt and the answer, and for the
-    salt: two requests have the same hash exactly if all of these are equal.
+    cache salt. Two requests have the same hash if, and only if, all of these are equal.
 
-    Hashes are computed when they are asked for, and kept: 16 bytes a block."""
+    A hash is computed when it is first asked for, and kept: 16 bytes a block."""
 
     def __init__(
         self, token_at: Callable[[int], int], block_size: int, salt: str | None = None
@@ -79,8 +78,8 @@ class BlockHashes:
         return digests[index]
 
     def up_to(self, num_tokens: int) -> bytes:
-        """The hash of the last block that `num_tokens` tokens touch, with only those tokens in
-        it."""
+        """The hash of the block in which the first `num_tokens` tokens end, computed as if the
+        block had no further tokens."""
         index = (num_tokens - 1) // self._block_size
         before = self(index - 1) if index else self._salt
         return self._digest(before, index * self._block_size, num_tokens)
@@ -93,15 +92,15 @@ class BlockHashes:
 # -- moves -----------------------------------------------------------------------------------------
 # Live moves of requests (`controller.ports.engine`).
 #
-# The engine model keeps the state of moves; this part adds the contents of the blocks and the other
-# state of a request that travels. The answer is a function of the prompt and needs no copy. But a
-# request that arrives with a wrong KV block gives wrong tokens from then on, without any other
-# sign, as on a real engine.
+# The engine model keeps the state of moves. This part adds the contents of the blocks, and the
+# other state of a request that is sent along. The answer follows from the prompt and need not be
+# sent. But a request that arrives with a wrong KV block gives wrong tokens from then on, without
+# any other sign, as on a real engine.
 
 
 class _Travelling(msgspec.Struct, array_like=True, frozen=True):
-    """A suspended request's state. Monotonic clocks differ between hosts, so an event travels with
-    its age instead of its time."""
+    """The state of a suspended request that is sent to the destination. Monotonic clocks differ
+    between hosts, so the state has the age of each event instead of its time."""
 
     num_outputs: int
     rank: int
@@ -115,7 +114,7 @@ class _Travelling(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Block numbers of a request on its source."""
+    """The numbers of a request's blocks at the source."""
 
     live: EmulatedRequest
     hashes: BlockHashes
@@ -132,7 +131,8 @@ class _Arriving:
 
 
 class EmulatedMoves:
-    """`live` is the engine's, by id. `on_gone` is called when a request has left the batch."""
+    """`live`: the engine's requests by id. `on_gone` is called when a request has left the
+    batch."""
 
     def __init__(
         self, model: EngineModel, live: dict[str, EmulatedRequest], on_gone: Callable[[], None]
@@ -200,12 +200,12 @@ class EmulatedMoves:
         return SuspendedRequest(out.suspended, [msgspec.msgpack.encode(state)], live.num_tokens)
 
     def resume(self, request_id: str) -> None:
-        """Does nothing for a request that is not suspended: it was aborted meanwhile."""
+        """Does nothing if the request is not suspended, because it was aborted meanwhile."""
         self._model.moves.resume(request_id)
         self.forget_suspended(request_id)
 
     def release(self, request_id: str) -> None:
-        """Does nothing for a request that is not suspended: it was aborted meanwhile."""
+        """Does nothing if the request is not suspended, because it was aborted meanwhile."""
         if self._model.moves.release(request_id):
             self.forget_suspended(request_id)
             del self._live[request_id]
@@ -264,7 +264,7 @@ class EmulatedMoves:
         live = arriving.live
         moved = self._decoded(state)
         num_tokens = len(live.prompt) + moved.num_outputs
-        live.wrong_from = moved.wrong_from  # before the model asks for hashes
+        live.wrong_from = moved.wrong_from  # before the model asks for hashes, which depend on it
         self._model.moves.commit(
             request_id, MovingState(num_tokens, moved.rank, moved.queued, moved.evicted)
         )
@@ -285,7 +285,8 @@ class EmulatedMoves:
     # -- replay --------------------------------------------------------------------------
 
     def drawn_generator(self, prepared: EmulatedRequest, num_output_tokens: int) -> None:
-        """An emulated answer is not sampled."""
+        """Returns None: the emulated engine samples nothing, so no request has a random
+        generator."""
 
     def reenter(
         self, prepared: EmulatedRequest, output_token_ids: Sequence[int], generator: None
@@ -309,7 +310,8 @@ class EmulatedMoves:
     # ------------------------------------------------------------------------------------
 
     def _num_tokens_left(self, request_id: str) -> int:
-        """How many more tokens the request may get, by the client's limit and the model's."""
+        """How many more tokens the request may get within the limits of the client and the
+        model."""
         live = self._live[request_id]
         num_left = self._model.config.max_model_len - live.num_tokens
         params = live.request.sampling_params
@@ -324,8 +326,8 @@ class EmulatedMoves:
             raise ValueError(f"not the state of an emulated request: {error}") from error
 
     def _contents(self, hashes: BlockHashes, num_computed: int) -> list[bytes]:
-        """Contents of the blocks that hold the first `num_computed` tokens; the last block may be
-        partly filled."""
+        """The contents of the blocks that hold the first `num_computed` tokens. The last block may
+        be partly filled."""
         num_full = num_computed // self._block_size
         contents = [hashes(index) for index in range(num_full)]
         if blocks_for(num_computed, self._block_size) > num_full:
@@ -364,18 +366,18 @@ def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
 # -- the engine ------------------------------------------------------------------------------------
 
 MAX_CATCH_UP_S = 0.01
-# A step that ends later than this share of its length counts as late.
+# A step counts as late if it ends later than planned by more than this share of its length.
 LATE_SHARE = 0.05
 
 
 class Pace:
-    """When a step is over, and how well the machine keeps the profile's time. `clock` and `sleep`
-    in seconds.
+    """Decides when a step is over, and records how well the machine keeps to the profile's times.
+    `clock` and `sleep` are in seconds.
 
-    Steps that follow each other keep the profile's time: the time that the process spends between
-    two steps, and the delay of a late step, are taken off the next step's wait. A real engine's
-    profile already contains such moments. A delay over `MAX_CATCH_UP_S` is not caught up: the
-    machine is too busy then, and `Emulation` shows it."""
+    While steps follow each other, they keep to the profile's times together: the time that the
+    process spends between two steps, and the delay of a late step, are subtracted from the next
+    wait. The profile of a real engine already includes such times. A delay over `MAX_CATCH_UP_S` is
+    not caught up: the machine is too busy then, and `Emulation` shows it."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._clock = clock
@@ -387,7 +389,8 @@ class Pace:
         self.total = Emulation()
 
     def begin(self) -> None:
-        """A step begins when the last step should have ended, if that was just now."""
+        """Begins a step. If the last step should have ended just now, this step counts from that
+        moment; otherwise it counts from now."""
         now_s = self._clock()
         follows = self._due_s is not None and now_s - self._due_s <= MAX_CATCH_UP_S
         self._began_s = self._due_s if follows and self._due_s is not None else now_s
@@ -409,12 +412,12 @@ class Pace:
         self._ended_s = now_s
 
     def rest(self) -> None:
-        """The engine has nothing to do, so the next step does not follow another one."""
+        """The engine has nothing to do. The next step will count from its own beginning."""
         self._due_s = None
 
 
 class EmulatedEngine:
-    """`speed`: how many times faster than the profile steps are. `clock` and `sleep` time the
+    """`speed`: how many times as fast as the profile the steps are. `clock` and `sleep` time the
     steps, in seconds."""
 
     supported_tasks: tuple[str, ...] = ("generate",)
@@ -440,7 +443,7 @@ class EmulatedEngine:
         self._events: list[EngineEvent] = []
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self.max_model_len = config.max_model_len
-        self.num_gpu_blocks = config.num_total_blocks + 1  # vLLM counts its null block too
+        self.num_gpu_blocks = config.num_total_blocks + 1  # vLLM's number includes its null block
         self.block_size = config.block_size
         self.max_num_running = config.max_num_running
 
@@ -454,7 +457,7 @@ class EmulatedEngine:
         return EmulatedRequest(request, request.prompt_token_ids or (), answer, frontend_index)
 
     def add(self, prepared: EmulatedRequest) -> None:
-        """Raises ValueError for a request that could never run."""
+        """Raises ValueError if the request could never run."""
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
         self._live[prepared.request.request_id] = prepared
         prepared.news.append(RequestEvent(QUEUED, time.monotonic()))
@@ -467,8 +470,9 @@ class EmulatedEngine:
         self._rest_if_idle()
 
     def step(self) -> Sequence[StepOutputs]:
-        """A step takes as long as the profile says, or as its bookkeeping takes if that is longer.
-        It is decided at once, so its tokens are counted from `after-schedule` on."""
+        """Takes as long as the profile says, or as long as its own bookkeeping takes if that is
+        longer. All tokens of the step are decided at once, so they count from `after-schedule`
+        on."""
         self._pace.begin()
         result = self._model.step()
         self.on_phase("after-schedule")
@@ -494,14 +498,14 @@ class EmulatedEngine:
         return events
 
     def shutdown(self) -> None:
-        """The engine holds nothing that outlives its process."""
+        """Does nothing: the engine holds nothing that outlives its process."""
 
     def _rest_if_idle(self) -> None:
         if not self._model.has_work():
             self._pace.rest()
 
     def _take_note(self, result: StepResult) -> None:
-        """Records the evictions and admissions with which the step began."""
+        """Records the evictions and admissions at the beginning of the step."""
         now_s, monotonic_s = time.time(), time.monotonic()
         for request_id in result.evicted:
             live = self._live[request_id]
@@ -557,7 +561,7 @@ class EmulatedEngine:
         return output
 
     def _stats(self) -> SchedulerStats:
-        """The figures that vLLM's own metrics show."""
+        """The figures from which vLLM's own metrics are made."""
         found = self.snapshot("", 0)
         return SchedulerStats(
             found.num_running, found.num_queued, found.num_used_blocks / found.num_total_blocks

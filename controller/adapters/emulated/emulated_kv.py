@@ -1,11 +1,10 @@
-"""The emulated KV blocks and their copies (`controller.ports.engine`): a copy takes the
-profile's time and moves few bytes.
+"""The emulated KV blocks and their copies (`controller.ports.engine`). A copy takes as long as the
+profile says, but sends only a few bytes.
 
 The content of a block is a digest of 16 bytes (see emulated_engine.py). A stage takes as long as
-its blocks would at the profile's copy rate, or at the limit if that is lower; then the digests go
-to the peer in one message, and the stage is over when the peer has said that it took them. So a
-peer that hangs holds up the link, as a real one would. The event loop does all of this.
-"""
+its blocks would take at the profile's copy rate, or at the limit if that is lower. Then the digests
+go to the peer in one message, and the stage is over when the peer has answered that it took them.
+So a peer that hangs blocks the link, as a real one would. The event loop does all of this."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +20,8 @@ NOTHING = bytes(DIGEST_BYTES)
 
 class EmulatedBlocks:
     """A block gets a number only for a move, and a new number for each move. The engine's thread
-    makes and drops blocks; any thread reads and fills them, by single operations of a dict."""
+    adds and removes blocks. Any thread reads and fills them, each by a single operation on a
+    dict."""
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
@@ -70,14 +70,15 @@ Tell = Callable[[Peer, Frames], None]
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
 SLICE_S = 0.02
-"""Time until a new limit takes effect."""
+"""The copy's time is divided into slices of this length; a new limit applies from the next slice
+on."""
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One side of a stage under way. `began_s`: when the destination began to expect the stage, or
-    when its turn came on the source's link. `answered` tells the source whether the peer took the
-    stage."""
+    """One side of a stage under way. `began_s`: at the destination, when it began to expect the
+    stage; at the source, when the stage's turn on the link came. `answered`: whether the peer took
+    the stage; only the source uses it."""
 
     link: _Link
     block_ids: Sequence[int]
@@ -88,7 +89,8 @@ class _Copy:
 
 
 class EmulatedKvTransfer:
-    """`speed`: how many times faster than the profile copies are. The limit is scaled too."""
+    """`speed`: how many times as fast as the profile the copies are. The limit is scaled as
+    well."""
 
     def __init__(self, profile: LatencyProfile, speed: float) -> None:
         self.max_bytes_per_s: float | None = None
@@ -98,7 +100,7 @@ class EmulatedKvTransfer:
         self._receives: dict[str, _Copy] = {}
         self._turns: dict[_Link, asyncio.Lock] = {}
         self._waiting_since_s: dict[_Link, float] = {}
-        """Since when a link has waited for the peer to say that it took a stage."""
+        """For each link, since when it has waited for the peer to say that it took a stage."""
 
     def start(self, blocks: KvBlocks, tell: Tell) -> None:
         self._blocks = blocks
@@ -114,7 +116,7 @@ class EmulatedKvTransfer:
             copy.answered.set_result(kind == TAKEN)
 
     def warm_up(self, peer: Peer) -> None:
-        """There is no link to open."""
+        """Does nothing: there is no link to open."""
 
     def send(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
@@ -195,7 +197,7 @@ class EmulatedKvTransfer:
                 bytes_per_s = min(bytes_per_s, self.max_bytes_per_s)
             slice_bytes = min(num_bytes, bytes_per_s * self._speed * SLICE_S)
             num_bytes -= slice_bytes
-            # Each sleep ends at a time of the clock, so that delays do not add up.
+            # Each slice ends at a planned time of the clock, so that delays do not add up.
             due_s += slice_bytes / (bytes_per_s * self._speed)
             await asyncio.sleep(due_s - loop.time())
 

@@ -1,11 +1,11 @@
-"""A request of an emulated engine: vLLM's messages that bring the request and carry its tokens,
-without vLLM; and its answer, which is known in full, except for its timing, before the first step.
+"""A request of an emulated engine: vLLM's messages, which bring the request and carry its tokens,
+written without vLLM; and the answer. All tokens of the answer are known before the first step; only
+their times are not.
 
 Touch points of vLLM (tests/contract/test_emulated_wire.py): v1/engine/__init__.py
 `EngineCoreRequest`, `EngineCoreOutputs`, `EngineCoreOutput`, `EngineCoreEvent`, `FinishReason`,
 `EngineCoreEventType`; sampling_params.py `SamplingParams`; v1/metrics/stats.py `PrefillStats`,
-`SchedulerStats`; v1/serial_utils.py: the first frame is the message, others are tensors.
-"""
+`SchedulerStats`; v1/serial_utils.py: the first frame is the message, others are tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,19 +17,20 @@ from controller.api import token_sequence
 from controller.ports.engine import Frames
 
 # -- vLLM's messages -------------------------------------------------------------------------------
-# Importing vLLM costs a process 9 s and 0.8 GB; for sixteen processes that is more than a laptop
-# has. So the structs below repeat vLLM's as far as llumctl uses them: by position (most are arrays)
-# or by name (SamplingParams and the statistics are maps). A field that is never read has the type
-# `Any`; positions after the last listed one are ignored.
+# Importing vLLM costs a process 9 s and 0.8 GB; a laptop does not have enough of either for sixteen
+# processes. So the structs below repeat those of vLLM as far as llumctl uses them. Most are arrays,
+# whose fields are found by their position; SamplingParams and the statistics are maps, whose fields
+# are found by name. A field that is never read has the type `Any`. Positions after the last field
+# here are ignored.
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-"""A reason's place is its number in vLLM."""
+"""vLLM sends the index of the reason."""
 QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
-"""Kinds of `RequestEvent`."""
+"""The kinds of `RequestEvent`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """The parameters that bound an answer, or ask for more than tokens."""
+    """The parameters that limit an answer, or that ask for more than tokens."""
 
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -47,7 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True):
-    """`EngineCoreRequest`, position by position as far as `resumable`."""
+    """`EngineCoreRequest`, with the same positions up to `resumable`."""
 
     request_id: str
     prompt_token_ids: list[int] | None
@@ -72,12 +73,12 @@ class RequestEvent(msgspec.Struct):
 
     type: int
     timestamp: float
-    """Monotonic clock, seconds."""
+    """By the monotonic clock, in seconds."""
 
 
 class PrefillStats(msgspec.Struct, omit_defaults=True):
-    """Shown to clients as `usage.prompt_tokens_details`: how much of a prompt the prefix cache
-    had."""
+    """How many tokens of a prompt came from the prefix cache; clients see it as
+    `usage.prompt_tokens_details`."""
 
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
@@ -92,7 +93,7 @@ class SchedulerStats(msgspec.Struct, omit_defaults=True):
 
 
 class Output(msgspec.Struct, array_like=True, omit_defaults=True):
-    """`EngineCoreOutput`, position by position as far as `prefill_stats`."""
+    """`EngineCoreOutput`, with the same positions up to `prefill_stats`."""
 
     request_id: str
     new_token_ids: list[int]
@@ -109,13 +110,13 @@ class Output(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Outputs(msgspec.Struct, array_like=True, omit_defaults=True):
-    """`EngineCoreOutputs`, position by position as far as `timestamp`."""
+    """`EngineCoreOutputs`, with the same positions up to `timestamp`."""
 
     engine_index: int = 0
     outputs: list[Output] = []
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
-    """Monotonic clock, seconds."""
+    """By the monotonic clock, in seconds."""
 
 
 _decoder = msgspec.msgpack.Decoder(Request)
@@ -123,7 +124,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def decode_request(frames: Frames) -> Request:
-    """Raises ValueError for a message that is not a request of this vLLM."""
+    """Raises ValueError if the message is not a request of this version of vLLM."""
     try:
         return _decoder.decode(frames[0])
     except msgspec.DecodeError as error:
@@ -139,8 +140,9 @@ def encode_outputs(outputs: Outputs) -> Frames:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`start` is that of `token_sequence`. `finish_reason` is vLLM's word. `stop_reason` is the
-    stop token that ended the answer, if the client named it. `has_end`: the last token is END."""
+    """`start`: where `token_sequence` starts. `finish_reason`: vLLM's word. `stop_reason`: the stop
+    token that ended the answer, if the client named that token. `has_end`: whether the last token
+    is END."""
 
     start: int
     num_tokens: int
@@ -156,10 +158,11 @@ class Answer:
 
 @dataclass(slots=True)
 class EmulatedRequest:
-    """`news` and `prefill_stats` go out with the next token.
+    """`news` and `prefill_stats` are sent with the next token.
 
-    From position `wrong_from` on the answer has the tokens of another prompt: a move brought the
-    request here with wrong KV blocks, and a real engine would go wrong too."""
+    From position `wrong_from` on, the answer has the tokens of another prompt. This happens when a
+    move brought the request here with wrong KV blocks; a real engine would give wrong tokens
+    too."""
 
     request: Request
     prompt: Sequence[int]
@@ -183,7 +186,7 @@ class EmulatedRequest:
         return answer.token(position)
 
     def token_at(self, index: int) -> int:
-        """The token at `index` of the prompt and the answer after it."""
+        """The token at `index` in the prompt followed by the answer."""
         num_prompt_tokens = len(self.prompt)
         if index < num_prompt_tokens:
             return self.prompt[index]
@@ -191,8 +194,8 @@ class EmulatedRequest:
 
 
 def answer_to(request: Request, max_model_len: int) -> Answer:
-    """Raises ValueError for a parameter that needs a computed answer, and for a prompt that leaves
-    no room for an answer."""
+    """Raises ValueError if a parameter needs an answer that a model computes, or if the prompt
+    leaves no room for an answer."""
     prompt, params = request.prompt_token_ids, request.sampling_params
     if params is None:
         raise ValueError("the emulated engine computes no embeddings or scores")
@@ -223,8 +226,8 @@ def _refuse_what_needs_logits(params: SamplingParams) -> None:
 
 
 def _bounded(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> Answer:
-    """The answer ends at the first of these: a stop token, its natural length, max_tokens, the end
-    of the context."""
+    """The answer up to whichever comes first: a stop token, its natural length, `max_tokens`, or
+    the end of the context."""
     room = max_model_len - len(prompt)
     if room < 1:
         raise ValueError(

@@ -1,7 +1,6 @@
-"""What the controller reads when it starts again, in files of mode 0600 in the cluster's state
-folder, beside the audit log: the cluster's spec, the incarnations of its members, and the last
-events.
-"""
+"""The files that the controller reads when it starts again: the cluster's spec, the incarnations of
+its members, and the last events. They have mode 0600 and are in the cluster's state folder, beside
+the audit log."""
 
 import logging
 import os
@@ -26,14 +25,14 @@ log = logging.getLogger(__name__)
 # -- the spec --------------------------------------------------------------------------------------
 # The cluster's spec as a JSON file.
 #
-# The file holds the nonce of the cluster's run, because a spec ends with its run. Within one
-# `schema_version` fields are only added; unknown fields are ignored on reading.
+# A spec is valid only during one run of the cluster, so the file names the run by its nonce. Within
+# one `schema_version` fields are only added, and unknown fields are ignored.
 
 SPEC_FILE = "spec.json"
 MAX_SPEC_BYTES = 16 << 20
 SCHEMA_VERSION = 3
-"""Version 1 had one drain order for each instance, with the earlier order nested in it; version 2
-had cordons in place of marks."""
+"""In version 1 each instance had one drain order, which contained the order before it. Version 2
+had cordons where there are marks now."""
 
 
 class _Version(BaseModel):
@@ -71,8 +70,8 @@ class SpecFile:
         return kept.spec if kept.nonce == self._nonce else None
 
     def save(self, spec: ClusterSpec) -> None:
-        """Blocks the event loop, so that changes keep their order: usually for 2 ms, 7 ms at most,
-        in 50 tries on the local disk of a busy machine."""
+        """Blocks the event loop while it writes, so that changes keep their order. In 50 tries on
+        the local disk of a busy machine this took 2 ms as a rule, and at most 7 ms."""
         kept = _Kept(nonce=self._nonce, spec=spec)
         try:
             user_files.replace(self.path, kept.model_dump_json(indent=2) + "\n")
@@ -83,7 +82,8 @@ class SpecFile:
 
 
 def _parsed(text: str) -> _Kept:
-    """Raises ValueError unless the whole file can be read: a part of a spec is useless."""
+    """Raises ValueError if any part of the file cannot be read, because a part of a spec is
+    useless."""
     if (version := _Version.model_validate_json(text).schema_version) != SCHEMA_VERSION:
         age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise ValueError(
@@ -103,11 +103,11 @@ def _first_line(error: ValueError) -> str:
 
 
 # -- incarnations ----------------------------------------------------------------------------------
-# Which incarnations members were given, as lines of JSON.
+# The incarnations that members were given, as lines of JSON.
 #
-# A line is appended before its Welcome is sent. It outlives the controller's process, but not the
-# machine: a cluster whose controller's machine died is over. Appending takes 0.05 ms and does not
-# wait for the disk. The first line names the run of the cluster.
+# A line is appended before the member gets its Welcome. The file outlives the controller's process,
+# but need not outlive the machine: a cluster ends with the machine of its controller. Appending
+# takes 0.05 ms and does not wait for the disk. The first line names the run of the cluster.
 
 INCARNATION_FILE = "incarnations.jsonl"
 
@@ -138,7 +138,7 @@ class IncarnationFile:
 
     def keep(self, member_id: str, last: LastIncarnation) -> None:
         try:
-            # A line begins with its newline, so that a torn line spoils no other.
+            # Each line begins with the newline, so that a line after a torn one can still be read.
             self._append(b"\n" + msgspec.json.encode((member_id, last)))
         except OSError as error:
             log.error("%s: incarnation %d is not kept: %s", member_id, last.incarnation, error)
@@ -156,15 +156,15 @@ class IncarnationFile:
 # -- events ----------------------------------------------------------------------------------------
 # The last events, as lines of JSON.
 #
-# The event loop only appends to a queue; a thread writes the queue ten times a second, so a
-# controller that is killed loses the events of a tenth of a second. When a file has 4 MiB, some
-# 13,000 events, a new one is begun, and the previous file is kept. The first line of each file
-# names the run of the cluster; files of an earlier run are removed. No event holds what users wrote
-# to the model.
+# The event loop only appends to a queue. A thread writes the queue ten times a second, so a
+# controller that is killed loses the events of a tenth of a second. When a file has 4 MiB, which is
+# some 13,000 events, the next file is begun, and only the previous one is kept. The first line of
+# each file names the run of the cluster; files of an earlier run are removed. No event contains
+# what users wrote to the model.
 
 FILE = "events.jsonl"
 MAX_BYTES = 4 << 20
-# While the disk hangs at most this many events wait; then the oldest are dropped.
+# If the disk hangs, at most this many events wait; then the oldest are dropped.
 MAX_WAITING = 10_000
 BATCH_S = 0.1
 
@@ -198,7 +198,7 @@ class EventFile:
         self._there.set()
 
     def close(self) -> None:
-        """Returns when every event given to the file is written or lost."""
+        """Returns when every event is either written or lost."""
         self._closed = True
         self._there.set()
         if self._thread is not None:
@@ -268,8 +268,8 @@ class EventFile:
 
 
 def _line(kept: Kept) -> bytes:
-    """Empty for an event that JSON cannot hold, such as an event with half a character: the writing
-    thread must survive such an event."""
+    """The event as a line of JSON; empty if JSON cannot hold it, as with half of a surrogate pair.
+    The writing thread must survive such an event."""
     try:
         return msgspec.json.encode(kept) + b"\n"
     except (ValueError, OverflowError, TypeError) as error:

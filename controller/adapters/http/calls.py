@@ -1,7 +1,6 @@
-"""A call of the control API, whatever it asks for: who may make it (`Guard`), that it takes effect
-once (`AnswersByKey`), and how it is answered: with a model, or with an error, which is small and
-always JSON.
-"""
+"""What every call of the control API has in common: who may make it (`Guard`), that it takes effect
+only once (`AnswersByKey`), and its answer, which is a model or an error. Errors are small and
+always JSON."""
 
 import asyncio
 import hashlib
@@ -31,9 +30,9 @@ Shown = TypeVar("Shown", bound=WireModel)
 
 
 def shown(model: type[Shown], value: object, **fields: object) -> Shown:
-    """`value` as a wire model: fields of the same name are copied, except for those in `fields`,
-    which are given. This takes twice as long as naming each field, some 3 us more, so lists of
-    thousands name them."""
+    """Makes a wire model from `value`: fields of the same name are copied, except for those given
+    in `fields`. This takes twice as long as naming each field, some 3 us more, so lists of
+    thousands of items name their fields."""
     own = model.model_fields.keys() - fields.keys()
     return model(**{name: getattr(value, name) for name in own if hasattr(value, name)}, **fields)
 
@@ -43,7 +42,7 @@ def json_answer(model: WireModel) -> Response:
 
 
 def by_method(path: str, **endpoints: Endpoint) -> Route:
-    """One route for all methods of a path. With one route for each method, a refusal of another
+    """Makes one route for all methods of a path. If each method had a route, a refusal of another
     method would name only the methods of the first route."""
 
     async def answer(request: Request) -> Response:
@@ -92,13 +91,13 @@ async def on_revision_conflict(request: Request, error: Exception) -> Response:
 
 
 async def on_failure(_request: Request, error: Exception) -> Response:
-    """The operation failed before it changed anything."""
+    """Answers a call whose operation failed before it changed anything."""
     assert isinstance(error, LlumctlError)
     return error_response(500, "failed", f"{error.message}; nothing was done", error.hint)
 
 
 def unread_body(status: int, message: str) -> bytes:
-    """The answer to bytes that cannot be read as a request."""
+    """The body of the answer to bytes that cannot be read as a request."""
     body = ErrorBody(code=_code_of(status), message=message)
     return body.model_dump_json().encode()
 
@@ -114,7 +113,8 @@ async def on_http_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_invalid_input(_request: Request, error: Exception) -> Response:
-    """A body or a query has the wrong form. The answer does not repeat what was sent."""
+    """Answers a call whose body or query has a wrong form. The answer does not repeat what was
+    sent."""
     assert isinstance(error, ValidationError)
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
@@ -123,7 +123,8 @@ async def on_invalid_input(_request: Request, error: Exception) -> Response:
 
 
 async def on_crash(_request: Request, _error: Exception) -> Response:
-    """A defect of ours: its traceback is in the controller's log, not in the answer."""
+    """Answers a call that met a defect of ours. The traceback is in the controller's log, not in
+    the answer."""
     return error_response(
         500, "internal", "the controller failed on this", "llumctl logs controller"
     )
@@ -142,11 +143,11 @@ OnRefused = Callable[[Scope, str], Awaitable[None]]
 
 
 class Guard:
-    """The control token may do everything, the view token may look (GET). Browsers are refused: a
-    page that makes a browser call the control API is recognised by its Origin, or by a foreign
-    Host.
+    """Decides who may call. The holder of the control token may do everything, the holder of the
+    view token may only look (GET). Browsers are refused: a page that makes a browser call the
+    control API is recognised by its Origin, or by a foreign Host.
 
-    `on_refused` is called when the holder of the view token tries to act; `on_acted` is called
+    `on_refused` is called when the holder of the view token tries to act. `on_acted` is called
     before a call that may act gets its answer."""
 
     def __init__(
@@ -223,7 +224,7 @@ class Guard:
 
 
 class BodyTooLargeError(Exception):
-    """A body without a stated length is over the limit."""
+    """A body without a stated length is larger than the limit."""
 
 
 def _limited(receive: Receive) -> Receive:
@@ -252,9 +253,9 @@ MAX_KEY_CHARS = 64
 
 
 class AnswersByKey:
-    """Answers to the last 1,000 calls that had a key, including refusals and failures. A client
+    """The answers to the last 1,000 calls that had a key, including refusals and failures. A client
     that missed the answer repeats its call with the same `Idempotency-Key`, and gets the first
-    answer. To ask without any effect, it gets `/v1/answers/KEY`.
+    answer. By `/v1/answers/KEY` a client asks for that answer without any effect.
 
     Moves, drains, undrains and aborts need this: a second call would find another state, or restart
     the deadline. Only this process keeps the answers: a restarted controller carries such a call
@@ -262,7 +263,7 @@ class AnswersByKey:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[bytes, asyncio.Task[Response]]] = {}
-        """By key: a digest of the call, and its answer."""
+        """For each key, a digest of the call, and its answer."""
 
     def once(self, endpoint: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -284,14 +285,14 @@ class AnswersByKey:
                     "key_reused",
                     f"another order had that {KEY_HEADER}; each order has its own",
                 )
-            # A client that hangs up must not cancel the answer for its next call.
+            # A client that hangs up must not cancel the answer, because its next call will want it.
             return await asyncio.shield(answering)
 
         return answer
 
     async def told(self, request: Request) -> Response:
         """The answer or refusal that the call with this key got. Raises ApiError if no call had
-        this key, and while the call is under way."""
+        this key, or if that call is still under way."""
         key = request.path_params["key"]
         if key not in self._kept:
             raise ApiError(

@@ -1,4 +1,4 @@
-"""The controller's half of scaling, rolling restarts and changed settings."""
+"""How the controller carries out scaling, rolling restarts and changes of settings."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
     row = Rolling
 
     async def look(self) -> None:
-        """Also determines the arguments with which all instances are to start."""
+        """Also determines the arguments with which all instances will start."""
         self.check()
         spec, given = self.controller.keeper.spec, self.wanted.engine_args
         self.engine = spec.engine.changed(given, spec.next_generation)
@@ -159,7 +159,8 @@ class SetHandler(Handler[SettingsPatch, SettingChanges]):
         return self.answer
 
     def deeds(self) -> Sequence[Deed]:
-        """One for each setting that gets another value."""
+        """One action of the audit log for each setting whose value changes; before them, one more
+        if the change releases auto-scaling."""
         release = [("release auto-scaling", CLUSTER)] if self.answer.releases_autoscale else []
         return release + [
             (
@@ -200,8 +201,8 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         self.added: Sequence[str] = ()
 
     async def look(self) -> None:
-        """Plans without checking the revision if there is nothing left to change: an earlier call,
-        whose answer got lost, may have changed the revision."""
+        """Makes the plan. The revision is not checked if the cluster already has the wanted size:
+        an earlier call, whose answer got lost, may have changed the revision."""
         self.operated.check_running()
         wanted, scaling = self.wanted, self.controller.scaling
         target = wanted.target
@@ -226,8 +227,8 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         return await self.reports.planned_scale(self.scaling, self.wanted)
 
     def deeds(self) -> Sequence[Deed]:
-        """One for the scaling, one for auto-scaling if it is held, and one for each instance that
-        is removed or kept after all."""
+        """One action for the scaling, one for auto-scaling if it is held, and one for each instance
+        that is undrained or will be removed."""
         plan = self.scaling
         if not (plan.changes or self.holds):
             return ()

@@ -1,6 +1,5 @@
-"""The status of the cluster, and of each instance and frontend in it: the controller's state as the
-wire models of `controller.api`.
-"""
+"""The status of the cluster, and of its instances and frontends: the controller's state as the wire
+models of `controller.api`."""
 
 import math
 import time
@@ -63,15 +62,17 @@ from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import StatusPushed
 
 RESTART = "llumctl down, then llumctl up"
-"""The remedy where no process can be started or ended."""
+"""The remedy if no process can be started or ended."""
 MAX_KEYS = 100
-"""Keys in a status, those that use most: each is a series of every metric by key."""
+"""A status lists at most this many keys, those with the most use: every metric by key has one
+series for each of them."""
 MAX_REPLAYS = 64
-"""Replays under way in a status: the oldest. An instance may have had hundreds of requests."""
+"""A status lists at most this many replays under way, the oldest ones: an instance that dies may
+have had hundreds of requests."""
 
 
 LevelNames = Callable[[int], str]
-"""By rank. A rank without a level is named by its number."""
+"""Gives the name of a rank's level. A rank without a level is named by its number."""
 
 
 def level_names(levels: Iterable[Level]) -> LevelNames:
@@ -90,7 +91,7 @@ class ClusterLabels:
     engine: str
     endpoint_url: str
     started_at_s: float
-    """When the cluster was started; seconds since the epoch."""
+    """Seconds since the epoch."""
 
 
 def cluster_status(
@@ -185,7 +186,7 @@ def _cluster_state(
 
 
 def without_launcher(loss: LauncherLoss) -> str:
-    """For a status: the fault, its consequence, and the remedy."""
+    """The words of a status about the fault, its consequence and the remedy."""
     ends = ""
     if loss.ends_after_s is not None:
         ends = f", and after {_duration(loss.ends_after_s)} without it all processes end"
@@ -346,7 +347,7 @@ def keys(controller: ControllerProcess) -> tuple[KeyStatus, ...]:
 
 
 def moves_under_way(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
-    """Moves under way according to the sources' last reports, the oldest first."""
+    """The moves under way, according to the sources' last reports; the oldest comes first."""
     found = [
         shown(
             MoveStatus,
@@ -364,7 +365,7 @@ def moves_under_way(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
 
 
 def queued_moves(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
-    """Moves that wait for their turn, in their order."""
+    """The moves that wait for their turn, in their order."""
     now_s = controller.now_s()
     return tuple(
         MoveStatus(
@@ -384,7 +385,7 @@ def queued_moves(controller: ControllerProcess) -> tuple[MoveStatus, ...]:
 
 
 def ended_moves(controller: ControllerProcess) -> tuple[EndedMoveStatus, ...]:
-    """The last moves that ended, the newest first."""
+    """The last moves that ended; the newest comes first."""
     since_s = time.time() - controller.now_s()
     return tuple(
         _ended_move(move, since_s + move.ended_s)
@@ -447,7 +448,7 @@ def _under_way(log: ReplayLog, now_s: float) -> Iterable[ReplayStatus]:
 
 
 def _ended_replays(log: ReplayLog, since_s: float) -> Iterable[EndedReplayStatus]:
-    """`since_s`: when the controller's clock was 0; seconds since the epoch."""
+    """`since_s`: the time at which the controller's clock was 0, in seconds since the epoch."""
     for replay in reversed(log.recent):
         yield shown(
             EndedReplayStatus,
@@ -507,8 +508,8 @@ def _turn(controller: ControllerProcess, instance_id: str, began_s: float) -> Re
 
 
 def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, ...]:
-    """Empty while every instance has the arguments of the cluster's start. Otherwise the cluster's
-    own arguments, which new instances get, come first."""
+    """The engine arguments that differ from those of the cluster's start; empty while no instance
+    has any. The cluster's own arguments, which new instances get, come first."""
     spec = controller.keeper.spec
     known = {spec.engine.generation: spec.engine}
     known |= {each.generation: each for each in spec.engines.values()}
@@ -526,13 +527,13 @@ def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, .
 
 
 # -- members ---------------------------------------------------------------------------------------
-# A figure that an instance counts (`InstanceSnapshot`, `StatusPushed`) is a field of the status by
-# the same name, and needs no line here.
+# A figure that an instance reports (`InstanceSnapshot`, `StatusPushed`) becomes the field of the
+# same name in the status, and needs no line here.
 
 T = TypeVar("T")
 
 _OTHERWISE = {"incarnation", "queue_head", "emulation"}
-"""Fields whose values are computed below."""
+"""Fields of which the code below computes the values."""
 _COUNTED = InstanceStatus.model_fields.keys() & InstanceSnapshot.__annotations__.keys() - _OTHERWISE
 _PUSHED = InstanceStatus.model_fields.keys() & StatusPushed.__annotations__.keys() - _OTHERWISE
 
@@ -625,8 +626,8 @@ def _of_process(member: Member, now_s: float) -> dict[str, Any]:
 
 
 def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
-    """None for a process that serves. `stopping`: the whole cluster is being stopped, and no
-    process that has ended comes back."""
+    """None if the process serves. `stopping`: the whole cluster is being stopped, so no process
+    that has ended will come back."""
     if not member.alive or member.phase == "starting":
         if stopping:
             return InstanceState.STOPPING
@@ -686,13 +687,13 @@ def _up_s(member: Member, now_s: float) -> float | None:
 
 
 def _by_level(by_rank: Mapping[int, T], levels: Sequence[Level]) -> dict[str, T]:
-    """The highest rank first."""
+    """The values by level's name; the highest rank comes first."""
     name = level_names(levels)
     return {name(rank): value for rank, value in sorted(by_rank.items(), reverse=True)}
 
 
 def _by_name(told: object, names: Collection[str]) -> dict[str, object]:
-    """Times and shares with six decimals."""
+    """The fields with these names; times and shares are rounded to six decimals."""
     found = ((name, getattr(told, name)) for name in names)
     return {name: round(each, 6) if isinstance(each, float) else each for name, each in found}
 

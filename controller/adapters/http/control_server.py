@@ -1,10 +1,9 @@
-"""The control API's listener: bearer tokens, JSON in and out, small errors.
+"""The control API's listener: bearer tokens, JSON in both directions, small errors.
 
-`ControlServer` has the routes that only look, and takes the routes of orders from their handlers.
-What all calls share stands in `calls.py`. `CALLS` describes the routes (`GET /openapi.json`), by
-the wire models that they read and answer with; orders are described by their table. A test compares
-both.
-"""
+`ControlServer` has the routes that only look, and gets the routes of orders from their handlers.
+`calls.py` has what all calls share. `CALLS` describes the routes (`GET /openapi.json`) by the wire
+models that they read and answer with; orders are described by their table. A test compares `CALLS`
+with the routes."""
 
 import asyncio
 import contextlib
@@ -111,7 +110,7 @@ from controller.runtime.messages.requests import TrafficAsked
 log = logging.getLogger(__name__)
 
 MAX_WATCHERS = 64
-# Watch streams never end by themselves; a server that stops does not wait for them.
+# Watch streams never end by themselves. A server that stops waits only this long for them.
 LAST_BYTES_S = 1
 # Clients without a token may connect too. When there are more connections than this, the oldest one
 # without a request is closed.
@@ -122,7 +121,7 @@ HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
     *request_orders.HANDLERS,
     *cluster_orders.HANDLERS,
 )
-"""One for each row of `controller.api.operations.table`."""
+"""One handler for each row of `controller.api.operations.table`."""
 
 Query = TypeVar("Query", bound=BaseModel)
 
@@ -138,10 +137,10 @@ class Access:
 
 
 class ControlServer:
-    """`settings`: those with which the controller runs. `metrics` renders the answer to `/metrics`,
-    of media type `metrics_type`. Members write their logs to `log_dir`. `listening`: a socket on
-    the address of `access`; without it the server makes one. `check_engine` checks engine arguments
-    that a rolling restart is to change."""
+    """`settings`: the settings of the running controller. `metrics` renders the answer to
+    `/metrics`, which has the media type `metrics_type`. `log_dir`: where members write their logs.
+    `listening`: a socket on the address of `access`; without it the server makes one.
+    `check_engine` checks engine arguments that a rolling restart is to change."""
 
     def __init__(
         self,
@@ -170,9 +169,9 @@ class ControlServer:
         self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
-        # asyncio sets this only if a socket names its protocol, which a socket of create_server
-        # does not. Without it the body of an answer waited 40 ms until the client had acknowledged
-        # the head.
+        # asyncio sets this option only if a socket names its protocol, which a socket of
+        # create_server does not. Without it, the body of an answer waited 40 ms, until the client
+        # had acknowledged the head.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         app = Starlette(
             routes=[
@@ -281,7 +280,7 @@ class ControlServer:
             finally:
                 self._num_watchers -= 1
 
-        self._num_watchers += 1  # before any await, as many clients may ask in one turn
+        self._num_watchers += 1  # before any await, because many clients may ask at once
         return StreamingResponse(counted(), media_type="application/x-ndjson")
 
     async def _requests(self, request: Request) -> Response:
@@ -312,7 +311,7 @@ class ControlServer:
         reports = await SteerReports(self._controller).several(
             sorted(keeper.spec.drains), keeper.spec.revision, lately=True
         )
-        # A drain may have ended while the frontends were asked.
+        # A drain may have ended while the frontends answered.
         return json_answer(DrainList(drains=tuple(r for r in reports if r.drain_id)))
 
     async def _rolling(self, _request: Request) -> Response:
@@ -332,7 +331,7 @@ class ControlServer:
     # -- acting --------------------------------------------------------------------------
 
     async def _stop(self, request: Request) -> Response:
-        """Idempotent: asked again, it reports how far the stop has come."""
+        """Begins to stop the cluster. Called again, it only reports how far the stop has come."""
         order = StopRequest.model_validate_json(await request.body() or b"{}")
         if self._controller.would_stop(order.drain):  # otherwise the call only asks for progress
             how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
@@ -344,7 +343,7 @@ class ControlServer:
         return json_answer(progress)
 
     async def _traffic(self, request: Request) -> Response:
-        """Records until the caller leaves."""
+        """Records traffic until the caller leaves."""
         wanted = TrafficRequest.model_validate_json(await request.body())
         asked = TrafficAsked(bytes.fromhex(wanted.key), wanted.prefix_hash_tokens)
         return TrafficStream(self._controller.traffic, asked, self._log)
@@ -371,7 +370,7 @@ PING_EVERY_S = 1.0
 # Events, or requests, that come this close together are sent together.
 GATHER_S = 0.05
 PAGE_EVENTS = 500
-# As often as one watcher may ask for a status. With 64 instances a status takes 3 ms to build: 64
+# A status for watchers is built again after this time. With 64 instances it takes 3 ms to build: 64
 # watchers, each with a status of its own, took four cores.
 STATUS_LASTS_S = 0.05
 LATEST = "latest"
@@ -393,13 +392,13 @@ class WatchQuery(BaseModel):
 
 
 class LatestStatus:
-    """The status for all readers, built again when it is older than 50 ms."""
+    """One status for all readers. It is built again when it is older than 50 ms."""
 
     def __init__(self, build: Callable[[], ClusterStatus]) -> None:
         self._build = build
         self.lasts_s = STATUS_LASTS_S
         self._latest: tuple[ClusterStatus, float] | None = None
-        """The status, and the time at which it was built."""
+        """The status, and when it was built."""
         self._line: bytes | None = None
 
     def now(self) -> ClusterStatus:
@@ -416,7 +415,8 @@ class LatestStatus:
         return self._line
 
     def forget(self) -> None:
-        """An operator changed something, which the next reader has to see."""
+        """Drops the status, because an operator changed something that the next reader has to
+        see."""
         self._latest = None
 
 
@@ -472,8 +472,9 @@ TRAFFIC_EVERY_S = 1.0
 
 
 class TrafficStream(StreamingResponse):
-    """Begins the recording, and ends it even if its first line was never asked for; the operators'
-    log has both. Raises ApiError if another recording is on."""
+    """Begins the recording when the stream is made, and ends it even if the first line was never
+    read. The operators' log has an entry for both. Raises ApiError if another recording is under
+    way."""
 
     def __init__(self, traffic: Traffic, asked: TrafficAsked, log: OperatorLog) -> None:
         if not traffic.takes(asked):
@@ -526,10 +527,10 @@ def _traffic_line(batch: Batch) -> bytes:
 
 
 OURS = ("controller", "head")
-"""Processes that are not members but write logs."""
+"""The processes that write logs but are not members."""
 MAX_LINES = 500
 MAX_LINE_CHARS = 1000
-"""A longer line is cut: an answer has half a million characters at most."""
+"""A longer line is cut, so that an answer has half a million characters at most."""
 
 
 class LogQuery(BaseModel):
@@ -569,8 +570,8 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`answer`: the model, or None for an answer of any form. `wants_body`: the call is refused
-    without a body. `once`: an Idempotency-Key is read."""
+    """`answer`: the model of the answer; None if it may have any form. `wants_body`: whether the
+    call is refused without a body. `once`: whether an Idempotency-Key is read."""
 
     does: str
     answer: Any
@@ -623,7 +624,7 @@ CALLS: Mapping[tuple[str, str], Call] = {
 
 
 def description() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The description of the routes, by OpenAPI 3.1."""
     schemas = _Schemas()
     paths: dict[str, dict[str, Any]] = {}
     error = {"description": "why not", "content": {JSON: {"schema": schemas.of(ErrorBody)}}}
@@ -658,7 +659,7 @@ def description() -> dict[str, Any]:
 
 
 class _Schemas:
-    """References to the schemas of models, which are collected in `found`."""
+    """Makes references to the schemas of models, and collects the schemas in `found`."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -694,7 +695,7 @@ def _encoded_description() -> bytes:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query has no null: a parameter without a value is left out."""
+    """Removes null from a query's schema: a parameter without a value is left out of a query."""
     kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(kinds) != 1:
         return schema

@@ -1,6 +1,5 @@
-"""The controller's half of drain, undrain, restart, evacuate, and of all marks, such as a cordon;
-and how drains are reported.
-"""
+"""How the controller carries out drain, undrain, restart, evacuate and all marks, such as a cordon;
+and how it reports drains."""
 
 import asyncio
 import time
@@ -68,7 +67,8 @@ class _OnInstance(Handler[Wanted, Report]):
         self.operated.check_revision(if_revision)
 
     def check_together(self, if_revision: int | None, with_ids: Sequence[str]) -> list[str]:
-        """All instances of a command that is carried out for all of them or for none."""
+        """Checks all instances of a command that acts on all of them or on none, and returns their
+        ids."""
         self.check_instance(if_revision)
         together = list(dict.fromkeys((self.instance_id, *with_ids)))
         for each in together:
@@ -86,8 +86,7 @@ class _OnInstance(Handler[Wanted, Report]):
         instance_ids: Sequence[str],
         despite: str = "drain {} --force",
     ) -> None:
-        """Raises ApiError if there is a refusal. `despite`: the command that acts in spite of
-        it."""
+        """Raises ApiError if there is a refusal. `despite`: the command that acts all the same."""
         with as_api_errors():
             cordoned = self.controller.keeper.spec.marked(Closed.CORDONED)
             refuse_instances(refusal, instance_ids, cordoned, despite)
@@ -103,14 +102,14 @@ class _Emptying(_OnInstance[Wanted, DrainReport]):
 
     @property
     def claims(self) -> Claims | None:
-        """The claims to the instance, while it drains."""
+        """The claims to the instance; None if it does not drain."""
         return self.controller.keeper.spec.drains.get(self.instance_id)
 
     def would_change(self, claim: Claim) -> bool:
         return self.claims is None or self.claims.would_change(claim)
 
     def begin(self, claim: Claim, operation: Operation, *, can_undo: bool = True) -> None:
-        """Begins the drain, or changes the one under way."""
+        """Begins the drain, or changes the drain under way."""
         if can_undo and self.claims is None:
             operation.undo = self.undone_by()
         self.controller.drains.begin({self.instance_id: caused_by(operation, claim)})
@@ -129,7 +128,7 @@ class DrainHandler(_Emptying[DrainRequest]):
         self.changes = self.would_change(drain_claim(self.wanted))
 
     def check(self) -> None:
-        """Also checks the other drains of the same command, which begins all of them or none."""
+        """Also checks the other instances of the same command, which begins all drains or none."""
         wanted = self.wanted
         together = self.check_together(wanted.if_revision, wanted.with_ids)
         facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
@@ -180,7 +179,7 @@ class RestartHandler(_Emptying[RestartRequest]):
         return await self.reports.planned_restart(self.instance_id, claim)
 
     async def carry_out(self, operation: Operation) -> None:
-        """Restarts the process that was there when the order came."""
+        """Restarts the process that ran when the order came."""
         claim = restart_claim(self.wanted, self.nonce)
         self.begin(claim, operation, can_undo=not self.wanted.now)
 
@@ -189,7 +188,7 @@ class RestartHandler(_Emptying[RestartRequest]):
 
 
 class EvacuateHandler(_Emptying[EvacuateRequest]):
-    """Another call gives an evacuation under way another deadline."""
+    """A call during an evacuation sets another deadline."""
 
     row = on_instances.Evacuate
 
@@ -230,7 +229,7 @@ class UndrainHandler(_Emptying[UndrainRequest]):
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        """Another drain may have replaced the operation's drain."""
+        """Refuses if another drain has replaced the operation's drain."""
         drain = operated.controller.keeper.spec.drains.get(undo.target)
         same = drain is not None and drain.drain_id == entry_id
         return "" if same else f"{undo.target} is not being drained by it any more"
@@ -255,7 +254,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
         self.changes = (self.mark is None) == self.row.marks
 
     def check(self) -> None:
-        """Also checks the other marks of the same command, which makes all of them or none."""
+        """Also checks the other instances of the same command, which makes all marks or none."""
         wanted = self.wanted
         if not self.row.marks:
             self.check_instance(wanted.if_revision)
@@ -306,7 +305,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        """Another mark may have replaced the operation's mark."""
+        """Refuses if another mark has replaced the operation's mark."""
         spec, words = operated.controller.keeper.spec, cls.row.mark.replace("_", " ")
         mark = spec.marked(Closed(cls.row.mark)).get(undo.target)
         if not cls.row.marks:
@@ -324,7 +323,7 @@ HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
 
 
 # -- drains as they are reported -------------------------------------------------------------------
-# Drains and scalings as the control API reports them: under way, planned, or just begun.
+# Drains and scalings as the control API reports them: those under way, planned, or just begun.
 
 
 class SteerReports:
@@ -334,16 +333,16 @@ class SteerReports:
     async def several(
         self, instance_ids: Iterable[str], revision: int, *, lately: bool = False
     ) -> list[DrainReport]:
-        """The reports are made concurrently, so frontends that do not answer are waited for only
-        once."""
+        """Reports on several drains. The reports are made at the same time, so that the time of
+        frontends that do not answer is spent only once."""
         reports = (self.of(each, revision, lately=lately) for each in instance_ids)
         return list(await asyncio.gather(*reports))
 
     async def of(self, instance_id: str, revision: int, *, lately: bool = False) -> DrainReport:
         """The drain as it is now. With `lately`, the list of requests that cannot move may be a
-        second old. `revision` is the spec's revision from before this look, or from after the
-        caller's own change, so that a client that continues from it is told of later changes by
-        others."""
+        second old. `revision`: the spec's revision, read before this report or after the caller's
+        own change. A client that continues from this revision is told if others have changed the
+        spec since."""
         controller = self._controller
         progress = controller.drains.progress(instance_id)
         leaving = Forecast()
@@ -384,8 +383,8 @@ class SteerReports:
     async def planned(
         self, instance_id: str, claim: Claim, going: Sequence[str] = ()
     ) -> DrainReport:
-        """The effect of this claim if it were made now. `going`: instances that are drained
-        together with this one."""
+        """The effect that this claim would have now. `going`: instances that are drained together
+        with this one."""
         revision = self._controller.keeper.spec.revision
         leaving = await self._controller.drain_forecasts.of(instance_id, going)
         progress = self._controller.drains.progress(instance_id)
@@ -402,7 +401,7 @@ class SteerReports:
         )
 
     async def planned_restart(self, instance_id: str, claim: Restart) -> DrainReport:
-        """The effect of a restart that began now."""
+        """The effect of a restart that would begin now."""
         report = await self.planned(instance_id, claim)
         if not claim.at_once:
             return report
@@ -414,7 +413,7 @@ class SteerReports:
     async def planned_evacuation(
         self, instance_id: str, claim: Evacuate, within_s: float
     ) -> DrainReport:
-        """The effect of an evacuation that began now, at the pace of the last moves."""
+        """The effect of an evacuation that would begin now, at the pace of the last moves."""
         report = await self.planned(instance_id, claim)
         leaving = await self._controller.drain_forecasts.lately(instance_id)
         pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
@@ -430,8 +429,8 @@ class SteerReports:
         return report.model_copy(update={"plan": plan})
 
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
-        """Plans each drain as if it were the only one, but moves no request to an instance that
-        would be removed too."""
+        """Plans each drain as if it were the only one, except that no request moves to another
+        instance that would be removed."""
         revision = self._controller.keeper.spec.revision
         added = self._controller.scaling.added(plan)
         going = await asyncio.gather(
@@ -470,19 +469,20 @@ AnyClaim = TypeVar("AnyClaim", bound=Claim)
 
 
 def caused_by(operation: Operation, claim: AnyClaim) -> AnyClaim:
-    """The operation's claim. A drain begun by it has the operation's cause id, and so have the
-    drain's events."""
+    """The operation's claim. A drain that it begins has the operation's cause id, and so have the
+    events of the drain."""
     return replace(claim, cause_id=operation.cause_id, actor=operation.actor)
 
 
 def drain_claim(wanted: DrainRequest) -> Drain:
-    """This function and the next ones make claims without a cause and an actor, which `caused_by`
-    adds."""
+    """Like the next functions, makes a claim without a cause and an actor; `caused_by` adds
+    them."""
     return Drain("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
 
 
 def restart_claim(wanted: RestartRequest, nonce: str) -> Restart:
-    """At its deadline the restart is given up. `nonce`: of the process that is to be replaced."""
+    """If the deadline passes, the restart is given up. `nonce`: of the process that is to be
+    replaced."""
     deadline_s = deadline_of(wanted)
     on_deadline: Literal["keep", "abort"] = "keep" if deadline_s is None else "abort"
     return Restart(
@@ -510,7 +510,7 @@ def deadline_of(wanted: DrainRequest | RestartRequest | ScaleRequest) -> float |
 
 
 def _end(claims: Claims) -> dict[str, Any]:
-    """The fields of a report that say what happens to the instance, and when."""
+    """The fields of a report that say what will happen to the instance, and when."""
     strongest = claims.strongest
     return {
         "deadline_s": strongest.deadline_s,
@@ -543,7 +543,7 @@ def _planned_departure(departure: Departure) -> PlannedDeparture:
 
 
 def _why(departure: Departure) -> str:
-    """Why the request cannot move, with respect to the whole cluster and not to one instance."""
+    """Why the request cannot move to any instance of the cluster."""
     if departure.destination_id is not None:
         return ""
     if departure.code == MoveRefusal.NO_BLOCKS:

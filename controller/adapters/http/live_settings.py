@@ -1,8 +1,7 @@
-"""Settings on the control API: listed, and changed while the cluster runs.
+"""The settings on the control API: how they are listed, and changed while the cluster runs.
 
-Changed values stand in the spec, so that they outlive the controller. After each change the
-cluster's configuration is made again from all settings (`live_config`).
-"""
+Changed values are kept in the spec, so that they outlive the controller. After each change the
+cluster's configuration is made again from all settings (`live_config`)."""
 
 from dataclasses import dataclass, replace
 
@@ -28,15 +27,16 @@ from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
 from controller.runtime.messages.members import FrontendLimits
 
 MIN_INTERVAL_S = 0.01
-"""The least time between two rounds, however fast an emulated cluster is."""
+"""The shortest time between two rounds, however fast an emulated cluster is."""
 MODE = "autoscale.mode"
 _NAMES = {"scheduler.policy": ", ".join(POLICIES)}
-"""`controller.api.settings` cannot name values that only the core knows."""
+"""Possible values of settings that `controller.api.settings` cannot name, because only the core
+knows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedChanges:
-    """The changes, and the configuration that they would give the cluster."""
+    """The changes, and the configuration that the cluster would have after them."""
 
     patch: SettingsPatch
     after: Settings
@@ -45,7 +45,7 @@ class PlannedChanges:
 
 
 class LiveSettings:
-    """`settings`: those with which the controller runs."""
+    """`settings`: the settings of the running controller."""
 
     def __init__(self, controller: ControllerProcess, settings: Settings) -> None:
         self._controller = controller
@@ -88,7 +88,7 @@ class LiveSettings:
             if was[key].value != becomes[key].value
         )
         releases = MODE in patch.changes and keeper.spec.autoscale_hold is not None
-        if changes or releases:  # otherwise this patch may have made the present revision
+        if changes or releases:  # else this patch itself may have made the present revision
             keeper.check_revision(patch.if_revision)
         answer = SettingChanges(
             dry_run=patch.dry_run,
@@ -100,7 +100,8 @@ class LiveSettings:
         return PlannedChanges(patch, after, config, answer)
 
     def _roles(self, config: LiveConfig) -> tuple[InstanceRole, ...]:
-        """The role of each instance in rescheduling, now and with `config`."""
+        """The role of each instance in rescheduling, now and with `config`; empty if they cannot
+        differ."""
         rescheduler = self._controller.rescheduler
         now = rescheduler.config, rescheduler.levels
         then = config.rescheduling, config.scheduler.levels
@@ -119,8 +120,8 @@ class LiveSettings:
         )
 
     def make(self, planned: PlannedChanges) -> SettingChanges:
-        """Makes planned changes; no settings may have changed since the plan. Raises
-        RevisionConflictError and LlumctlError, and changes nothing then."""
+        """Carries out planned changes; no settings may have changed since the plan. If it raises
+        RevisionConflictError or LlumctlError, nothing has changed."""
         keeper = self._controller.keeper
         keeper.check_revision(planned.patch.if_revision)
         values = {each.key: each.value for each in planned.answer.changes}
@@ -158,8 +159,8 @@ def live_config(settings: Settings) -> LiveConfig:
 
 
 def _speed(settings: Settings) -> float:
-    """How many times as fast as its profile the cluster is. The scheduler's own times are scaled
-    too, so that a faster cluster decides like the cluster that it stands for."""
+    """How many times as fast as its profile the cluster runs. The scheduler's own times are scaled
+    too, so that the faster cluster decides as the cluster that it imitates would."""
     return settings.emulated.speed if settings.cluster.engine == "emulated" else 1.0
 
 
@@ -192,7 +193,8 @@ def _policy(name: str) -> Policy:
 
 
 def _autoscale(settings: Settings) -> LiveAutoscale:
-    """The cold start is measured, not set. The cluster acts on what two checks in a row found."""
+    """The cold start is measured and is no setting. The cluster acts when two checks in a row find
+    the same need."""
     interval_s = settings.autoscale.check_interval_s
     config = with_fixed(
         AutoscaleConfig,

@@ -1,12 +1,11 @@
-"""How the controller carries out any order of operators.
+"""How the controller carries out any order of an operator.
 
-A row of `controller.api.operations` says what an order is; the `Handler` of the same kind is the
-controller's half of it; `Orders` does what all orders share. One lock covers the checks of an order
-and its change of the spec, so that of two operators who act on the same revision the second gets a
-conflict. `OperatorLog` records each order in the audit log before and after it, and in the
-cluster's events. Writing the audit log takes time, so the checks are repeated after that.
-`operations_done` reads the log again, and says what could be undone now.
-"""
+A row of `controller.api.operations` describes an order. The `Handler` of the same kind carries it
+out, and `Orders` does what all orders share. One lock is held during the checks of an order and its
+change of the spec: if two operators act on the same revision, the second one gets a conflict.
+`OperatorLog` records each order in the audit log, before and after it, and in the cluster's events.
+Writing the audit log takes time, so the checks are repeated after that. `operations_done` reads the
+log again, and says which operations could be undone now."""
 
 import asyncio
 import logging
@@ -41,26 +40,27 @@ from controller.runtime.controller.queries import Found
 
 log = logging.getLogger(__name__)
 
-# A holder of the view token may send refused calls without limit; each entry takes time and room on
-# the disk, and pushes an event out of the log.
+# A holder of the view token may send any number of calls that are refused. Each entry takes time
+# and room on the disk, and pushes an event out of the log.
 REFUSALS_EVERY_S = 600.0
 
 Deed = tuple[str, str]
-"""(action, target)."""
+"""An action of the audit log, and its target."""
 Args = Mapping[str, Any]
 EngineCheck = Callable[[Args, Args, Args], None]
-"""Gets the engine arguments that an operator gives, all that differ from those of the cluster's
-start, and all that will differ. Raises UsageError. It may take a while, on any thread."""
+"""Checks engine arguments. It gets those that an operator gives, all that differ from the cluster's
+start now, and all that will differ then. Raises UsageError. It may take a while, on any thread."""
 Values = Mapping[str, SettingValue]
 
 
 def allow_all(given: Args, before: Args, after: Args) -> None:
-    """A check that refuses nothing."""
+    """An EngineCheck that refuses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """What orders act on. `check_engine` says which engine arguments may change."""
+    """The parts of the controller on which orders act. `check_engine` says which engine arguments
+    may change."""
 
     controller: ControllerProcess
     settings: LiveSettings
@@ -71,20 +71,20 @@ class Operated:
             raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
 
     def check_launcher(self) -> None:
-        """Raises ApiError if another process could not be started because the launcher is lost."""
+        """Raises ApiError if no process could be started now because the launcher is lost."""
         if (loss := self.controller.launcher_loss) is not None:
             what = f"{loss.what}: no other process could be started"
             raise ApiError(503, "ray_lost", what, f"when clients can wait: {RESTART}")
 
     def check_revision(self, if_revision: int | None) -> None:
-        """Raises RevisionConflictError."""
+        """Raises RevisionConflictError if the spec has another revision."""
         self.check_running()
         self.controller.keeper.check_revision(if_revision)
 
 
 @dataclass(slots=True)
 class Operation:
-    """`outcome` and `undo` may be set until the operation is over."""
+    """`outcome` and `undo` may be set until the operation has ended."""
 
     cause_id: str
     actor: str
@@ -93,14 +93,14 @@ class Operation:
 
 
 class Handler(Generic[Wanted, Report]):
-    """The controller's half of an order, made for each call. A dry run is `look`, then `plan`. An
-    order is `look`, then, if there are `deeds`, `check` and `carry_out`, and in any case `report`.
-    All methods except `deeds` raise ApiError, RevisionConflictError and LlumctlError; nothing has
-    changed then, unless the error says otherwise."""
+    """Carries out one kind of order; a handler is made for each call. A dry run is `look`, then
+    `plan`. An order is `look`, then, if there are `deeds`, `check` and `carry_out`, and in any case
+    `report`. All methods except `deeds` raise ApiError, RevisionConflictError and LlumctlError;
+    nothing has changed then, unless the error says otherwise."""
 
     row: type[Order[Wanted, Report]]
     lasts: ClassVar[bool] = False
-    """Whether the order takes so long that its beginning is an event too."""
+    """Whether the order takes so long that its beginning is recorded as an event, too."""
 
     def __init__(self, operated: Operated, order: Order[Wanted, Report]) -> None:
         self.operated = operated
@@ -108,22 +108,23 @@ class Handler(Generic[Wanted, Report]):
         self.order, self.wanted = order, order.wanted
 
     async def look(self) -> None:
-        """Checks whether the order can be carried out, and keeps what the other steps need."""
+        """Checks whether the order can be carried out, and keeps what the later steps need."""
         self.check()
 
     def check(self) -> None:
         """Checks again whether the order can still be carried out."""
 
     async def plan(self) -> Report:
-        """What the order would do now."""
+        """A report on what the order would do now."""
         raise NotImplementedError
 
     def deeds(self) -> Sequence[Deed]:
-        """For the audit log; empty if the order would change nothing."""
+        """The actions for the audit log; empty if the order would change nothing."""
         return ((self.order.deed, self.order.target or CLUSTER),)
 
     async def carry_out(self, operation: Operation) -> None:
-        """Nothing is awaited between `check` and the change of the spec."""
+        """Carries the order out. It must not await anything before it has changed the spec, so that
+        the result of `check` still holds."""
         raise NotImplementedError
 
     async def report(self) -> Report:
@@ -131,8 +132,8 @@ class Handler(Generic[Wanted, Report]):
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
-        """Why an order of this kind cannot take an operation back now; empty if it can. `known`:
-        what frontends know of the requests of such operations."""
+        """Why an operation cannot be taken back now by an order of this kind; empty if it can.
+        `known`: what frontends know of the requests of such operations."""
         raise NotImplementedError
 
     def undone_by(self, previous: Values | None = None, made: Values | None = None) -> Undo:
@@ -153,9 +154,9 @@ class OperatorLog:
         self._audit = audit
         self._journal = journal
         self._last_refused = ("", "", "")
-        """(action, actor, code)."""
+        """The action, the actor and the code of the last refused call."""
         self._num_refused = 0
-        """Refused calls that are in no entry yet."""
+        """How many refused calls are not in the log yet."""
         self._next_refusals: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
 
@@ -163,10 +164,10 @@ class OperatorLog:
     async def operation(
         self, scope: Scope, *deeds: Deed, reason: str = "", lasts: bool = False
     ) -> AsyncIterator[Operation]:
-        """Records the `with` block as begun, and afterwards with its outcome, which is a failure if
-        the block raises. `lasts`: the beginning is an event too.
+        """Records the `with` block: first that it has begun, and afterwards its outcome, which is a
+        failure if the block raises. `lasts`: the beginning is recorded as an event, too.
 
-        Raises ApiError if the beginning cannot be recorded: nothing is done then."""
+        Raises ApiError if the beginning cannot be recorded; the block does not run then."""
         operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
         await self._write(operation, deeds, "begun", reason)
         if lasts:
@@ -183,16 +184,16 @@ class OperatorLog:
     async def note(
         self, scope: Scope, action: str, target: str, outcome: str, reason: str = ""
     ) -> None:
-        """Records an operation that is over at once. Raises ApiError as `operation` does."""
+        """Records an operation that is over at once. Raises ApiError if it cannot be recorded."""
         operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
         deeds = ((action, target),)
         await self._write(operation, deeds, outcome, reason)
         self._tell(operation, deeds, outcome, reason)
 
     async def refused(self, scope: Scope, code: str) -> None:
-        """Records a call that its token does not allow: the first call at once, and calls within
-        the next ten minutes in one entry at their end. Does not raise, because the call is refused
-        in any case, even if the disk is full."""
+        """Records a call that its token does not allow. The first such call is recorded at once.
+        Calls in the next ten minutes are recorded in one entry at the end of that time. Does not
+        raise, because the call is refused in any case, even if the disk is full."""
         action = one_short_line(f"{scope['method']} {scope['path']}")
         self._last_refused = action, actor_of(scope), code
         self._num_refused += 1
@@ -201,7 +202,7 @@ class OperatorLog:
             await self._tell_refusals()
 
     async def close(self) -> None:
-        """Records the calls refused since the last entry."""
+        """Records the refused calls that are not in the log yet."""
         if self._next_refusals is not None:
             self._next_refusals.cancel()
         if self._num_refused:
@@ -253,8 +254,8 @@ class OperatorLog:
             raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
 
     async def _write_end(self, operation: Operation, deeds: tuple[Deed, ...], reason: str) -> None:
-        """Does not raise: the operation has happened, and its caller gets the answer even if the
-        disk is full."""
+        """Records the end of an operation. Does not raise: the operation has happened, and its
+        caller gets the answer even if the disk is full."""
         try:
             failed = operation.outcome.startswith(("failed", "unknown"))
             undo = None if failed else operation.undo
@@ -273,7 +274,7 @@ class OperatorLog:
 
 
 def actor_of(scope: Scope) -> str:
-    """The caller's name, which is not checked, and address."""
+    """The caller's name, which nobody checks, and its address."""
     claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
     client = scope.get("client")
     return one_short_line(f"{claimed} from {client[0] if client else 'here'}")
@@ -281,7 +282,7 @@ def actor_of(scope: Scope) -> str:
 
 def _failure(error: BaseException) -> str:
     if isinstance(error, ApiError):
-        # An operation that was not over in time goes on.
+        # An operation that did not end in time may still go on.
         return f"{'unknown' if error.status == 504 else 'failed'}: {error.body.code}"
     if isinstance(error, RevisionConflictError):
         return "failed: revision_conflict"
@@ -305,7 +306,7 @@ class Orders:
     def routes(
         self, handlers: Sequence[type[Handler[Any, Any]]], looks: Mapping[str, Endpoint]
     ) -> list[Route]:
-        """`looks`: by path, the endpoint that answers a GET."""
+        """`looks`: for each path, the endpoint that answers a GET."""
         found: dict[str, dict[str, Endpoint]] = {}
         for each in handlers:
             endpoint = self._once(self._endpoint(each))
@@ -346,7 +347,7 @@ def as_api_errors() -> Iterator[None]:
     try:
         yield
     except OperationRefusedError as error:
-        # More than max_instances is wrong in any state of the cluster.
+        # An order for more than max_instances is wrong in any state of the cluster.
         status = 400 if error.code == "max_instances" else 409
         raise ApiError(status, error.code, error.message, error.hint) from error
 
@@ -368,12 +369,12 @@ async def operations_done(
     since_s: float,
     limit: int,
 ) -> OperationList:
-    """`handlers`: by kind. `since_s`: when the cluster was started, because the audit log outlives
-    the cluster."""
+    """`handlers`: the handler of each kind of order. `since_s`: when the cluster was started; the
+    audit log may have earlier entries."""
     found = [
         each
         for each in _entries(audit.tail())
-        # A refused call is not an operation, and there may be many.
+        # A refused call is not an operation, and there may be very many of them.
         if each.time_s >= since_s and not each.outcome.startswith("refused: ")
     ][:limit]
     undos = [each.undo for each in found if each.undo is not None]
@@ -388,7 +389,8 @@ async def operations_done(
 
 
 def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
-    """One entry for each operation, made of its last lines: an operation may have several deeds."""
+    """One entry for each operation, made of its last lines. An operation with several actions has a
+    line for each."""
     found: dict[str, OperationEntry] = {}
     for line in lines:
         try:

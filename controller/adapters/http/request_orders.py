@@ -1,4 +1,5 @@
-"""The controller's half of migrate, priority and abort: orders about a live request."""
+"""How the controller carries out migrate, priority and abort, which are orders about a live
+request."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Required, TypedDict, Unpack
@@ -50,7 +51,7 @@ TOLD_WAIT_S = 0.1
 
 
 class _Came(TypedDict, total=False):
-    """The fields of a report that say how the move ended, or would end."""
+    """The fields of a report that say how the move ended, or how it would end."""
 
     outcome: Required[str]
     code: str
@@ -66,14 +67,14 @@ class _Came(TypedDict, total=False):
 
 
 class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
-    """A move of a request that is on `source_id`, to `wanted.to` or to any instance."""
+    """Moves a request that is on `source_id` to `wanted.to`, or to any instance."""
 
     row = Migrate
     lasts = True
 
     async def look(self) -> None:
-        """Raises ApiError for a request that is on no instance, and for a target that is not an
-        instance, has the request already, or may take no requests."""
+        """Raises ApiError if the request is on no instance, or if the target is not an instance,
+        already has the request, or may take no requests."""
         controller, wanted, request_id = self.controller, self.wanted, self.order.target
         members = controller.roster.members
         if wanted.to is not None and (
@@ -224,7 +225,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             ) from error
 
     def _check_still_there(self, target: str | None) -> None:
-        """Raises ApiError if a scale-in removed the source or the target since the call came."""
+        """Raises ApiError if a scale-in has removed the source or the target since the call
+        came."""
         statuses = self.controller.statuses
         if self.source_id not in statuses:
             raise ApiError(
@@ -237,7 +239,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             raise no_such_instance(target)
 
     def _by_hand(self) -> MoveByHand:
-        """A waiting request holds no blocks."""
+        """The move as it is asked of the source. The number of blocks is 0 if the request waits."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
         return MoveByHand(
             record.request_id,
@@ -249,15 +251,16 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         )
 
     def _expected_downtime_s(self, target: str) -> float | None:
-        """The time of the destination's step, which makes the next token, and the time that the
-        last moves took beyond a step. None while the destination has made no step."""
+        """The time of one step of the destination, which makes the next token, plus the time that
+        the last moves took beyond such a step. None while the destination has made no step."""
         step_time_s = self.controller.statuses[target].step_time_s
         if step_time_s <= 0:
             return None
         return step_time_s + (self.controller.operator_moves.log.typical_excess_s() or 0.0)
 
     def _note(self, target: str | None) -> str:
-        """Says that the target is cooling, which only a target named by the operator can be."""
+        """Says that the target is cooling, if it is. Only a target that the operator named can
+        be."""
         controller = self.controller
         if target is None:
             return ""
@@ -267,8 +270,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
 
     def _waiting(self, last: Attempt, began_s: float) -> str:
-        """How long the move waited for its turn, if that was noticeable, and the setting that
-        limits it."""
+        """How long the move waited for its turn, if it was long enough to matter, and the setting
+        that limits the number of moves."""
         named = f"migration.max_moves is {self.controller.live.rescheduling.max_moves}"
         if last.queued_s < TOLD_WAIT_S:
             return named if last.code in BY_MAX_MOVES else ""
@@ -283,7 +286,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         return f"llumctl set migration.max_moves={more}"
 
     def _nobody(self) -> str:
-        """Why no instance can be the destination, instance by instance."""
+        """The reason why each instance cannot be the destination."""
         controller, num_blocks = self.controller, self._by_hand().num_blocks
         told = []
         for member in controller.roster.instances():
@@ -317,8 +320,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
 
 class _OnLive(Handler[Wanted, Report]):
     """Changes a request that has not ended; the request's frontend makes the change. `cannot`: the
-    words before the reason for a failure. `may_still`: what a frontend that does not answer may yet
-    do."""
+    words before the reason for a failure. `may_still`: what a frontend that does not answer may
+    still do."""
 
     record: RequestRecord
     may_still: str
@@ -335,11 +338,11 @@ class _OnLive(Handler[Wanted, Report]):
             raise self._ended(f"it {has} {record.state}")
 
     async def ask(self, asked: Callable[[str], Message]) -> Any:
-        """Sends the message that `asked` makes of a query id to the request's frontend, and returns
-        the answer, whose `code` is empty. Raises ApiError."""
+        """Calls `asked` with a query id, sends the message that it returns to the request's
+        frontend, and returns the answer if its `code` is empty. Raises ApiError otherwise."""
         frontend_id = self.record.frontend_id
         frontend = self.controller.roster.members.get(frontend_id)
-        if frontend is None or not frontend.alive:  # died while the audit log was written
+        if frontend is None or not frontend.alive:  # it died since the order came
             raise self._ended(f"its frontend {frontend_id} died")
         try:
             answer = await self.controller.queries.ask(frontend_id, asked)
@@ -370,7 +373,7 @@ class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
         return f"the priority of request {self.record.request_id} cannot change"
 
     async def look(self) -> None:
-        """Also raises ApiError for an unknown level."""
+        """Also raises ApiError if the level is unknown."""
         levels = {level.name: level for level in self.controller.live.scheduler.levels}
         level = levels.get(self.wanted.level)
         if level is None:
@@ -403,8 +406,8 @@ class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
         return self.found
 
     async def _change(self, operation: Operation) -> None:
-        """Returns when the request's frontend has noted the new level, which counts from then on
-        wherever the request is."""
+        """Returns when the request's frontend has recorded the new level. From then on that level
+        counts, wherever the request is."""
         answer: RankChangeAnswered = await self.ask(
             lambda query_id: RankChangeAsked(
                 query_id,
@@ -475,15 +478,16 @@ class AbortHandler(_OnLive[AbortRequest, AbortReport]):
         return self.found
 
     def _state(self) -> WireState:
-        """A held request waits, which its frontend does not know."""
+        """The request's state. A request that the controller holds counts as waiting, which its
+        frontend does not know."""
         scheduler = self.controller.scheduler
         if place_of(scheduler.waiting_view(), self.record) is None:
             return WireState(self.record.state)
         return WireState.WAITING
 
     async def _end(self, operation: Operation) -> None:
-        """Returns when the request's frontend has ended it: the client's error is on its way, and
-        the instances that have blocks of it are told."""
+        """Returns when the request's frontend has ended the request. By then the client's error has
+        been sent, and so has the message to the instances that have blocks of the request."""
         record, before = self.record, self._state()
         answer: AbortAnswered = await self.ask(
             lambda query_id: AbortAsked(
@@ -511,7 +515,7 @@ HANDLERS = (MigrateHandler, PriorityHandler, AbortHandler)
 
 
 def _live(undo: Undo, known: Found) -> RequestRecord | str:
-    """The request that an operation was about, or why nothing can be done to it."""
+    """The request of an operation; a text if nothing can be done to the request, which says why."""
     record = next((each for each in known.requests if each.request_id == undo.target), None)
     if record is None:
         silent = f": {', '.join(known.silent)} may know it and did not answer"

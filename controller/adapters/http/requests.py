@@ -1,6 +1,5 @@
-"""Requests as the control API shows them: listed, one of them with its history, and explained: what
-happened to it, and what it waits for now. Orders also find their request here.
-"""
+"""Requests on the control API: a list of them, one request with its history, and an explanation of
+what happened to a request and what it waits for now. Orders also find their request here."""
 
 import asyncio
 import time
@@ -34,7 +33,7 @@ from controller.runtime.controller.queries import Found
 
 MAX_REFERENCE_CHARS = 256
 MAX_MATCHES = 200
-"""More than the choices of one request."""
+"""More than one client's request can have choices."""
 MAX_REQUESTS = 10_000
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
@@ -54,18 +53,19 @@ class RequestsQuery(BaseModel):
     state: tuple[RequestState, ...] = ()
     limit: int = Field(default=1000, ge=1, le=MAX_REQUESTS)
     movable: bool = False
-    """Whether the instances are asked, between two steps, which requests could move now."""
+    """Whether to ask the instances, between two steps, which requests could move now."""
 
 
 class NameQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     any_choice: bool = False
-    """Whether any of one client's choices will do (see `find_record`)."""
+    """Whether any choice of a client's request will do (see `find_record`)."""
 
 
 async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> RequestList:
-    """Lists held requests as waiting, in their order. Raises ApiError for an unknown instance."""
+    """Lists requests. Held requests are listed as waiting, in their order. Raises ApiError if the
+    instance is unknown."""
     known = [member.member_id for member in controller.roster.instances()]
     if query.instance is not None and query.instance not in known:
         raise no_such_instance(query.instance)
@@ -85,9 +85,9 @@ async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> 
 
 
 async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Found:
-    """Frontends do not know which requests are held: to them these are being dispatched. So if only
-    waiting or only dispatching requests are wanted, frontends are asked for all dispatching ones,
-    which are sorted out here."""
+    """The requests that match the query. Frontends do not know which requests the controller holds:
+    to them these requests are dispatching. So if only waiting or only dispatching requests are
+    wanted, all dispatching requests are asked for, and are sorted out here."""
     frontends, states = _serving_frontends(controller), {CoreState(s.value) for s in query.state}
     both = {CoreState.WAITING, CoreState.DISPATCHING}
     is_sorted = len(states & both) != 1 or query.instance is not None
@@ -105,7 +105,7 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
         )
     if not is_sorted:
         asked.append(ask(frontends, states=(CoreState.DISPATCHING,), max_requests=MAX_REQUESTS))
-    # Concurrently, so that frontends that do not answer are waited for only once.
+    # All are asked at once, so that frontends that do not answer are waited for only once.
     answers = await asyncio.gather(*asked)
     found = answers[0] if told or not states else Found((), 0, ())
     if is_sorted:
@@ -122,14 +122,15 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
 
 
 def _listed_at(item: RequestStatus) -> tuple[int, int]:
-    """Held requests come behind requests that wait on instances; the others stay in their order."""
+    """The place of a request in a list. Held requests come behind requests that wait on instances;
+    others stay in their order."""
     is_live = item.state in LIVE_STATES
     place = LIVE_STATES.index(item.state) if is_live else len(LIVE_STATES)
     return (place, item.held.place if item.held else 0)
 
 
 def place_of(view: WaitingView, record: RequestRecord) -> HeldPlaceStatus | None:
-    """The place of a request that the controller holds; None for other requests."""
+    """The place of a request that the controller holds; None if the controller does not hold it."""
     if record.state is not CoreState.DISPATCHING:
         return None
     found = view.find((record.frontend_id, record.request_id))
@@ -137,7 +138,7 @@ def place_of(view: WaitingView, record: RequestRecord) -> HeldPlaceStatus | None
 
 
 async def find_request(controller: ControllerProcess, reference: str) -> RequestDetail:
-    """The request with its history, and whether it could move. Raises ApiError."""
+    """Returns the request with its history, and whether it could move. Raises ApiError."""
     record = await find_record(controller, reference)
     refusals = await refusals_of(controller, (record,))
     view = controller.scheduler.waiting_view()
@@ -148,22 +149,20 @@ async def find_request(controller: ControllerProcess, reference: str) -> Request
 async def name_request(
     controller: ControllerProcess, reference: str, query: NameQuery
 ) -> RequestName:
-    """The whole id of the request that a reference names. Raises ApiError."""
+    """Returns the whole id of the request that a reference names. Raises ApiError."""
     record = await find_record(controller, reference, any_choice=query.any_choice)
     return RequestName(request_id=record.request_id, client_id=record.client_request_id)
 
 
 async def find_for_order(controller: ControllerProcess, request_id: str) -> RequestRecord:
-    """Finds the request of an order, by its whole id alone. The request that a shorter reference
-    names changes as requests come and go: when the order arrives, the reference may name another
-    request than before, and an order that is carried out on the wrong request cannot be taken back.
-
-    Raises ApiError."""
+    """Finds the request of an order. Only its whole id is accepted: a shorter reference may name
+    another request when the order arrives, as requests come and go, and an order that was carried
+    out on the wrong request cannot be taken back. Raises ApiError."""
     _check_length(request_id)
     found = await controller.queries.requests(
         _serving_frontends(controller), matching=request_id, max_requests=1
     )
-    # The best match comes first, and no match is better than the whole id.
+    # The best match comes first, and the whole id is the best possible match.
     if found.requests and found.requests[0].match(request_id) is Match.ID:
         return found.requests[0]
     silent = f" (no answer from {', '.join(found.silent)})" if found.silent else ""
@@ -177,7 +176,7 @@ async def find_for_order(controller: ControllerProcess, request_id: str) -> Requ
 
 
 async def find_by_ids(controller: ControllerProcess, request_ids: Iterable[str]) -> Found:
-    """The requests with these whole ids that live or that their frontends still remember. Each
+    """Finds requests by their whole ids, if they live or their frontends still remember them. Each
     frontend is asked once for all of them."""
     wanted = frozenset(request_ids)
     if not wanted:
@@ -199,12 +198,10 @@ def _check_length(reference: str) -> None:
 async def find_record(
     controller: ControllerProcess, reference: str, *, any_choice: bool = False
 ) -> RequestRecord:
-    """Finds a request to look at by its id, the client's id, the beginning of an id, or an id as
-    tables shorten it. If several match equally well, the only live one is meant, because clients
-    use their ids again. `any_choice`: if the live ones are the choices of one client's request, any
-    of them will do.
-
-    Raises ApiError."""
+    """Finds a request to look at. `reference`: its id, the client's id, the beginning of an id, or
+    an id as tables shorten it. If several requests match equally well and only one of them is live,
+    that one is meant, because clients use their ids again. `any_choice`: if the live requests are
+    choices of one client's request, any of them will do. Raises ApiError."""
     _check_length(reference)
     found = await controller.queries.requests(
         _serving_frontends(controller),
@@ -224,7 +221,7 @@ async def find_record(
     if any_choice and one_client and len(found.requests) < MAX_MATCHES:
         return live[0]
     if matches:
-        # More requests may begin with the reference than were asked for.
+        # More requests may begin with the reference than the answer lists.
         num = found.num_matching if best >= Match.BEGINNING else len(matches)
         ids = ", ".join(record.request_id for record in matches[:_LISTED_MATCHES])
         more = f" and {num - _LISTED_MATCHES} more" if num > _LISTED_MATCHES else ""
@@ -243,8 +240,8 @@ async def find_record(
 async def refusals_of(
     controller: ControllerProcess, records: Iterable[RequestRecord]
 ) -> Mapping[str, str]:
-    """Why each request cannot move, empty if it can. Requests whose instance did not answer are
-    left out."""
+    """Why each request cannot move; an empty text if it can. Requests whose instance did not answer
+    are left out."""
     by_instance: dict[str, list[str]] = {}
     for record in records:
         member = controller.roster.members.get(record.instance_id or "")
@@ -263,7 +260,7 @@ def _serving_frontends(controller: ControllerProcess) -> list[str]:
 
 
 def _absent_frontends(controller: ControllerProcess) -> list[str]:
-    """Frontends that served before and do not serve now: their requests are in no list."""
+    """Frontends that served before and do not serve now. Their requests are in no list."""
     return [m.member_id for m in controller.roster.frontends() if m.incarnation and not m.serving]
 
 
@@ -283,9 +280,9 @@ async def explain_request(controller: ControllerProcess, reference: str) -> Expl
 
 
 def _history(controller: ControllerProcess, record: RequestRecord) -> Sequence[LoggedEvent]:
-    """The events that the request's frontend knows and, with late binding, those that the
-    controller recorded while it held the request. If the frontend has forgotten events in the
-    middle, only its own events count."""
+    """The events of the request that its frontend knows and, with late binding, the events that the
+    controller recorded while it held the request. If the frontend has forgotten some events, only
+    the frontend's events are used."""
     if controller.scheduler.placement is None or record.num_forgotten:
         return record.history
     own = controller.journal.log.about(record.request_id, _WHILE_HELD)
@@ -331,13 +328,13 @@ def _could_move_to(controller: ControllerProcess, record: RequestRecord) -> str 
 
 
 def _snapshot(controller: ControllerProcess, record: RequestRecord) -> InstanceSnapshot | None:
-    """The last report of the request's instance, if that process still runs."""
+    """The last status of the request's instance, if the process that sent it still runs."""
     known = controller.scheduler.instances.get(record.instance_id or "")
     return None if known is None or known.incarnation != record.incarnation else known.snapshot
 
 
 def held_blocks(record: RequestRecord, block_size: int) -> int:
-    """The blocks that the request holds; a waiting request holds none."""
+    """The number of blocks that the request holds; a waiting request holds none."""
     if record.state is not CoreState.RUNNING:
         return 0
     return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
@@ -368,8 +365,8 @@ def request_model(
     held: HeldPlaceStatus | None = None,
 ) -> RequestStatus:
     """`now_s`: seconds since the epoch. `refusal`: why the request cannot move now; empty if it
-    can, None if its instance did not say. `held`: a held request waits at the controller, not at an
-    instance."""
+    can, None if its instance did not say. `held`: the request's place at the controller, if the
+    controller holds it."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s
     return RequestStatus(
