@@ -2,8 +2,8 @@
 
 Ray's own calls cannot tell: without a head each of them blocks for a minute or more, and would
 block the controller too. So a thread tries to connect to the head each second, and once more before
-each call. A head that is stopped (SIGSTOP) still accepts connections, so that is not noticed.
-"""
+each call. A head that is stopped (SIGSTOP) still accepts connections, so its stop is not
+noticed."""
 
 import os
 import socket
@@ -15,18 +15,19 @@ from controller.ports.processes import LauncherLoss
 
 LOOK_EVERY_S = 1.0
 CONNECT_TIMEOUT_S = 3.0
-"""If the first packet is lost, it is sent again after 1 s."""
+"""This leaves time for a second packet: if the first one is lost, it is sent again after 1 s."""
 CALL_TIMEOUT_S = 1.5
-"""Used before a call, for which the controller's event loop waits."""
+"""The limit for a check before a call. The controller's event loop waits for such a check."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""How long each of Ray's processes waits for a lost head before it ends."""
+"""The variable says how long each of Ray's processes waits for a lost head before it ends."""
 RECONNECT_DEFAULT_S = 60.0
 NO_HEAD = "Ray's head at {address} does not answer"
 NO_RAYLET = "Ray's raylet on the controller's machine is gone"
 
 
 class HeadWatch:
-    """`address`: HOST:PORT of the head. Made in an actor's process, which a raylet has started."""
+    """`address`: HOST:PORT of the head. The object is made in an actor's process, which a raylet
+    has started."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class HeadWatch:
         self._parent = parent
         self._raylet = parent()
         self._lost: tuple[float, str] | None = None
-        """Since when the head or the raylet is lost, and which of the two."""
+        """When the head or the raylet was first found to be lost, and which of the two it is."""
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="head watch", daemon=True).start()
@@ -76,7 +77,8 @@ class HeadWatch:
 
 
 def reconnect_s() -> float:
-    """The value in the environment, which processes inherit from the raylet."""
+    """The value of RECONNECT_VARIABLE in the environment, which processes inherit from the
+    raylet."""
     try:
         return float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_DEFAULT_S))
     except ValueError:

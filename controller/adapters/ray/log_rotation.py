@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 << 20
 NUM_OLD = 2
-# Between two checks a file may outgrow its limit. A copy keeps up to twice the limit, so the logs
+# A file may outgrow its limit between two checks. A copy keeps up to twice the limit, so the logs
 # of a member take 40 MiB at most.
 LOOK_EVERY_S = 1.0
 _CHUNK_BYTES = 1 << 20
 
 
 def keep_small(path: Path) -> None:
-    """Watches the file from now on, on its own thread, for as long as the process lives."""
+    """Watches the file on a thread of its own for as long as the process lives."""
     threading.Thread(target=_watch, args=(path,), name="log rotation", daemon=True).start()
 
 
@@ -43,7 +43,7 @@ def turn_over(path: Path, max_bytes: int) -> bool:
         try:
             with _new_file(copied) as copy:
                 _copy(full, copy, 2 * max_bytes)
-        except OSError:  # the disk is full: the older copies stay, this text is dropped
+        except OSError:  # the disk is full: older copies stay, this text is lost
             copied.unlink(missing_ok=True)
             full.truncate(0)
             raise

@@ -1,6 +1,5 @@
-"""A Launcher on Ray: detached, named actors in the cluster's namespace, and the actor class of
-which every process of the cluster is an instance.
-"""
+"""A Launcher that uses Ray: it makes detached, named actors in the cluster's namespace. Also the
+class of these actors; every process of the cluster is one of them."""
 
 import importlib
 import logging
@@ -43,10 +42,10 @@ class RayLauncher:
     instance: ActorPlan
     frontend: ActorPlan
     available_bytes: Callable[[], int]
-    """Memory that is left for new members."""
+    """How many bytes of memory are left for new members."""
     instance_memory: Callable[[], tuple[int, str]] = lambda: (0, "")
-    """Bytes that a new instance takes, with the present engine arguments; and, if the weights are
-    not counted in them, why."""
+    """How many bytes a new instance takes with the present engine arguments; and a text that says
+    why the weights are not included, if they are not."""
     head: HeadWatch | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
 
@@ -60,8 +59,8 @@ class RayLauncher:
         self._launch(frontend_id, self.frontend)
 
     def no_room(self, num_instances: int) -> str:
-        """Compares what is needed with the GPUs that Ray has free on any node, and with this
-        machine's memory."""
+        """Compares the needs of the new instances with the GPUs that Ray has free on any node, and
+        with this machine's memory."""
         if (loss := self._look()) is not None:
             return loss.what
         num_gpus = num_instances * self.instance.num_gpus
@@ -86,7 +85,7 @@ class RayLauncher:
         if handle := self._handles.get(member_id):
             self._refuse_if_lost()
             ray.kill(handle, no_restart=True)
-            del self._handles[member_id]  # a kill that raised is tried again
+            del self._handles[member_id]  # if the kill raised, it is tried again
 
     def _look(self) -> LauncherLoss | None:
         return None if self.head is None else self.head.look(CALL_TIMEOUT_S)
@@ -139,18 +138,18 @@ def kill_actors(namespace: str) -> int:
 
 
 # -- the actor -------------------------------------------------------------------------------------
-# The Ray actor that every process of the cluster is.
+# The Ray actor in which every process of the cluster runs.
 #
 # The actor runs one role (an async function named by `module:function`) on an event loop in its own
-# thread. When the role returns or raises, the process ends; Ray then starts it again
-# (`max_restarts=-1`), and the new process has only the role's arguments. A process that dies again
-# and again before it serves waits longer each time, and is given up in the end: then the role is
-# told why (`Start.failure`), reports the reason and does nothing more. Ray only starts, places and
-# restarts processes: no data goes through it.
+# thread. When the role returns or raises, the process ends. Ray then starts it again
+# (`max_restarts=-1`), and the new process has only the role's arguments. If the process dies again
+# and again before it serves, it waits longer before each start, and is given up in the end: the
+# role then gets the reason (`Start.failure`), reports it and does nothing more. Ray only starts,
+# places and restarts processes; no data goes through it.
 
 
 class RayMember:
-    """`run` names the cluster's run."""
+    """`run` names the run of the cluster."""
 
     def __init__(
         self, member_id: str, role: str, arguments: dict[str, Any], log_dir: str, run: str

@@ -1,10 +1,9 @@
-"""How a member's starts went, in a file beside its log, for the member's next process to read.
+"""How a member's starts went: a file beside its log, which the member's next process reads.
 
 Ray restarts an ended process at once and for ever, and does not know why it ended. So every process
 of a member notes here that it begins, and later that it serves or why it ended. If a process ended
 without a note (by os._exit, a segmentation fault, or the kernel for lack of memory), the next
-process looks for the reason in the log. `up` reads the file of the controller.
-"""
+process looks for the reason in the log. `up` reads the file of the controller."""
 
 import contextlib
 import json
@@ -37,20 +36,19 @@ _REASON = re.compile(r"(?:[\w.]+(?:Error|Exception|Exit)\b.*|Fatal Python error:
 @dataclass(frozen=True, slots=True)
 class Starts:
     run: str
-    """The cluster's run; starts of another run do not count."""
+    """The run of the cluster. Starts in another run do not count."""
     num_failed: int = 0
-    """Failed starts in a row, without the present start."""
+    """How many starts in a row failed before the present one."""
     reason: str = ""
     """Why the last failed start failed."""
     is_open: bool = False
-    """The last start has begun, and has neither served nor noted why it ended."""
+    """Whether the last start has neither served nor noted why it ended."""
     has_served: bool = False
     log_bytes: int = 0
     """The length of the log when the last start began."""
     pid: int = 0
     process_started_s: float = 0.0
-    """When the last process began. With `pid` this lets `down` find the process again without
-    Ray."""
+    """When the last process began. By this and `pid`, `down` finds the process without Ray."""
 
     @property
     def given_up(self) -> bool:
@@ -58,13 +56,14 @@ class Starts:
 
 
 class EndNotice:
-    """SIGTERM as a notice: the process will be ended soon, and may hand its requests on.
+    """Turns SIGTERM into a notice: the process will be ended soon, and may hand its requests on.
 
-    Without a listener, and at the second SIGTERM, the earlier handler runs: Ray's own, which ends
-    the process at once. Processes that Ray itself ends (by `ray.kill`, or because a raylet is gone)
-    get no signal and no time.
+    Without a listener, and at the second SIGTERM, the earlier handler runs. It is Ray's own, and
+    ends the process at once. Processes that Ray itself ends (by `ray.kill`, or because a raylet is
+    gone) get no signal and no time.
 
-    Must be made on the process's main thread, the only one that may set signal handlers."""
+    The object must be made on the process's main thread, the only one that may set signal
+    handlers."""
 
     def __init__(self) -> None:
         self._listener: Callable[[], None] | None = None
@@ -93,14 +92,15 @@ class Start:
         self._path = path
         self._starts = starts
         self.notice = notice
-        """Tells that the process will be ended soon. None where no signal is handled."""
+        """Tells the role that the process will be ended soon. None if the process handles no
+        signal."""
         self.on_success: Callable[[], object] = lambda: None
-        """Called when the member serves for the first time in this process."""
+        """Called when the member first serves in this process."""
 
     @property
     def delay_s(self) -> float:
-        """How long to wait before this start. The first start that only reports that the member is
-        given up does not wait; if that start fails too, the next one waits."""
+        """How long to wait before this start. When a member is given up, the first start that only
+        reports this does not wait; if that start fails too, the next one waits."""
         num_failed = self._starts.num_failed
         if self._starts.given_up and num_failed == MAX_FAILED_STARTS:
             return 0.0
@@ -119,8 +119,8 @@ class Start:
             self.on_success()
 
     def failed(self, reason: str) -> None:
-        """The role raised an error. If the member has already served, this is a death, not a failed
-        start."""
+        """Notes that the role raised an error. If the member has already served, this counts as a
+        death, not as a failed start."""
         if self._starts.is_open:
             num_failed = self._starts.num_failed + 1
             reason = _one_line(reason)
@@ -132,7 +132,7 @@ class Start:
 
 
 def begin(log_file: Path, run: str, notice: EndNotice | None = None) -> Start:
-    """A process of the member begins. Its output already goes to `log_file`."""
+    """Notes that a process of the member begins. Its output already goes to `log_file`."""
     path = log_file.with_suffix(".starts")
     before = _read(path, run) or Starts(run)
     if before.is_open:
@@ -150,8 +150,8 @@ def begin(log_file: Path, run: str, notice: EndNotice | None = None) -> Start:
 
 
 def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
-    """Why the member's last start failed (empty if no start failed since it served), and whether
-    the member is given up."""
+    """Why the member's last start failed, and whether the member is given up. The reason is empty
+    if no start has failed since the member served."""
     found = _read(log_dir / f"{member_id}.starts", run)
     if found is None or not found.num_failed:
         return "", False
@@ -159,14 +159,14 @@ def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
 
 
 def noted_processes(log_dir: Path, run: str) -> list[tuple[int, float]]:
-    """The process id and start time of each member's last process on this machine, dead or
-    alive."""
+    """For each member, the process id and the start time of its last process on this machine, dead
+    or alive."""
     noted = [_read(file, run) for file in sorted(log_dir.glob("*.starts"))]
     return [(each.pid, each.process_started_s) for each in noted if each is not None and each.pid]
 
 
 def last_words(text: str) -> str:
-    """The last line that names an error; empty if no line does."""
+    """The last line of the text that names an error; empty if no line does."""
     for line in reversed(text.splitlines()):
         if found := _REASON.search(line):
             return found.group()
@@ -183,7 +183,8 @@ def _read(path: Path, run: str) -> Starts | None:
 
 
 def _write(path: Path, starts: Starts) -> None:
-    """Logs a failure and continues, because a full disk must not keep a member from serving."""
+    """Writes the file. A failure is only logged, because a full disk must not keep a member from
+    serving."""
     try:
         user_files.replace(path, json.dumps(asdict(starts)))
     except OSError as error:
@@ -193,7 +194,7 @@ def _write(path: Path, starts: Starts) -> None:
 def _tail(log_file: Path, since: int) -> str:
     with contextlib.suppress(OSError), log_file.open("rb") as file:
         size = file.seek(0, 2)
-        began = since if since <= size else 0  # a shorter log was rotated meanwhile
+        began = since if since <= size else 0  # a shorter log has been rotated
         file.seek(max(began, size - MAX_LOG_TAIL_BYTES))
         return file.read(MAX_LOG_TAIL_BYTES).decode(errors="replace")
     return ""

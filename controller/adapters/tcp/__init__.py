@@ -1,1 +1,2 @@
-"""KV blocks from one instance to another over TCP: one connection for each direction."""
+"""The copy of KV blocks from one instance to another over TCP, with one connection for each
+direction."""

@@ -1,15 +1,14 @@
-"""What goes over the connection between two instances, and who may open it: the port at which an
-instance receives blocks, the check of every connection to it, and the stream of slices.
+"""The connection between two instances: the port at which an instance receives blocks, the check of
+every connection to this port, and the stream of slices.
 
-Anyone who reaches the port can connect. A connection must say within 5 s for which link it comes,
+Anyone who reaches the port can connect. Within 5 s a connection must say for which link it comes,
 and prove that it knows the link's key. Until then the connection gets no answer and costs a socket
-and 48 bytes; when there are too many such strangers, the oldest is closed.
+and 48 bytes. When there are too many such strangers, the oldest is closed.
 
-Each end of a link makes a secret for it and tells the other end through the mailbox, which is
-encrypted and admits the cluster's processes only. The link's key is computed from both secrets and
-never sent; only proofs computed with it are. A key is used for one connection only, so a recording
-of another connection is useless.
-"""
+Each end of a link makes a secret for it, and tells it to the other end through the mailbox, which
+is encrypted and admits only the cluster's processes. The link's key is computed from both secrets.
+It is never sent; only proofs that are computed with it are. A key is used for one connection only,
+so a recording of another connection is useless."""
 
 import contextlib
 import hashlib
@@ -41,7 +40,7 @@ def new_secret() -> bytes:
 
 
 def link_id(name: str) -> bytes:
-    """Names the link of a connection to the door. It is not secret."""
+    """The id by which a connection names its link to the door. It is not secret."""
     return hashlib.blake2b(name.encode(), digest_size=ID_BYTES).digest()
 
 
@@ -66,15 +65,15 @@ class LinkKey:
 GREETING_BYTES = ID_BYTES + PROOF_BYTES
 GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 256
-# The log mentions strangers at most this often, however fast they come.
+# The log mentions strangers at most this often, however many come.
 TELL_EVERY_S = 60.0
 
 Admit = Callable[[socket.socket], None]
 
 
 class Door:
-    """`expect`, `forget` and `close` may be called from any thread; the door's own thread calls
-    `Admit`."""
+    """Accepts connections for links. `expect`, `forget` and `close` may be called from any thread;
+    `Admit` is called on the door's own thread."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -121,7 +120,7 @@ class Door:
                 stranger.close()
 
     def _patience_s(self) -> float | None:
-        """Time left to the oldest stranger; None without strangers."""
+        """How much time the oldest stranger has left; None if there is no stranger."""
         for came_s, _ in self._strangers.values():
             return max(0.0, came_s + GREETING_TIMEOUT_S - time.monotonic())
         return None
@@ -131,7 +130,7 @@ class Door:
             stranger, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # mostly because no descriptor is left
+        except OSError as error:  # in most cases because no descriptor is left
             if self._may_tell():
                 log.warning("a connection could not be accepted: %s", error)
             if self._strangers:
@@ -165,7 +164,8 @@ class Door:
                 admit(stranger)
 
     def _admitted(self, greeting: bytes) -> Admit | None:
-        """Finds and removes the link that is greeted: each link admits one connection."""
+        """Finds the link that the greeting names, and removes it, because a link admits one
+        connection only."""
         link_id, proof = greeting[:ID_BYTES], greeting[ID_BYTES:]
         with self._lock:
             wanted, admit = self._expected.get(link_id, (bytes(PROOF_BYTES), None))
@@ -183,7 +183,7 @@ class Door:
             log.warning("%d connections did not know a link's key", self._num_turned_away)
 
     def _may_tell(self) -> bool:
-        """True once in TELL_EVERY_S."""
+        """Returns True at most once in TELL_EVERY_S."""
         if time.monotonic() - self._told_s <= TELL_EVERY_S:
             return False
         self._told_s = time.monotonic()
@@ -213,7 +213,7 @@ class NotALinkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SliceHeader:
-    """`first` is the slice's place among the stage's blocks."""
+    """`first`: the index of the slice's first block in the stage."""
 
     kind: Kind
     stage: bytes = bytes(16)
@@ -243,12 +243,12 @@ _TIME = struct.Struct("@ll")
 
 
 class ConnectionBrokenError(Exception):
-    """The connection can carry nothing any more."""
+    """The connection has failed and cannot be used any more."""
 
 
 class Connection:
-    """A context manager. A call that takes longer than `patience_s` fails, and breaks the
-    connection."""
+    """A context manager. If a call takes longer than `patience_s`, the call fails, and the
+    connection counts as broken."""
 
     def __init__(self, made: socket.socket, patience_s: float) -> None:
         self._socket = made
@@ -302,7 +302,7 @@ class Connection:
         return num_bytes
 
     def break_off(self) -> None:
-        """From any thread: calls that wait at either end fail at once."""
+        """May be called from any thread. Calls that wait at either end fail at once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

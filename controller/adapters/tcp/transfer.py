@@ -1,15 +1,14 @@
 """The KvTransfer port over TCP.
 
-Each direction between two instances is a link: a TCP connection, and a thread at each end that
-works on it.
+Each direction between two instances is a link: a TCP connection, and one thread at each end that
+serves it.
 
-The stream of a link is slices, each a header and the bytes of its blocks. Source and destination
-never lose step, whatever is cancelled: a destination reads and drops slices that it does not
-expect, and a source whose stage was cancelled says so in place of the next slice. The destination
-sends one byte back for each slice that it has read.
+The stream of a link consists of slices; each has a header and the bytes of its blocks. Source and
+destination stay in step, whatever is cancelled: a destination reads and drops slices that it does
+not expect, and a source whose stage was cancelled says so in place of the next slice. The
+destination sends back one byte for each slice that it has read.
 
-A broken link is never mended: the next stage opens a new link with a new name.
-"""
+A broken link is not repaired: the next stage opens a new link with a new name."""
 
 import asyncio
 import contextlib
@@ -48,11 +47,12 @@ from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferE
 
 
 class RateLimit:
-    """A limit in bytes per second: an account that one `take` may overdraw.
+    """A limit in bytes per second, kept as an account that one `take` may overdraw.
 
-    The first bytes go at once, the next when the account is balanced again. Idle time saves nothing
-    up, so any t seconds carry at most rate x t bytes and one `take`. Times must not decrease. The
-    limit may differ at each call; each value counts for the time before that call."""
+    The first bytes may go at once, and the next ones when the account is balanced again. Idle time
+    is not saved up, so in any t seconds at most rate x t bytes and the bytes of one `take` are
+    sent. Times must not decrease. The limit may differ at each call; each value applies to the time
+    before that call."""
 
     def __init__(self) -> None:
         self._owed_bytes = 0.0
@@ -69,7 +69,7 @@ class RateLimit:
         return self._owed_bytes / max_bytes_per_s if max_bytes_per_s else 0.0
 
     def take(self, num_bytes: int) -> None:
-        """Must follow a `wait_s` that returned 0."""
+        """Adds bytes that are sent now. May be called only after `wait_s` returned 0."""
         self._owed_bytes += num_bytes
 
 
@@ -84,14 +84,14 @@ log = logging.getLogger(__name__)
 class CopyJob:
     """One side of a stage: its blocks, and the future that says how the copy ended.
 
-    Made on the event loop's thread; a link's thread works on it. The future is done only when no
-    thread touches the blocks any more; `fail` returns before that."""
+    The job is made on the event loop's thread, and a link's thread works on it. The future is done
+    only when no thread touches the blocks any more. `fail` returns before that."""
 
     def __init__(self, peer_key: tuple[str, int], block_ids: Sequence[int]) -> None:
         self.peer_key = peer_key
         self.block_ids = tuple(block_ids)
         self.num_done = 0
-        """Blocks done; written by the link's thread."""
+        """How many blocks are done; only the link's thread writes it."""
         self._lock = threading.Lock()
         self._held = False
         self._over = False
@@ -105,12 +105,13 @@ class CopyJob:
         return self._over
 
     def begin(self) -> None:
-        """The stage's turn on the link has come: its copy time counts from now."""
+        """Called when the stage's turn on the link has come. Its copy time counts from now."""
         self._began_s = time.perf_counter()
 
     @contextlib.contextmanager
     def hands_on(self) -> Iterator[bool]:
-        """Encloses all code that touches the blocks. Yields False if they must not be touched."""
+        """Encloses all code that touches the blocks. It yields False if they must not be touched
+        any more."""
         with self._lock:
             self._held = not self._over
         try:
@@ -122,7 +123,7 @@ class CopyJob:
                     self._settle(self._error)
 
     def fail(self, why: str) -> None:
-        """May be called from any thread. Does nothing once the job is over."""
+        """May be called from any thread. Does nothing if the job has ended."""
         with self._lock:
             if self._over:
                 return
@@ -157,8 +158,8 @@ class CopyJob:
 
 # -- the link, from both ends ----------------------------------------------------------
 
-# Slices under way at once: while the destination scatters one slice, it receives the next, and the
-# source gathers another.
+# How many slices are under way at once: the destination scatters one slice and receives the next,
+# while the source gathers another.
 DEPTH = 2
 
 
@@ -172,20 +173,20 @@ class Ends:
 
     @property
     def slice_bytes(self) -> int:
-        """Both ends of a link must agree on this."""
+        """The size of a slice. Both ends of a link must have the same size."""
         return self.slice_blocks * self.blocks.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Where the destination waits, and its secret."""
+    """What the destination tells the source: where it waits, and its secret."""
 
     address: str
     secret: bytes
 
 
 class LinkClosedError(Exception):
-    """This end gave the link up, or the other end did not come."""
+    """This end gave up the link, or the other end did not come."""
 
 
 class Link(ABC):
@@ -200,11 +201,11 @@ class Link(ABC):
         self._ends = ends
         self._on_over = on_over
         self._met: SimpleQueue[Answer | socket.socket | None] = SimpleQueue()
-        """What the source or the destination needs to open the link. None: the link must not
-        open."""
+        """What the other end sent to open the link: the destination's answer, or the source's
+        connection. None: the link must not open."""
         self._connection: Connection | None = None
         self._why: str | None = None
-        """Why the link must end or has ended; None while it may work."""
+        """Why the link must end or has ended; None while it may be used."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"kv {name}", daemon=True)
 
@@ -216,12 +217,14 @@ class Link(ABC):
         self._thread.start()
 
     def meet(self, other: Answer | socket.socket) -> None:
-        """From any thread: hands over the destination's answer, or the source's connection."""
+        """Passes on the destination's answer, or the source's connection. May be called from any
+        thread."""
         self._met.put(other)
 
     def break_off(self, why: str) -> None:
-        """From any thread; returns at once. The link's stages fail at once too. If the link is
-        still opening, its thread ends within three times OPEN_TIMEOUT_S."""
+        """Ends the link. May be called from any thread, and returns at once. The link's stages fail
+        at once. If the link is still being opened, its thread ends within three times
+        OPEN_TIMEOUT_S."""
         with self._changed:
             if self._why is not None:
                 return
@@ -233,12 +236,12 @@ class Link(ABC):
         self._met.put(None)
 
     def wake(self) -> None:
-        """From any thread: the link's thread checks again what it waits for."""
+        """Makes the link's thread check again what it waits for. May be called from any thread."""
         with self._changed:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Must be called after `on_over`, when the thread is about to end."""
+        """Waits for the thread to end. Must be called after `on_over`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -275,8 +278,8 @@ class Link(ABC):
         return met
 
     def _keep(self, connection: Connection) -> Connection:
-        """Lets `break_off` reach the connection. Raises LinkClosedError if `break_off` was called
-        before."""
+        """Stores the connection, so that `break_off` can end it. Raises LinkClosedError if
+        `break_off` was called before."""
         with self._changed:
             self._connection = connection
             wanted = self._why is None
@@ -287,14 +290,14 @@ class Link(ABC):
 
     @abstractmethod
     def _open(self) -> Connection:
-        """Connects; returns when both ends have proved that they know the link's key."""
+        """Connects, and returns when each end has proved that it knows the link's key."""
 
     @abstractmethod
     def _work(self, connection: Connection) -> None: ...
 
     @abstractmethod
     def _fail_all(self, why: str) -> None:
-        """Fails the present stages; later stages may come over the next link."""
+        """Fails the present stages. Later stages may use the next link."""
 
 
 # -- the source's end ------------------------------------------------------------------
@@ -310,9 +313,9 @@ class SendingLink(Link):
         self._jobs: deque[tuple[bytes, CopyJob]] = deque()
         self._current: CopyJob | None = None
         self._waiting_since_s: float | None = time.monotonic()
-        """Since when this end has waited for the other end to come or to take a slice."""
+        """The time since which this end has waited for the other end to come or to take a slice."""
         self._num_on_their_way = 0
-        """Slices that the other end has not taken yet."""
+        """How many slices were sent that the other end has not taken yet."""
 
     @property
     def stalled_s(self) -> float:
@@ -353,7 +356,7 @@ class SendingLink(Link):
             self._send_stage(connection, *entry, buffer)
 
     def _next_job(self) -> tuple[bytes, CopyJob] | None:
-        """Waits for a job. None: the link must end."""
+        """Waits for the next job. Returns None if the link must end."""
         with self._changed:
             self._current = None
             self._changed.wait_for(lambda: self._jobs or self._why is not None)
@@ -406,7 +409,7 @@ class SendingLink(Link):
         self._waiting_since_s = None
 
     def _gather(self, job: CopyJob, block_ids: tuple[int, ...], buffer: Any) -> memoryview | None:
-        """None if the job is over."""
+        """Copies the blocks into the buffer. Returns None if the job has ended."""
         with job.hands_on() as held:
             if not held:
                 return None
@@ -419,7 +422,7 @@ class SendingLink(Link):
                 return None
 
     def _keep_to_the_limit(self, job: CopyJob) -> None:
-        """Waits until the limit lets more bytes go. `wake` makes it check again."""
+        """Waits until the limit allows more bytes. `wake` makes it check the limit again."""
         with self._changed:
             while not job.over and self._why is None:
                 wait_s = self._limit.wait_s(time.monotonic(), self._max_bytes_per_s())
@@ -439,14 +442,14 @@ class SendingLink(Link):
 
 # -- the destination's end -------------------------------------------------------------
 
-# Unexpected stages that are remembered. A job that expects such a stage later fails at once,
-# because its bytes are gone.
+# How many unexpected stages are remembered. If such a stage is expected later, its job fails at
+# once, because its bytes are gone.
 MAX_DROPPED = 256
 
 
 class ExpectedStages:
-    """The stages that a peer is expected to send, over whichever link. The event loop's thread adds
-    jobs; the thread of the peer's link adds slices."""
+    """The stages that a peer is expected to send, over any of its links. The event loop's thread
+    adds jobs; the thread of the peer's link adds slices."""
 
     def __init__(self, blocks: KvBlocks) -> None:
         self._blocks = blocks
@@ -467,7 +470,8 @@ class ExpectedStages:
             self._jobs.pop(stage, None)
 
     def fail(self, why: str, *, only_begun: bool) -> None:
-        """`only_begun` spares jobs without a slice, which may come over another link."""
+        """Fails the jobs. With `only_begun`, jobs without a slice are spared, because their stage
+        may come over another link."""
         with self._lock:
             jobs = [job for job in self._jobs.values() if job.num_done or not only_begun]
         for job in jobs:
@@ -496,7 +500,7 @@ class ExpectedStages:
         return job
 
     def _scatter(self, job: CopyJob, header: SliceHeader, buffer: Any) -> str | None:
-        """Writes the slice; returns why the job fails, or None."""
+        """Writes the slice. Returns why the job fails; None if it does not."""
         end = header.first + header.num_blocks
         if header.first != job.num_done or end > len(job.block_ids):
             return f"blocks {header.first} to {end} came, not those after {job.num_done}"
@@ -513,7 +517,7 @@ class ExpectedStages:
 
 
 class ReceivingLink(Link):
-    """Receives slices."""
+    """Receives slices and writes them into the blocks of the stages that are expected."""
 
     def __init__(self, *args: Any, source_secret: bytes, expected: ExpectedStages) -> None:
         super().__init__(*args)
@@ -522,7 +526,8 @@ class ReceivingLink(Link):
         self._superseded = False
 
     def invite(self) -> Answer:
-        """Opens the door to the source. Must be called before `start`."""
+        """Lets the door admit the source, and returns the answer for it. Must be called before
+        `start`."""
         door = self._ends.door
         door.expect(link_id(self.name), self._key.proof_of_source(), self.meet)
         return Answer(door.address, self.secret)
@@ -570,19 +575,19 @@ log = logging.getLogger(__name__)
 # -- the port --------------------------------------------------------------------------------------
 
 OPEN, HERE, OVER = b"open", b"here", b"over"
-# benchmarks.transfer, 30 MB in blocks of 128 KiB on two cores with other work: 0.6-0.9 GB/s with
-# slices of 1 MiB, 1.2-1.3 with 2 MiB, 1.0-1.6 with 4 MiB; one block takes 0.8-0.9 ms with each.
-# Each end of a link has a buffer of one slice. The bandwidth limit works in slices: 20 ms at 100
-# MB/s.
+# Measured by benchmarks.transfer, 30 MB in blocks of 128 KiB on two cores with other work: 0.6-0.9
+# GB/s with slices of 1 MiB, 1.2-1.3 with 2 MiB, 1.0-1.6 with 4 MiB; one block takes 0.8-0.9 ms with
+# each size. Each end of a link has a buffer of one slice. The bandwidth limit delays whole slices:
+# at 100 MB/s a slice takes 20 ms.
 SLICE_BYTES = 2 << 20
-# A source that opens a link waits for an answer, the connection and a proof, one after the other.
+# A source that opens a link waits three times: for an answer, for the connection, and for a proof.
 CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT_S + 1.0
 
 PeerKey = tuple[str, int]
 
 
 class TcpKvTransfer:
-    """`host` is this instance's address for other instances; its door listens there."""
+    """`host`: the address at which other instances reach this one. The door listens there."""
 
     def __init__(
         self, me: Callable[[], InstanceRef], host: str, slice_bytes: int = SLICE_BYTES
@@ -594,14 +599,14 @@ class TcpKvTransfer:
         self._sending: dict[PeerKey, SendingLink] = {}
         self._receiving: dict[PeerKey, ReceivingLink] = {}
         self._links: dict[str, Link] = {}
-        """By name, until their threads end."""
+        """Each link by its name, until its thread has ended."""
         self._expected: dict[PeerKey, ExpectedStages] = {}
         self._jobs: dict[str, CopyJob] = {}
         self._incarnations: dict[str, int] = {}
-        """The newest known incarnation of each peer."""
+        """For each peer, the newest incarnation that is known."""
         self._numbers = itertools.count(1)
         self._accepted: dict[PeerKey, tuple[int, str]] = {}
-        """Number and name of the last link that a peer opened."""
+        """For each peer, the number and the name of the last link that it opened."""
         self._ends: Ends | None = None
         self._all_over = asyncio.Event()
 
@@ -645,7 +650,7 @@ class TcpKvTransfer:
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
         job = self._job(peer, stage_id, block_ids)
-        if not block_ids:  # the destination still gets an empty stage
+        if not block_ids:  # the destination gets an empty stage, too
             job.finish(0)
         if not self._is_current(peer):
             job.fail(f"{peer.instance_id} is gone")
@@ -716,8 +721,8 @@ class TcpKvTransfer:
         return job
 
     def _is_current(self, peer: Peer) -> bool:
-        """False for an incarnation that has a successor, and for all peers once the transfer is
-        closed. The first message from a successor ends the links and stages of the incarnation
+        """Whether the peer has no newer incarnation. False for all peers once the transfer is
+        closed. The first message from a newer incarnation ends the links and stages of the one
         before."""
         newest = self._incarnations.get(peer.instance_id, 0)
         if peer.incarnation > newest:
@@ -743,8 +748,8 @@ class TcpKvTransfer:
         return link
 
     def _accept(self, peer: Peer, name: str, slice_bytes: int, secret: bytes) -> bool:
-        """Accepts a link unless it is older than the peer's last link: a peer that opens a new link
-        has given up the earlier ones."""
+        """Accepts a link, unless the peer has opened a newer one: a peer that opens a new link has
+        given up its earlier links."""
         between, _, digits = name.rpartition("#")
         number = int(digits)
         known = self._is_current(peer) and between == _between(peer, self._me())
@@ -769,9 +774,9 @@ class TcpKvTransfer:
         return self._accepted.get(peer.key, (0, ""))
 
     def _tell_if_over(self, peer: Peer) -> None:
-        """Tells the source that its link is over, which the source does not notice while it has
-        nothing to send. So the source opens another link before it sends the stage that is expected
-        now."""
+        """Tells the source that its link is over. The source does not notice this while it has
+        nothing to send. Once it knows, it opens another link before it sends the stage that is
+        expected now."""
         number, name = self._last(peer)
         link = self._receiving.get(peer.key)
         if number and (link is None or link.over):
@@ -787,7 +792,7 @@ class TcpKvTransfer:
         return name, peer, self._ends, lambda link: self._soon(self._remove, link)
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
-        """Called on a link's thread: calls `call` on the event loop."""
+        """Calls `call` on the event loop. It is used on a link's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *args)
 
@@ -800,7 +805,8 @@ class TcpKvTransfer:
             self._all_over.set()
 
     def _drop(self, link: Link) -> bool:
-        """False if the link was dropped already: its other end knows, or is gone."""
+        """Returns False if the link was dropped before. Its other end knows of it then, or is
+        gone."""
         for links in (self._sending, self._receiving):
             if links.get(link.peer.key) is link:
                 del links[link.peer.key]

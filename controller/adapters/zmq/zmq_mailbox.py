@@ -1,12 +1,11 @@
-"""A Mailbox on ZeroMQ: one PULL socket for incoming messages, one PUSH socket for each peer.
+"""A Mailbox on ZeroMQ: one PULL socket for incoming messages, and one PUSH socket for each peer.
 
-The PUSH sockets never drop and never block: they have no high-water mark, so they queue, and the
-queue is bounded by what the requests in it may still produce. The inbox has a mark, so that
-messages for a slow process queue up at their senders, which know what may be dropped. A dead peer
-is noticed when its TCP connection closes or is refused (socket monitor). This takes 2-4 ms; Ray
-takes 1 to 2.4 s for an actor that it restarts. Every process except the controller binds a fresh
-port, so messages for a dead peer can never reach its successor.
-"""
+The PUSH sockets never drop a message and never block. They have no high-water mark, so they queue
+messages, and the queue is limited by what its requests may still produce. The inbox has a mark, so
+messages for a slow process queue up at their senders, which know which messages may be dropped. A
+dead peer is noticed when its TCP connection closes or is refused (socket monitor). This takes 2-4
+ms; Ray takes 1 to 2.4 s for an actor that it restarts. Every process except the controller binds a
+fresh port, so messages for a dead peer can never reach its successor."""
 
 import asyncio
 import contextlib
@@ -33,44 +32,44 @@ from controller.ports.processes import OnLost, OnMessage
 log = logging.getLogger(__name__)
 
 # -- who may write to an inbox ---------------------------------------------------------------------
-# Only holders of the cluster's key may write to an inbox, and the number of others that may try is
-# limited.
+# Only processes that have the cluster's key may write to an inbox. The number of others that may
+# try is limited.
 #
 # CURVE is ZeroMQ's own security: it encrypts every connection, proves the inbox to the sender
 # before anything is sent, and tells the inbox the sender's public key. For each connection libzmq
 # asks a ZAP handler, a REP socket at a fixed address in the inbox's own context, whether that key
-# may enter. One key pair serves the whole cluster, so the handler admits one key; while the handler
-# does not answer, nobody enters. A sender that does not know the inbox's public half (only the plan
-# has it) is refused before the handler is asked.
+# may enter. The whole cluster uses one key pair, so the handler admits one key. While the handler
+# does not answer, no connection is admitted. A sender that does not know the inbox's public key,
+# which is only in the plan, is refused before the handler is asked.
 #
-# libzmq accepts every connection and gives it 30 KiB and a descriptor until its handshake is over.
-# The doorkeeper hears of each accepted connection. When there are too many, it closes the oldest
+# libzmq accepts every connection, and gives it 30 KiB and a descriptor until its handshake is over.
+# The doorkeeper is told of each accepted connection. When there are too many, it closes the oldest
 # stranger, so that members can connect however many strangers do.
 #
-# libzmq does not say which connection has shown the key, but the kernel does: before the key is
-# shown an inbox sends only its greeting of 64 bytes, and the answer to the key has 168 more
-# (ZeroMQ's RFCs 23 and 26), so the number of bytes that the other side has acknowledged tells.
+# libzmq does not say which connection has shown the key, but the kernel does. Before the key is
+# shown, an inbox sends only its greeting of 64 bytes; the answer to the key has 168 more (ZeroMQ's
+# RFCs 23 and 26). So the number of bytes that the other side has acknowledged shows which it is.
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = "llumctl"
 
 
 def new_secret_key() -> str:
-    """The secret half of a new key pair; Z85, 40 characters."""
+    """Makes a new key pair and returns its secret half, 40 characters in Z85."""
     _, secret = zmq.curve_keypair()
     return secret.decode("ascii")
 
 
 class ClusterKey:
-    """The key pair with this secret half. Raises zmq.ZMQError if `secret` is not a key."""
+    """The key pair that has this secret half. Raises zmq.ZMQError if `secret` is not a key."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode("ascii")
         self._public = zmq.curve_public(self._secret)
 
     def guard(self, inbox: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
-        """Makes an inbox that is not yet bound refuse foreign keys; returns the socket on which
-        `admit` must run."""
+        """Makes an inbox refuse foreign keys. The inbox must not be bound yet. Returns the socket
+        on which `admit` must run."""
         inbox.setsockopt(zmq.CURVE_SERVER, 1)
         inbox.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         inbox.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
@@ -80,13 +79,13 @@ class ClusterKey:
         return asked
 
     def show(self, out: "zmq.Socket[Any]") -> None:
-        """Lets a socket that is not yet connected prove itself to guarded inboxes."""
+        """Lets a socket prove itself to guarded inboxes. It must not be connected yet."""
         out.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         out.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         out.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
 
     async def admit(self, asked: zmq.asyncio.Socket) -> NoReturn:
-        """Answers libzmq's questions (ZeroMQ's RFC 27), one per connection."""
+        """Answers libzmq's questions (ZeroMQ's RFC 27); there is one for each connection."""
         public = z85.decode(self._public)
         while True:
             request = await asked.recv_multipart()
@@ -107,17 +106,18 @@ _BYTES_ACKED = struct.Struct("=120xQ")
 
 
 class Doorkeeper:
-    """Runs a thread, which ends with the inbox's context. A flood of connections cannot outrun it:
-    libzmq stops accepting while 1,000 of its events wait."""
+    """Limits the strangers at an inbox. It runs a thread, which ends with the inbox's context. A
+    flood of connections cannot outrun the thread: libzmq stops accepting while 1,000 of its events
+    wait."""
 
     def __init__(self, max_strangers: int | None = None) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_strangers = max_strangers or min(MAX_STRANGERS, max(descriptors // 4, 1))
         self._newest: deque[tuple[int, Any]] = deque()
-        """Descriptor and the other side's address."""
+        """For each new connection, its descriptor and the address of the other side."""
 
     def watch(self, inbox: zmq.asyncio.Socket) -> None:
-        """Call it with an inbox that is not yet bound."""
+        """Watches an inbox, which must not be bound yet."""
         address = f"inproc://accepted-{id(self)}"
         inbox.monitor(address, zmq.EVENT_ACCEPTED)
         self._events: zmq.Socket[bytes] = zmq.Context.shadow(inbox.context).socket(zmq.PAIR)
@@ -126,7 +126,7 @@ class Doorkeeper:
         self._thread.start()
 
     def join(self) -> None:
-        """Call it once the context is destroyed."""
+        """Waits for the thread to end. Must be called after the context is destroyed."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class Doorkeeper:
 
     @staticmethod
     def _show_out(descriptor: int, name: Any) -> None:
-        """Shuts the connection down, whereupon libzmq closes it. Does nothing if the stranger has
+        """Shuts the connection down, so that libzmq closes it. Does nothing if the stranger has
         left or has shown the key."""
         with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
             if connection.getpeername() == name and not has_shown_the_key(connection):
@@ -150,7 +150,7 @@ class Doorkeeper:
 
 
 def has_shown_the_key(connection: socket.socket) -> bool:
-    """Also True where the kernel does not tell: no connection is closed there."""
+    """Also True if the kernel does not tell; no connection is closed on such a kernel."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
     if len(told) < _BYTES_ACKED.size:
         return True
@@ -158,8 +158,8 @@ def has_shown_the_key(connection: socket.socket) -> bool:
 
 
 def _borrowed(descriptor: int) -> socket.socket:
-    """A duplicate of libzmq's socket, which the caller closes. Raises OSError, also if the
-    descriptor is a file's by now."""
+    """A duplicate of libzmq's socket; the caller closes it. Raises OSError, also if the descriptor
+    belongs to a file by now."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
@@ -181,7 +181,7 @@ MAX_WIRE_BYTES = MAX_PART_BYTES + 64
 
 
 def cut(frames: Iterable[Any]) -> list[bytes | memoryview]:
-    """`frames`: any objects with contiguous bytes."""
+    """`frames`: any objects whose bytes are contiguous."""
     parts: list[bytes | memoryview] = []
     for frame in frames:
         view = memoryview(frame)
@@ -214,23 +214,25 @@ def joined(parts: Sequence[memoryview]) -> list[memoryview]:
 
 # -- the mailbox -----------------------------------------------------------------------------------
 
-# In messages: some seconds of status pushes. A peer that is further behind is not listening.
+# A number of messages: some seconds of status pushes. A peer that is further behind does not read
+# its messages.
 HIGH_WATER_MARK = 1000
-# Messages delivered before the other work on the event loop gets its turn: 0.2 ms for statuses,
-# which take 10 us each.
+# How many messages are delivered before other work on the event loop gets its turn. For statuses,
+# which take 10 us each, this is 0.2 ms.
 MAX_PER_TURN = 16
 # A handshake takes some milliseconds, or more while the event loop, which must answer the ZAP
 # question, is slow. libzmq's own limit is 30 s.
 HANDSHAKE_TIMEOUT_S = 10.0
-# Plain numbers: `|` on pyzmq's enumerations, once for each part, took half the time of a message.
+# Plain integers, because `|` on pyzmq's enumerations, once for each part, took half the time of a
+# message.
 LAST_PART = int(zmq.NOBLOCK)
 MORE_PARTS = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class ZmqMailbox:
-    """Must be created and used on one running event loop. Without a `key` anybody may write to the
+    """Must be created and used on one running event loop. Without a `key`, anybody may write to the
     mailbox, and it can write only to mailboxes without a key. `listening`: a socket on `host` that
-    the inbox takes over instead of making one."""
+    the inbox takes over; without it the inbox makes one."""
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class ZmqMailbox:
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()
-        self._context.setsockopt(zmq.IPV6, int(":" in host))  # members have such addresses too
+        self._context.setsockopt(zmq.IPV6, int(":" in host))  # members may have such addresses
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._inbox.setsockopt(zmq.LINGER, 0)
@@ -273,7 +275,7 @@ class ZmqMailbox:
         if peer is None:
             peer = self._peers[address, droppable] = self._connect(address, droppable)
         *first, last = cut([frame, *payload])
-        with contextlib.suppress(zmq.Again):  # the message is droppable and the peer is slow
+        with contextlib.suppress(zmq.Again):  # the message may be dropped, and the peer is slow
             for part in first:
                 peer.out.send(part, MORE_PARTS)
             peer.out.send(last, LAST_PART)
