@@ -1,17 +1,17 @@
 """vLLM's `EngineCore` in this process, as an Engine port: made, warmed up, watched and stepped. It
-is stock vLLM, without a patch. Also the requests with which `llumctl profile` measures it.
+is stock vLLM, without a patch. This module also makes the requests with which `llumctl profile`
+measures it.
 
 Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 `preprocess_add_request`, `step_fn`, `post_step`, `abort_requests`; v1/engine/__init__.py
 `EngineCoreOutputs`; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`,
-`MsgpackDecoder`; v1/core/sched/scheduler.py `requests`,
-`schedule`, `update_from_output`, `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`,
-`scheduled_cached_reqs`; v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`,
-`watermark_blocks`; config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`,
-`long_prefill_token_threshold`; config/model.py `get_vocab_size`; v1/executor/abstract.py
-`collective_rpc`; v1/structured_output/__init__.py `grammar_init`, `backend`; config/vllm.py
-`structured_outputs_config`; config/structured_outputs.py `backend`.
-"""
+`MsgpackDecoder`; v1/core/sched/scheduler.py `requests`, `schedule`, `update_from_output`,
+`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
+v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; config/scheduler.py
+`max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`; config/model.py
+`get_vocab_size`; v1/executor/abstract.py `collective_rpc`; v1/structured_output/__init__.py
+`grammar_init`, `backend`; config/vllm.py `structured_outputs_config`; config/structured_outputs.py
+`backend`."""
 
 import logging
 import os
@@ -32,15 +32,16 @@ from controller.runtime.messages.members import IMPORTING
 
 log = logging.getLogger(__name__)
 
-# The backend that vLLM chooses if neither the request nor the configuration names one.
+# The backend that vLLM uses if neither the request nor the configuration names one.
 USUAL_BACKEND = "xgrammar"
 MAX_TRIAL_TOKEN_ID = 2048
-"""Large vocabularies have their special tokens at the end; the token of an image would need an
-image."""
+"""The largest token id in a trial request. Large vocabularies have their special tokens at the end,
+and the token of an image would need an image."""
 
 
 class VllmEngine:
-    """Raises what vLLM raises (ValueError, OSError, RuntimeError) if it cannot start."""
+    """An engine of vLLM. If it cannot start, it raises the same errors as vLLM (ValueError,
+    OSError, RuntimeError)."""
 
     emulation = None
 
@@ -60,7 +61,8 @@ class VllmEngine:
         from controller.adapters.vllm.moves import VllmMoves
 
         self._lost_worker = threading.Event()
-        """Set by a thread of the executor, which has ended the other worker processes by then."""
+        """Set by a thread of the executor when a worker process has died. By then the thread has
+        ended the other workers."""
         args = EngineArgs(**process_setup.typed_arguments(engine_args))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
@@ -120,8 +122,8 @@ class VllmEngine:
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
-        """Raises RuntimeError if a worker process died, where the engine has several ranks:
-        otherwise an idle engine would not notice before its next step."""
+        """Raises RuntimeError if a worker process died, in an engine with several ranks. Otherwise
+        an idle engine would not notice before its next step."""
         if self._lost_worker.is_set():
             raise RuntimeError("a worker process of the engine died")
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
@@ -159,7 +161,7 @@ class VllmEngine:
     def encode_one(self, body: Any, request_id: str) -> Frames:
         outputs = [out for out in body.outputs if out.request_id == request_id]
         part = msgspec.structs.replace(body, outputs=outputs, scheduler_stats=None)
-        encoder = type(self._encoder)()  # an encoder serves one thread at a time
+        encoder = type(self._encoder)()  # a new one, because an encoder serves one thread only
         frames: Frames = encoder.encode(part)
         return frames
 
@@ -179,7 +181,7 @@ class VllmEngine:
             instance_id=instance_id,
             incarnation=incarnation,
             block_size=bs,
-            num_total_blocks=self.num_gpu_blocks - 1,  # less the null block
+            num_total_blocks=self.num_gpu_blocks - 1,  # vLLM's number includes the null block
             num_free_blocks=self._pool.get_num_free_blocks(),
             watermark_blocks=self._kv.watermark_blocks,
             fill_blocks=self.moves.fill_blocks(),
@@ -208,13 +210,14 @@ class VllmEngine:
         )
 
     def _make_generators_rewindable(self) -> None:
-        """Done in the process of each rank, which may be this one."""
+        """Runs in the process of each rank; one of them may be this process."""
         from controller.adapters.vllm.worker_side import make_generators_rewindable
 
         self._core.model_executor.collective_rpc(make_generators_rewindable)
 
     def _watch_admissions(self) -> None:
-        """vLLM reports an admission only with the request's next token."""
+        """Records admissions. vLLM itself reports an admission only with the request's next
+        token."""
         schedule = self._scheduler.schedule
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -234,8 +237,8 @@ class VllmEngine:
         self._scheduler.schedule = watched
 
     def _watch_updates(self) -> None:
-        """With asynchronous scheduling the outputs are those of an earlier step than the last
-        scheduled one."""
+        """Calls `on_phase` when the scheduler has recorded a step's tokens. With asynchronous
+        scheduling these belong to an earlier step than the one that was scheduled last."""
         update = self._scheduler.update_from_output
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +249,7 @@ class VllmEngine:
         self._scheduler.update_from_output = watched
 
     def _watch_evictions(self) -> None:
-        """vLLM evicts requests in one method, and keeps no list of them."""
+        """Records evictions. vLLM evicts requests in one method, and keeps no list of them."""
         preempt = self._scheduler._preempt_request
 
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -266,21 +269,22 @@ class VllmEngine:
 
 
 # -- warming up ------------------------------------------------------------------------------------
-# Makes vLLM compile and load everything at the start that it would otherwise compile and load at
+# Makes vLLM compile and load at its start everything that it would otherwise compile and load at
 # its first use.
 #
 # A first request with log probabilities compiled a kernel in the middle of a step, and the other
 # requests waited: for 2.4 s with a warm compiler cache, for 26 s with a cold one. vLLM's own
-# warm-up leaves that kernel out. The first structured output makes the backend: 15 ms for the
-# embedded model's 4,096 tokens, longer with a larger vocabulary. All other first uses (sampling,
-# penalties, biases, seeds, long prompts) were measured and took a step's time.
+# warm-up leaves that kernel out. The first structured output makes the backend, which takes 15 ms
+# for the embedded model's 4,096 tokens, and longer with a larger vocabulary. All other first uses
+# (sampling, penalties, biases, seeds, long prompts) were measured and took as long as a step.
 #
-# No request runs: nothing is left in the scheduler, the caches, the statistics or the generators.
+# The warm-up runs no request, so nothing is left in the scheduler, the caches, the statistics or
+# the generators.
 
 
 def compile_nothing_on_cpu() -> None:
-    """Must be called before vLLM's engine is imported, if the user wants eager mode. vLLM compiles
-    a few functions even then; on a CPU that gains nothing and needs a C++ compiler."""
+    """Must be called before vLLM's engine is imported, if the user wants eager mode. Even then vLLM
+    compiles a few functions, which gains nothing on a CPU and needs a C++ compiler."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -303,7 +307,7 @@ def warm_up(core: Any, config: Any) -> None:
 
 
 def _make_grammar_backend(core: Any, backend: str) -> None:
-    """Makes the backend by preparing a request that is never added."""
+    """Makes the backend: prepares a request with a grammar, and does not add it to the engine."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -321,8 +325,9 @@ def _make_grammar_backend(core: Any, backend: str) -> None:
 
 
 class TrialRequests:
-    """Made-up requests with which an engine is measured: greedy, with random prompts, never ended
-    by a token. Call it with an id, a number of prompt tokens, and the largest number of outputs."""
+    """Makes requests with which an engine is measured: greedy, with random prompts, and never ended
+    by a token. Its arguments are an id, the number of prompt tokens, and the largest number of
+    outputs."""
 
     def __init__(self, vocab_size: int) -> None:
         from vllm.v1.serial_utils import MsgpackEncoder

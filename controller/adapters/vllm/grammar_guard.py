@@ -1,24 +1,23 @@
-"""Ends requests whose grammar takes the engine too long: while it compiles, or at a step.
+"""Ends requests whose grammar takes the engine too long, either while it compiles or at a step.
 
-**Steps.** A grammar's cost grows with the text, so a first slow step comes before a hopeless one.
-The thread's own CPU time decides, so that a busy machine ends no request. This guard cannot end a
-call that never returns: the frontend refuses regular expressions and schemas that could cause such
-a call (checks/constraints.py), and follows every grammar for some tokens
-(grammars/trial_program.py).
+**Steps.** The cost of a grammar grows with the text, so a grammar has a first slow step before its
+steps become hopelessly slow. The guard measures the thread's own CPU time, so that a busy machine
+ends no request. It cannot end a call that never returns. Therefore the frontend refuses regular
+expressions and schemas that could cause such a call (checks/constraints.py), and follows every
+grammar for some tokens (grammars/trial_program.py).
 
-**Compiling.** A frontend has compiled the grammar within bounds before (grammars/trials.py). The
-engine compiles it once more, because a compiled grammar is slower to read than to compile (6.5 s
-instead of 0.15 s for 50 tool schemas, 72 MB), and vLLM's compiler threads cannot be ended. So if
-the client has left, compiling that has not begun does not begin, and the result of compiling that
-has begun is dropped. A trial has admitted the grammar, so if it does not finish compiling, the
-fault is this instance's and not the request's: the request is given up, to be sent again.
+**Compiling.** A frontend has already compiled the grammar, within limits (grammars/trials.py). The
+engine compiles it once more, because reading a compiled grammar takes longer than compiling (6.5 s
+instead of 0.15 s for 50 tool schemas, 72 MB). vLLM's compiler threads cannot be ended. So if the
+client has left, compiling does not begin, and if it has begun its result is dropped. A trial has
+admitted the grammar, so if it does not finish compiling, the cause is this instance and not the
+request: the request is given up, to be sent again.
 
 Touch points of vLLM: v1/structured_output/__init__.py `grammar_init`, `_create_grammar`;
 v1/structured_output/request.py `_grammar`; v1/structured_output/backend_types.py
 `StructuredOutputGrammar`; v1/engine/__init__.py `EngineCoreOutput` with `stop_reason`, which vLLM
 leaves empty after an error. A grammar that accepts no token ends its request with
-FinishReason.ERROR, and so does a grammar that is an exception (v1/core/sched/scheduler.py).
-"""
+FinishReason.ERROR, and so does a grammar that is an exception (v1/core/sched/scheduler.py)."""
 
 import logging
 import time
@@ -27,13 +26,13 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 MAX_CALL_S = 0.25
-# Longer than the 40 s of a trial.
+# This is longer than a trial may take, which is 40 s.
 MAX_COMPILE_S = 60.0
-# Time in which the whole process stood still says nothing about the compiler: from one check to the
-# next, at most this much counts.
+# At most this much time is counted from one check to the next. If more time has passed, the whole
+# process stood still, and that says nothing about the compiler.
 MAX_LOOK_S = 1.0
 NOT_COMPILED = "grammar_not_compiled"
-"""The stop reason of a request that was given up, and may be sent again."""
+"""The stop reason of a request that was given up and may be sent again."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class _Compiling(NamedTuple):
 
 
 class GrammarGuard:
-    """Watches every grammar that a StructuredOutputManager makes from now on."""
+    """Watches all grammars that a StructuredOutputManager makes after this object was made."""
 
     def __init__(self, manager: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,14 +53,15 @@ class GrammarGuard:
         self._passed_s = 0.0
         self._compiling: dict[Future[Any], _Compiling] = {}
         self._given_up: set[str] = set()
-        """Requests that were given up, until their outputs are marked."""
+        """Requests that were given up and whose outputs are not marked yet."""
         self._create, self._init = manager._create_grammar, manager.grammar_init
         manager._create_grammar = self._create_watched
         manager.grammar_init = self._begin
 
     def forget(self, requests: Iterable[Any]) -> None:
-        """These requests of the engine, and no others with the same ids, are aborted: compiling
-        that has not begun does not begin. A later attempt of a request may be compiling already."""
+        """These requests are aborted: if their grammars are not being compiled yet, they will not
+        be. The guard gets the requests themselves and no ids, because a later attempt of a request,
+        under the same id, may be compiling already."""
         for request in requests:
             self._given_up.discard(request.request_id)
             future = getattr(request.structured_output_request, "_grammar", None)
@@ -69,15 +69,15 @@ class GrammarGuard:
                 future.cancel()
 
     def give_up_overdue(self, requests: Mapping[str, Any]) -> None:
-        """Called between two steps, with the engine's requests. The compiler's thread goes on, but
-        its request ends."""
+        """Gives up requests whose grammar compiles for too long. Called between two steps, with the
+        engine's requests. The compiler's thread continues, but its request ends."""
         if not self._compiling:
             return
         now_s = self._now_s()
         for future, (request_id, structured, since_s) in list(self._compiling.items()):
             request = requests.get(request_id)
             if request is None or request.structured_output_request is not structured:
-                continue  # not in the engine yet: the move or replay has its own time limit
+                continue  # not in the engine yet; the move or replay has a time limit
             if now_s - since_s > MAX_COMPILE_S and structured._grammar is future:
                 log.warning(
                     "%s: given up, as its grammar did not compile in %g s",
@@ -89,7 +89,7 @@ class GrammarGuard:
                 self._given_up.add(request_id)
 
     def mark(self, outputs: Iterable[Any]) -> None:
-        """Marks the last outputs of requests that were given up."""
+        """Marks the last output of each request that was given up."""
         if not self._given_up:
             return
         for output in outputs:
@@ -98,7 +98,7 @@ class GrammarGuard:
                 output.stop_reason = NOT_COMPILED
 
     def _now_s(self) -> float:
-        """The time that has passed, without times in which nobody checked."""
+        """The time that has passed; of a long time between two checks only MAX_LOOK_S counts."""
         now_s = self._clock()
         self._passed_s += min(now_s - self._looked_s, MAX_LOOK_S)
         self._looked_s = now_s
@@ -117,10 +117,11 @@ class GrammarGuard:
 
 
 class WatchedGrammar:
-    """A StructuredOutputGrammar that accepts nothing more after a call of more than MAX_CALL_S.
+    """A StructuredOutputGrammar that accepts nothing more after a call has taken more than
+    MAX_CALL_S.
 
-    The grammar must not refer back to it: Python's collector does not count the compiler's memory,
-    and would free such a cycle too late."""
+    The wrapped grammar must not refer back to this object: Python's collector does not count the
+    compiler's memory, and would free such a cycle too late."""
 
     def __init__(
         self, grammar: Any, request_id: str, clock: Callable[[], float] = time.thread_time

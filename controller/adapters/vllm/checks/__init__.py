@@ -1,2 +1,2 @@
-"""Checks of a request before vLLM sees it: each takes plain values and names the field at
-fault."""
+"""Checks of a request before vLLM sees it. Each check takes plain values and names the field that
+is wrong."""

@@ -8,8 +8,7 @@ token ids, lists, messages, fields that vLLM ignores, the priority, and constrai
 
 Touch points of vLLM: entrypoints/openai/chat_completion/protocol.py `_normalize_messages_before`;
 entrypoints/openai/responses/utils.py `_construct_message_from_response_item`;
-entrypoints/anthropic/serving.py `_convert_user_tool_result`.
-"""
+entrypoints/anthropic/serving.py `_convert_user_tool_result`."""
 
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -22,16 +21,17 @@ from controller.adapters.vllm.checks.constraints import TooMuchError, check_cons
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 1024
-# An id takes 0.3 µs of the event loop, most of it in vLLM's model of the request: 100,000 took 30
-# ms, 200,000 60 ms. So a request may have as many ids as the model's context, within these bounds.
-# A longer prompt can be sent as text, which is tokenized outside the loop.
+# A token id takes 0.3 µs of the event loop, most of it in vLLM's model of the request: 100,000 ids
+# took 30 ms, 200,000 took 60 ms. So a request may have as many ids as the model's context, but the
+# limit is always between these two numbers. A longer prompt can be sent as text, which is tokenized
+# outside the loop.
 LEAST_MAX_TOKEN_IDS = 100_000
 MOST_MAX_TOKEN_IDS = 200_000
 
 PROMPTS = "prompt"
-# /v1/embeddings takes this in place of `prompt`; elsewhere it has items of another kind.
+# /v1/embeddings has this field in place of `prompt`. At other paths its items are no token ids.
 INPUT = "input"
-# Lists that hold only ids.
+# Fields that are lists of token ids.
 LISTS = (
     "tokens",
     "token_ids",
@@ -42,13 +42,15 @@ LISTS = (
 )
 TOKEN_ID_FIELDS = (PROMPTS, *LISTS)
 # vLLM refuses a text far longer than the context before it tokenizes it, unless the request asks
-# for truncation. Then 8 MB took 10 s, in which no other prompt was tokenized, and left 450 MB.
+# for truncation. With truncation, a text of 8 MB took 10 s, in which no other prompt was tokenized,
+# and left 450 MB in use.
 MAX_TRUNCATED_BYTES = 512 * 1024
 MAX_ID_CHARS = 128
-# vLLM's models also take "129", " 1_29 " and 129.0 for an integer; a bounded field must be a real
-# one.
+# vLLM's models also accept "129", " 1_29 " and 129.0 as integers. These fields have bounds, so they
+# must be real integers.
 INTEGERS = ("n", "priority")
-# vLLM reads the length or a field of these before it checks the type, so a wrong type was a 500.
+# vLLM uses the length or a field of these values before it checks their type, so it answered a
+# wrong type with 500.
 KINDS: dict[str, tuple[type, str]] = {
     "messages": (list, "a list"),
     "tools": (list, "a list"),
@@ -57,17 +59,17 @@ KINDS: dict[str, tuple[type, str]] = {
 }
 
 _DECODER = msgspec.json.Decoder()
-# The decoder's errors about half of a surrogate pair, within a text and at its end.
+# The decoder's errors about half of a surrogate pair: within a text, and at its end.
 _HALF_A_PAIR = re.compile("surrogate|truncated")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Fault(NamedTuple):
-    """The request is answered with 400."""
+    """What is wrong with a request; the request is answered with 400."""
 
     message: str
     param: str | None = None
-    """The field at fault."""
+    """The field that is wrong."""
 
 
 def find_fault(
@@ -76,8 +78,8 @@ def find_fault(
     max_token_ids: int = LEAST_MAX_TOKEN_IDS,
 ) -> Fault | None:
     """The first fault of a JSON body, or None. If the checks before it found no fault,
-    `check_priority` is called with the field `priority` (None: absent), and raises if the field is
-    bad."""
+    `check_priority` is called with the field `priority` (None if it is absent). It raises if the
+    field is wrong."""
     if not body:
         return Fault("the request has no body; it must be a JSON object")
     many = f"the JSON has more than {MAX_VALUES} values that are not token ids"
@@ -113,7 +115,8 @@ def find_fault(
 
 
 def find_id_fault(request_id: str) -> str | None:
-    """Bounds a client's own id, which goes into the answer, into logs and beside every token."""
+    """Checks the length of a client's own id, which goes into the answer and into logs, and is sent
+    with every token."""
     if len(request_id) > MAX_ID_CHARS or not request_id.isprintable():
         return f"a request's id has at most {MAX_ID_CHARS} characters, all of them printable"
     return None
@@ -164,13 +167,14 @@ def _find_wrong_kind(request: dict[str, Any]) -> Fault | None:
             return Fault(f"{field} must be {name}", field)
     for field in INTEGERS:
         value = request.get(field)
-        if value is not None and type(value) is not int:  # a bool is an int to Python
+        if value is not None and type(value) is not int:  # in Python a bool is an int
             return Fault(f"{field} must be an integer", field)
     return None
 
 
 def _find_in_tools(request: dict[str, Any]) -> Fault | None:
-    """If `tool_choice` names a function, vLLM looks for it in `tools` before it checks them."""
+    """Finds a fault in `tools`, if `tool_choice` names a function: vLLM looks for the function in
+    `tools` before it checks them."""
     choice = request.get("tool_choice")
     if not isinstance(choice, dict) or not isinstance(choice.get("function"), dict):
         return None
@@ -189,7 +193,7 @@ def _truncating_field(request: dict[str, Any]) -> str | None:
 
 
 def _num_prompts(request: dict[str, Any]) -> int:
-    """Prompts of a completion, or conversations of a batch."""
+    """The number of prompts of a completion, or of conversations of a batch."""
     lists = [request.get(field) for field in ("prompt", "prompt_embeds")]
     if has_ids_as_input(request):
         lists.append(request[INPUT])
@@ -215,7 +219,7 @@ def _has_nul(request: Any) -> bool:
 # -- token ids -------------------------------------------------------------------------------------
 # Token ids in a request: how many there may be, and that they are integers of JSON.
 #
-# vLLM's models take true, "5" and 5.0 for an integer: `"prompt": [true]` was answered as the prompt
+# vLLM's models accept true, "5" and 5.0 as integers: `"prompt": [true]` was answered as the prompt
 # of token 1.
 
 
@@ -242,8 +246,8 @@ def find_no_ids(request: dict[str, Any]) -> Fault | None:
 
 
 def num_token_ids(request: dict[str, Any]) -> int:
-    """Counts the ids in lists that vLLM's models accept without trying other types for each
-    item."""
+    """How many ids the request has, in lists of valid ids. vLLM's models accept such lists without
+    trying other types for each item."""
     lists = [request.get(field) for field in LISTS]
     for field in (PROMPTS, INPUT):
         if isinstance(prompt := request.get(field), list):
@@ -256,7 +260,7 @@ def num_token_ids(request: dict[str, Any]) -> int:
 
 
 def has_ids_as_input(request: dict[str, Any]) -> bool:
-    """Whether `input` has the token ids of one prompt, or a list of them for each prompt."""
+    """Whether `input` is the list of the token ids of one prompt, or a list of such lists."""
     found = request.get(INPUT)
     if not isinstance(found, list) or not found:
         return False
@@ -271,30 +275,31 @@ def _are_integers(found: list[Any]) -> bool:
 # -- lists and objects -----------------------------------------------------------------------------
 # Bounds on lists and objects whose items cost vLLM's event loop more than their bytes suggest.
 #
-# vLLM's models try an item as each of the kinds that it may be, 117 for an item of a Responses
-# `input`, and stop at the first item that fits none (openai_app.py). But parts of a chat message
-# are tried lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and
-# one item of `input` with 19,000 fields took 0.2 s. vLLM takes any value under a key of UNTYPED,
-# without trying it.
+# vLLM's models try each kind that an item may be, which are 117 for an item of a Responses `input`,
+# and stop at the first item that fits none (openai_app.py). But parts of a chat message are tried
+# later, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and one item of
+# `input` with 19,000 fields took 0.2 s. Under the keys in UNTYPED vLLM accepts any value, without
+# trying kinds.
 
 MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
-# In all lists of a field together: messages and their parts, for example.
+# The limit applies to all lists in a field together, for example to messages and their parts.
 MAX_ITEMS = {"messages": 4096, "input": 4096}
 MAX_OTHER_ITEMS = 2048
-# Items and entries of `input` together: each of an item's fields is tried 117 times.
+# The limit applies to items and entries of `input` together: each field of an item is tried 117
+# times.
 MAX_INPUT_VALUES = 8192
-# In one object.
+# The limit applies to each object.
 MAX_ENTRIES = {"logit_bias": 20_000}
 MAX_OTHER_ENTRIES = 1024
 UNTYPED = frozenset({"parameters", "input_schema", "schema", "json"})
-# vLLM tokenizes bad words on the event loop: one of 8 MB took 11 s. It looks for stop strings after
-# each token.
+# vLLM tokenizes bad words on the event loop: a bad word of 8 MB took 11 s. It looks for stop
+# strings after each token.
 WORDS = ("bad_words", "stop", "stop_sequences")
 MAX_WORDS_CHARS = 10_000
 
 
 def find_in_lists(request: dict[str, Any], unbounded: Collection[str]) -> Fault | None:
-    """`unbounded`: fields that have bounds of their own."""
+    """`unbounded`: fields that have other bounds, and are skipped here."""
     for field, found in request.items():
         if field in unbounded or not isinstance(found, dict | list):
             continue
@@ -333,7 +338,7 @@ def _num_values(found: Any) -> int:
 
 
 def _num_entries(found: Any) -> int:
-    """The number of entries of the largest object."""
+    """The number of entries in the largest object."""
     return max(
         (
             len(value)
@@ -348,9 +353,9 @@ def _num_entries(found: Any) -> int:
 # -- messages --------------------------------------------------------------------------------------
 # Refuses messages that vLLM would answer with a 500, or take too long for.
 #
-# vLLM relies on their shape when it converts them, and decodes the JSON in a tool call's arguments.
-# It warns once of each unknown type of a part, and remembers the last 128 types: types of 8 MB
-# would take 1 GB.
+# vLLM expects a certain shape of messages when it converts them, and decodes the JSON in a tool
+# call's arguments. For each unknown type of a part it logs a warning once, and remembers the last
+# 128 types: types of 8 MB would take 1 GB.
 
 MAX_TYPE_CHARS = 64
 
@@ -361,7 +366,7 @@ def find_in_messages(request: dict[str, Any]) -> Fault | None:
         if not isinstance(messages, list):
             continue
         if field == "input" and not any(isinstance(each, dict) for each in messages):
-            continue  # texts or token ids to embed
+            continue  # a list of texts or token ids to embed
         if messages and all(isinstance(each, list) for each in messages):  # a batch
             messages = [message for each in messages for message in each]
         if not all(isinstance(message, dict) for message in messages):
@@ -403,7 +408,8 @@ def _find_in_tool_result(result: dict[str, Any]) -> str | None:
 
 
 def _find_in_output(item: dict[str, Any]) -> str | None:
-    """Checks an answer that a client sends back: vLLM takes the text of its first part."""
+    """Checks an answer that the client sends back as input: vLLM uses the text of its first
+    part."""
     content = item.get("content")
     if item.get("role") != "assistant" or not isinstance(content, list):
         return None
@@ -414,8 +420,8 @@ def _find_in_output(item: dict[str, Any]) -> str | None:
 
 
 def _find_in_arguments(messages: list[Any]) -> str | None:
-    """Bounds arguments: 100,000 brackets in them caused a RecursionError, and 300,000 members took
-    0.2 s."""
+    """Checks the size of arguments: 100,000 brackets in them caused a RecursionError, and 300,000
+    members took 0.2 s."""
     num_values = 0
     for level in levels(messages, UNTYPED):
         for value in level:
@@ -443,7 +449,7 @@ def _objects(found: Any) -> list[dict[str, Any]]:
 # the answer is the same without them. Fields that vLLM refuses, such as `suffix`, are not listed
 # here.
 
-# Values that ask for what the request gets anyway.
+# Values that are allowed because they ask for what vLLM does anyway.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "functions": ([],),
@@ -489,15 +495,15 @@ def _is(value: Any, harmless: Any) -> bool:
 
 
 # -- the size of a JSON text -----------------------------------------------------------------------
-# How large and how deep a JSON text is, counted at C's speed before anything decodes it.
+# How large and how deep a JSON text is, counted at C's speed before anything decodes the text.
 #
 # Decoding holds the event loop, even from a thread, because the decoders keep Python's lock: four
 # million token ids took 1.0 s, two million prompts of one token 2.8 s. Counting brackets and commas
-# takes some 10 ms. The counts are exact for valid JSON; for any other text they bound the work of a
-# decoder before it gives up.
+# takes some 10 ms. The counts are exact for valid JSON. For any other text they are upper bounds of
+# what a decoder would process before it fails.
 
 MAX_DEPTH = 64
-# Items of lists and entries of objects, without token ids.
+# The number of items of lists and entries of objects; token ids do not count.
 MAX_VALUES = 20_000
 
 _SPACES = b" \t\r\n"
@@ -509,8 +515,8 @@ class Outline(NamedTuple):
     num_values: int
     """An upper bound of the number of values, including token ids."""
     too_many: bool
-    """There are more lists, objects or strings than MAX_VALUES values can have; the depth is not
-    counted then."""
+    """Whether there are more lists, objects or strings than MAX_VALUES values can have. The depth
+    is not counted then."""
     too_deep: bool
 
 
@@ -520,7 +526,7 @@ def outline(text: bytes) -> Outline:
     if num_openings <= MAX_DEPTH and num_openings + num_commas <= MAX_VALUES:
         return Outline(num_openings + num_commas, too_many=False, too_deep=False)
     bare = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-    if bare.count(b'"') > 4 * MAX_VALUES:  # a value and its key have four
+    if bare.count(b'"') > 4 * MAX_VALUES:  # a value and its key have four quotes
         return Outline(MAX_VALUES, too_many=True, too_deep=False)
     bare = b'"'.join(bare.split(b'"')[::2]).translate(None, _SPACES)
     num_openings = _num_openings(bare)
@@ -536,14 +542,15 @@ def _num_openings(text: bytes) -> int:
 
 
 def _depth(bare: bytes, num_openings: int) -> int:
-    """Looks at no more closing brackets than there are openings, because a decoder gives up at the
-    first bracket that closes nothing: adding up 8 MB of them took 0.5 s."""
+    """The depth of the text. It looks at no more closing brackets than there are opening ones,
+    because a decoder fails at the first bracket that closes nothing: to count 8 MB of them took 0.5
+    s."""
     brackets = bare.translate(None, _ALL_BUT_BRACKETS)[: 2 * num_openings]
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
 
 
 def levels(found: dict[str, Any] | list[Any], skipped: Collection[str] = ()) -> Iterator[list[Any]]:
-    """Yields the objects and lists level by level, without those under a key of `skipped`."""
+    """Yields the objects and lists level by level, except for those under a key in `skipped`."""
     level = [found]
     while level:
         yield level

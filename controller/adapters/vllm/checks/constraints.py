@@ -1,16 +1,15 @@
 """Bounds on structured outputs that would cost an engine too much time or memory.
 
 These bounds are quick to check and to explain. A constraint within them is tried before an engine
-gets it (grammars/trials.py), and watched at each step (grammar_guard.py).
+gets it (grammars/trials.py), and is watched at each step (grammar_guard.py).
 
-Each regular expression is judged, also within JSON schemas. Their number is bounded too, and so are
-the sums of their lengths and of their squared sizes once every repeat is written out: the cost of a
-pattern in a JSON schema grows with that square (`[a-z]{1,1000}` 0.8 s, `{1,3000}` 8 s, with
-xgrammar 0.2.8 and a vocabulary of 10,000). Schemas and choices are bounded by their size and their
-counts: `"minLength": 5000` in a schema took 2 s a step and 1.4 GB within 1,500 tokens,
-`"minProperties": 1` over 300 properties did not compile in 25 s, 8 strings of 50,000 characters
-took 28 s and 450 MB.
-"""
+Each regular expression is judged, including those in JSON schemas. There are bounds on their
+number, on the sum of their lengths, and on the sum of their squared sizes; the size of a pattern is
+its length once every repeat is written out. The cost of a pattern in a JSON schema grows with that
+square (`[a-z]{1,1000}` took 0.8 s, `{1,3000}` 8 s, with xgrammar 0.2.8 and a vocabulary of 10,000).
+Schemas and choices have bounds on their size and their counts: `"minLength": 5000` in a schema took
+2 s a step and 1.4 GB within 1,500 tokens, `"minProperties": 1` over 300 properties did not compile
+in 25 s, and 8 strings of 50,000 characters took 28 s and 450 MB."""
 
 import re
 from collections.abc import Iterator
@@ -19,15 +18,16 @@ from typing import Any
 
 import msgspec
 
-# Fields in which a request can carry a schema: of OpenAI's chat, completions and responses, of
-# Anthropic's messages, and vLLM's own.
+# The fields of a request that can contain a schema: those of OpenAI's chat, completions and
+# responses, those of Anthropic's messages, and vLLM's own.
 FIELDS = ("structured_outputs", "response_format", "tools", "text", "output_config")
 
 MAX_SCHEMA_VALUES = 10_000
 MAX_SCHEMA_CHARS = 256 * 1024
-"""In all strings of the schemas, including descriptions; and in a schema given as one string."""
+"""The limit for all strings of the schemas together, including descriptions, and for a schema that
+is given as one string."""
 MAX_WORDS_CHARS = 64 * 1024
-"""In all strings of an `enum` or a `const`, and in choices."""
+"""The limit for all strings of `enum` and `const` and all choices together."""
 MAX_CHOICES = 2000
 MAX_GRAMMAR_CHARS = 8192
 MAX_GRAMMAR_COUNTS = 10_000
@@ -35,10 +35,11 @@ MAX_LEAST_COUNT = 500
 MAX_PROPERTIES_COUNTED = 100
 MAX_PATTERNS = 500
 MAX_PATTERN_CHARS = 20_000
-"""In all patterns together: judging one character takes 2 us."""
+"""The limit for all patterns together: judging one character takes 2 us."""
 MAX_SQUARED_SIZES = 2_000**2
-"""The sum over the patterns in schemas: one pattern of 2,000 characters, or 400 of 100."""
-# Schemas and structural tags may be given as JSON within a string.
+"""The limit for the sum over all patterns in schemas: one pattern of 2,000 characters, or 400 of
+100."""
+# Fields in which a schema or a structural tag may be given as JSON within a string.
 JSON_STRINGS = ("json", "structural_tag")
 _COUNTS = re.compile(r"\{(\d{1,9}),?(\d{0,9})\}")
 
@@ -52,7 +53,8 @@ class TooMuchError(ValueError):
 
 
 def check_constraints(request: dict[str, Any]) -> None:
-    """Raises TooMuchError. Malformed constraints pass: vLLM says what is wrong with them."""
+    """Raises TooMuchError. Malformed constraints pass, because vLLM says what is wrong with
+    them."""
     sums = _Sums()
     for field in FIELDS:
         found = request.get(field)
@@ -91,12 +93,12 @@ def _check_fields(found: dict[str, Any], sums: "_Sums") -> None:
                 sums.check_schema(msgspec.json.decode(text))
             except RecursionError:
                 raise ValueError(f"{field} is nested too deeply") from None
-            except msgspec.DecodeError:  # vLLM would say so with a traceback in the log
+            except msgspec.DecodeError:  # vLLM would say this with a traceback in the log
                 raise ValueError(f"{field} is not valid JSON") from None
 
 
 class _Sums:
-    """Sums over all constraints of one request."""
+    """The sums over all constraints of one request."""
 
     def __init__(self) -> None:
         self._num_values = self._num_chars = self._num_words_chars = 0
@@ -154,10 +156,10 @@ class _Sums:
 def _check_counts(schema: dict[str, Any]) -> None:
     for keyword in ("minLength", "minItems", "minProperties"):
         count = schema.get(keyword)
-        # No backend takes a count that is not a number, or is 500.0 or "500".
+        # Backends refuse a count that is not an integer, such as 500.0 or "500".
         if isinstance(count, int | float) and count > MAX_LEAST_COUNT:
             raise ValueError(f"{keyword} is more than {MAX_LEAST_COUNT}")
-    count = schema.get("min")  # in a structural tag; it costs what minLength does
+    count = schema.get("min")  # in a structural tag; its cost is that of minLength
     if (
         schema.get("type") == "repeat"
         and isinstance(count, int | float)
@@ -171,7 +173,7 @@ def _check_counts(schema: dict[str, Any]) -> None:
 
 
 def _values(root: Any) -> Iterator[Any]:
-    """The value and all values within it, level by level."""
+    """Yields the value and all values within it, level by level."""
     level = [root]
     while level:
         yield from level
@@ -184,21 +186,23 @@ def _values(root: Any) -> Iterator[Any]:
 
 
 # -- regular expressions ---------------------------------------------------------------------------
-# Whether a regular expression is cheap to follow token by token.
+# Whether a regular expression can be followed token by token at little cost.
 #
-# A grammar matcher keeps every way in which the text so far can be read. One way, or a few, cost
-# nothing; `(.+){3}` has quadratically many: after 1,500 characters one step took 4 s and 2.8 GB of
-# memory (xgrammar 0.2.8, a vocabulary of 10,000). Two things multiply the ways:
+# A grammar matcher keeps every way in which the text so far can be read. A few ways cost nothing,
+# but `(.+){3}` has a number of ways that grows with the square of the text: after 1,500 characters
+# one step took 4 s and 2.8 GB of memory (xgrammar 0.2.8, a vocabulary of 10,000). Two things
+# multiply the ways:
 #
 # - a round of a repeat that can end, or continue, with the same character: `(a+)+`,
 #   `(\w+\s?)+`; or a round that can be empty: `(a?){20}`;
 # - neighbours of which either may take the same character: `(a|b)*(a|b)*`. A few are common and
 #   harmless (`.*:.*`), so they are counted.
 #
-# For each part of the expression it is enough to know whether it can be empty, with which
-# characters it can begin, and with which it can continue where it could also end. Characters are a
-# bit set: one bit for each of ASCII, one for all others. A part also has a size, its number of
-# characters once every repeat is written out: 15 for `(a{3}){5}`.
+# For each part of the expression it is enough to know three things: whether it can be empty; with
+# which characters it can begin; and with which characters it can continue at a place where it could
+# also end. Characters are a set of bits: one bit for each ASCII character, and one bit for all
+# others. A part also has a size, which is its number of characters once every repeat is written
+# out: 15 for `(a{3}){5}`.
 
 MAX_CHARS = 2000
 MAX_GROUP_DEPTH = 32
@@ -234,7 +238,7 @@ _CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}
 
 
 class TooCostlyError(ValueError):
-    """The expression is valid, or may be, but not cheap; the message says why."""
+    """The expression may be valid, but following it costs too much. The message says why."""
 
 
 class _UnreadableError(ValueError):
@@ -253,7 +257,7 @@ EMPTY = _Part(True, 0, 0, 0)
 
 
 def check_regex(pattern: str) -> int:
-    """The size of the expression. A string that is not a regular expression passes. Raises
+    """Returns the size of the expression. A string that is not a regular expression passes. Raises
     TooCostlyError."""
     if len(pattern) > MAX_CHARS:
         raise TooCostlyError(f"it is longer than {MAX_CHARS} characters")

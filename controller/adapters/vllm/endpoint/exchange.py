@@ -1,12 +1,11 @@
 """One HTTP request and its answer, as they pass the gate.
 
-In: the body is read once, up to a limit and within a time, and then given to the app in one piece.
-Out: an error of the app leaves in our shape (answers.py), also within a stream. The head of a
-stream waits until the request has an instance (`Placing`): a request may wait for minutes and then
-be refused, and its status has to say so. When the deadline passes, the app is told that the client
-has left, which makes vLLM abort the request; further output of the app is dropped, and the client
-gets an error.
-"""
+The request: its body is read once, up to a limit and within a time, and then given to the app in
+one piece. The answer: an error of the app is sent in our shape (answers.py), also within a stream.
+The head of a stream waits until the request has an instance (`Placing`), because a request may wait
+for minutes and then be refused, and its status has to say so. When the deadline passes, the app is
+told that the client has left, which makes vLLM abort the request. Further output of the app is
+dropped, and the client gets an error."""
 
 import asyncio
 import math
@@ -29,26 +28,26 @@ from controller.adapters.vllm.endpoint.answers import (
 )
 from controller.adapters.vllm.endpoint.headers import RefusedError
 
-# A body may take BODY_WAIT_S plus the time for its bytes so far at this rate: 92 s at most for 2
-# MiB.
+# A body may take BODY_WAIT_S, and in addition the time that the bytes received so far need at this
+# rate: 92 s at most for 2 MiB.
 BODY_WAIT_S = 60.0
 BODY_BYTES_PER_S = 64 * 1024
-# The first bytes of a body need no room (`BodyRoom`), because the server holds that many for every
-# connection anyway. So small requests are read even when large ones have filled the room.
+# These first bytes of a body do not count in `BodyRoom`, because the server holds that many for
+# every connection anyway. So small requests are read even when large ones have filled the room.
 FREE_BODY_BYTES = 64 * 1024
 MAX_LENGTH_DIGITS = 20
 # The app's error body is kept up to about this size.
 MAX_ERROR_BYTES = 1 << 20
 # Some streams begin before their request has an instance: Responses says twice that it was created.
-# A stream with more early messages has no request to wait for.
+# If a stream has more messages than this, it has no request to wait for.
 MAX_EARLY_MESSAGES = 8
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class Placing:
-    """The placing of an HTTP request, which has one engine request for each of its prompts; the
-    choices of `n` > 1 count as one. `on_placed` is called each time that all begun engine requests
-    are placed."""
+    """Whether the engine requests of an HTTP request are placed on instances. There is one engine
+    request for each prompt; the choices of `n` > 1 count as one. `on_placed` is called each time
+    that all engine requests begun so far are placed."""
 
     def __init__(self, on_placed: Callable[[], Awaitable[None]]) -> None:
         self._on_placed: Callable[[], Awaitable[None]] | None = on_placed
@@ -69,8 +68,8 @@ class Placing:
             await self._on_placed()
 
     def follows_grammar(self, step_s: float, most_s: float) -> None:
-        """Another answer of the request follows a grammar, which takes this much CPU time for a
-        token. Raises RefusedError."""
+        """Notes that another answer to the request follows a grammar, which takes `step_s` of CPU
+        time for a token. Raises RefusedError if all together take too much."""
         self._grammars_s += step_s
         self._num_grammars += 1
         if self._num_grammars > 1 and self._grammars_s > most_s:
@@ -81,13 +80,13 @@ class Placing:
             )
 
     def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
-        """`error`: the error that tells vLLM."""
+        """`error`: the exception by which vLLM is told."""
         self.refusal, self._error = self.refusal or refusal, self._error or error
 
     def close(self) -> None:
-        """The answer is over. Drops the callback and the error's traceback, both of which refer
-        back to this object, because the garbage collector may come only after ten thousands of
-        requests. Some 90 objects of each refused request stayed until then."""
+        """Called when the answer is over. It drops the callback and the error's traceback, which
+        both refer back to this object. Without this, some 90 objects of each refused request stayed
+        until the garbage collector ran, which may be after tens of thousands of requests."""
         self._on_placed = None
         if self._error is not None:
             self._error.__traceback__ = None
@@ -102,13 +101,14 @@ class ClientLeftError(Exception):
 
 
 class BodyRoom:
-    """Room for all bodies that are being read; each counts beyond FREE_BODY_BYTES."""
+    """Limits the size of all bodies that are being read, without the first FREE_BODY_BYTES of
+    each."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_free_bytes = num_bytes
 
     def take(self, num_bytes: int) -> None:
-        """Raises RefusedError (429)."""
+        """Raises RefusedError (429) if there is too little room."""
         if num_bytes > self.num_free_bytes:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -134,7 +134,7 @@ class Exchange:
         self._started = self._streams = self._ended = self._cut = False
         self.placing = Placing(self._let_head_go)
         self._held: list[Message] = []
-        """The head of a stream that waits, and the messages after it."""
+        """The head of a stream while it waits, and the messages behind it."""
         self._head_goes = asyncio.Lock()
 
     # -- in ------------------------------------------------------------------------------
@@ -194,7 +194,8 @@ class Exchange:
         return message
 
     async def receive(self) -> Message:
-        """Called by the app: returns the body, once, and later that the client has left."""
+        """Called by the app. It first returns the body, and later tells the app when the client has
+        left."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -210,7 +211,7 @@ class Exchange:
     # -- out -----------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """Called by the app."""
+        """Called by the app with each message of its answer."""
         if self.timed_out or self._ended:
             return
         if message["type"] == "http.response.start":
@@ -237,8 +238,8 @@ class Exchange:
                 await self._send(message)
 
     async def _wait_with_head(self, message: Message) -> bool:
-        """Whether this message need not be sent any more: it waits with the head, or an error was
-        sent in place of the head. Otherwise the head has been sent."""
+        """Returns True if this message need not be sent any more, because it waits with the head or
+        an error was sent in place of the head. Otherwise the head has been sent."""
         if self.placing.refusal is not None:
             await self.refuse(self.placing.refusal)
             return True
@@ -254,8 +255,8 @@ class Exchange:
         return False
 
     async def _let_head_go(self) -> None:
-        """Sends the head and what waits behind it; no other message overtakes them, whichever task
-        sends it."""
+        """Sends the head and the messages behind it. No other message overtakes them, whichever
+        task sends it."""
         async with self._head_goes:
             while self._held and not self._ended:
                 self._started = True
@@ -268,7 +269,7 @@ class Exchange:
 
     async def fail(self, status: HTTPStatus, message: str) -> None:
         """Sends an error as the answer, or as the end of a stream that has begun. Any other answer
-        that has begun stays cut."""
+        that has begun stays incomplete."""
         self.timed_out = False
         if self._ended:
             return
@@ -317,14 +318,14 @@ def _content_type(start: Message) -> bytes:
 
 
 class Turns:
-    """Spreads callers that begin at once over several turns of the event loop, in the order in
-    which they came. Running streams continue in between."""
+    """Spreads callers that come at once over several turns of the event loop, in the order in which
+    they came, so that running streams continue in between."""
 
     def __init__(self, per_turn: int) -> None:
-        """`per_turn`: callers that may begin within one turn of the event loop."""
+        """`per_turn`: how many callers may begin in one turn of the event loop."""
         self._per_turn = per_turn
         self._num_taken = 0
-        """In this turn."""
+        """How many callers have begun in this turn."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:

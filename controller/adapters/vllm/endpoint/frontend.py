@@ -29,12 +29,12 @@ from controller.runtime.messages.members import (
 
 log = logging.getLogger(__name__)
 
-# The process that tries grammars starts this long after the frontend, which leaves the machine to
-# the cluster's start. A request under a grammar that comes sooner starts it.
+# The process that tries grammars is started this long after the frontend, so that it does not slow
+# down the start of the cluster. If a request under a grammar comes sooner, it starts the process.
 TRIALS_START_AFTER_S = 10.0
 
-# The answer to an aborted request. Clients' libraries do not repeat a request by themselves after
-# this status, as they do after 409, 429 and all from 500 on.
+# The status of the answer to an aborted request. Clients' libraries do not repeat a request by
+# themselves after this status; they do after 409, 429 and 500 or more.
 ABORTED = HTTPStatus.GONE
 CUT = "the cluster stopped before this request ended"
 
@@ -45,23 +45,23 @@ class FrontendConfig:
     options: Mapping[str, Any]
     """vLLM's frontend arguments."""
     level_names: Mapping[int, str]
-    """Name by rank."""
+    """The name of each rank."""
     num_instances: int
     host: str
     port: int
     api_keys: tuple[str, ...] = field(repr=False)
-    """Lines of the key file."""
+    """The lines of the key file."""
     hosts: tuple[str, ...]
-    """Names and addresses under which clients may call the frontend, beside loopback."""
+    """Names and addresses under which clients may call the frontend, besides loopback addresses."""
     limits: GateLimits
     expects_grammars: bool = True
-    """False with emulated instances, which follow no grammar."""
+    """False with emulated instances, because these follow no grammar."""
 
 
 class OpenAIFrontend:
-    """The listening socket, and connections that were not accepted yet, survive this process. Its
-    own connections end with it, and the instances abort its requests as soon as its inbox closes.
-    """
+    """A frontend. If its process dies, the listening socket and connections that were not accepted
+    yet survive. Its own connections end with it, and the instances abort its requests as soon as
+    its inbox closes."""
 
     def __init__(
         self,
@@ -95,8 +95,9 @@ class OpenAIFrontend:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serves until the cluster stops, then waits for the process to be ended. A start that
-        fails is reported and not repeated, because it would fail again."""
+        """Serves until the cluster stops, then waits for the process to be ended. If the start
+        fails, the failure is reported and the start is not repeated, because it would fail
+        again."""
         self.router.start()
         try:
             serving = await self._start()
@@ -110,8 +111,8 @@ class OpenAIFrontend:
         await asyncio.Event().wait()
 
     async def _start(self) -> asyncio.Task[None]:
-        """Imports and configures vLLM on another thread, so that this process can report its
-        progress and hear of the instances meanwhile."""
+        """Imports and configures vLLM on another thread. Meanwhile this process can report its
+        progress and get messages about the instances."""
         self._member.report("starting", IMPORTING)
         args, config, tries = await asyncio.to_thread(self._configure)
         self._member.report("starting", "waiting for an instance")
@@ -189,8 +190,8 @@ class OpenAIFrontend:
             self._llm.engine_core.instances_are(serve)
 
     def _on_limits(self, limits: FrontendLimits) -> None:
-        """Called once this frontend serves, and at each change. Earlier requests keep the earlier
-        limits."""
+        """Called once when this frontend serves, and at each change of the limits. Requests that
+        have already come keep the limits of then."""
         self._gate.limits = replace(
             self._gate.limits,
             max_live_requests=limits.max_live_requests,
@@ -207,7 +208,7 @@ class OpenAIFrontend:
         return bool(self.router.num_live_reqs or self._grammars.num_waiting)
 
     async def _drain(self, grace_s: float) -> None:
-        """Ends the server in any case, because `down` waits for that."""
+        """Ends the requests, and then the server in any case, because `down` waits for that."""
         if self._server is None:
             return  # it does not serve yet
         try:
@@ -218,7 +219,8 @@ class OpenAIFrontend:
             self._server.should_exit = True
 
     async def _end_requests(self, grace_s: float) -> None:
-        """New requests get 503; live ones may end by themselves within `grace_s`."""
+        """Answers new requests with 503, and lets live requests end by themselves within
+        `grace_s`."""
         self._gate.closed = True
         self._keep_alive.ends = True
         deadline_s = asyncio.get_running_loop().time() + grace_s

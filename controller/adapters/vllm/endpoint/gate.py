@@ -1,12 +1,11 @@
-"""What stands before vLLM's OpenAI app: the gate, with keys, limits, deadlines and checks that vLLM
-lacks; middlewares around the gate; and routes that the app lacks. Nothing here imports vLLM, so it
-can be tested without it.
+"""All that stands before vLLM's OpenAI app: the gate, with keys, limits, deadlines and checks that
+vLLM lacks; middlewares around the gate; and routes that the app lacks. Nothing here imports vLLM,
+so it can be tested without vLLM.
 
 Every error that leaves has the shape and the size described in answers.py.
 
 Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
-entrypoints/launchers/api_server/app_state.py `openai_serving_models`.
-"""
+entrypoints/launchers/api_server/app_state.py `openai_serving_models`."""
 
 import logging
 from argparse import Namespace
@@ -49,17 +48,19 @@ from controller.api.hosts import own_names
 
 log = logging.getLogger(__name__)
 
-# Load balancers and metrics collectors have no key, and these paths reveal no secrets.
+# No key is needed for these paths: load balancers and metrics collectors have no key, and the
+# answers contain no secrets.
 OPEN_PATHS = frozenset({"/health", "/metrics", "/ready"})
 STOPPING = "the cluster is stopping"
-# These paths take texts longer than the model's context: 8 MB kept the event loop busy for 5 s; 1
-# MB, answered with each token's string, for 0.13 s.
+# These paths accept texts longer than the model's context. A text of 8 MB kept the event loop busy
+# for 5 s; 1 MB, answered with each token's string, kept it busy for 0.13 s.
 TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
 MAX_TOKEN_BODY_BYTES = 512 * 1024
 # Reading a body, checking it and bringing it through vLLM's app takes some 2 ms of the event loop:
 # 900 requests at once kept running streams waiting for 2.5 s.
 REQUESTS_PER_TURN = 1
-# The bodies that are being read may together be as large as this many bodies of the largest size.
+# The limit on the size of all bodies that are being read together, as a number of bodies of the
+# largest size.
 MAX_LARGE_BODIES = 32
 DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
 
@@ -81,17 +82,19 @@ class Gate:
         levels: Mapping[str, int] = DEFAULT_LEVELS,
         hosts: Collection[str] = (),
     ) -> None:
-        """`api_keys`: lines of the key file. `levels`: rank by name. `hosts`: names and addresses
-        under which clients may call, beside loopback; with API keys any Host is accepted."""
+        """`api_keys`: the lines of the key file. `levels`: the rank of each level. `hosts`: names
+        and addresses under which clients may call, besides loopback; with API keys any Host is
+        accepted."""
         self.app: ASGIApp
         self.closed = False
-        """Whether the cluster stops: new requests are refused, live ones go on."""
+        """Whether the cluster stops. New requests are refused then, and live ones continue."""
         self.num_live = 0
-        """Live requests whose bodies are complete, so that slow senders keep nobody out."""
+        """The number of live requests whose bodies are complete. Incomplete ones do not count, so
+        that slow senders keep nobody out."""
         self.json_paths: frozenset[str] = frozenset()
-        """Paths that take a JSON object by POST."""
+        """The paths that take a JSON object by POST."""
         self.limits = limits or GateLimits()
-        """May be set at any time, and applies to later requests."""
+        """May be replaced at any time; later requests get the new limits."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
         self._turns = Turns(REQUESTS_PER_TURN)
@@ -101,7 +104,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":  # no model that is served here needs it
+        elif scope["type"] == "websocket":  # no model that is served here needs websockets
             await send({"type": "websocket.close"})
         else:
             scope = _as_routed(scope)
@@ -201,16 +204,16 @@ class Gate:
 
 
 def _as_routed(scope: Scope) -> Scope:
-    """vLLM's routes do not know HEAD, which is GET without the body; uvicorn sends no body then.
-    vLLM's app answers a path with a slash at its end by a redirect, which not all clients follow.
-    """
+    """The request as vLLM's app can route it. The app does not know HEAD, which is GET without the
+    body; uvicorn sends no body then. It answers a path with a slash at its end by a redirect, which
+    not all clients follow."""
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     return {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
 
 
 def _late_refusal(error: Exception) -> str | None:
-    """Why vLLM refuses a request after the stream has begun; None for other errors. Starlette
-    raises a RuntimeError then, because its handler cannot answer any more."""
+    """Why vLLM refuses a request after its stream has begun; None for other errors. In this case
+    Starlette raises a RuntimeError, because its handler cannot answer any more."""
     cause = error.__cause__
     return str(cause) if isinstance(error, RuntimeError) and isinstance(cause, ValueError) else None
 
@@ -218,15 +221,15 @@ def _late_refusal(error: Exception) -> str | None:
 # -- around the gate -------------------------------------------------------------------------------
 # The middlewares also apply to the gate's refusals. The root path is removed from paths, because
 # the gate and vLLM's routes only know paths without it. A request without an id gets one here,
-# because vLLM would answer with another id than it uses. And browsers can read a refusal only if it
-# has the headers of CORS.
+# because otherwise vLLM would answer with another id than it uses itself. Refusals get the headers
+# of CORS, without which browsers could not read them.
 
 REQUEST_ID = b"x-request-id"
 
 
 def around(app: ASGIApp, args: Namespace) -> ASGIApp:
-    """`args` are vLLM's. `without_outermost` keeps vLLM's app from adding the same middlewares
-    again."""
+    """Puts the middlewares around the app. `args` are vLLM's; `without_outermost` keeps vLLM's app
+    from adding the same middlewares again."""
     if args.root_path:
         app = _without_root_path(app, args.root_path)
     if args.enable_request_id_headers:
@@ -245,8 +248,8 @@ def around(app: ASGIApp, args: Namespace) -> ASGIApp:
 
 
 def within(app: ASGIApp, args: Namespace) -> ASGIApp:
-    """vLLM's app, behind the gate. FastAPI removes the root path itself, and would remove a second
-    one from a path that begins with the same word."""
+    """Adapts vLLM's app for use behind the gate. FastAPI removes the root path itself, and would
+    remove it a second time from a path that begins with the same word."""
     return _with_root_path(app, args.root_path) if args.root_path else app
 
 
@@ -304,7 +307,7 @@ def _with_request_ids(app: ASGIApp) -> ASGIApp:
 # balancers and says whether a new request would be accepted.
 
 READY_PATH = "/ready"
-# Load balancers check again at their own pace; this is for clients that read the header.
+# For clients that read the header; load balancers check again at their own pace.
 LOOK_AGAIN_S = 1
 
 
@@ -323,7 +326,7 @@ async def show_model(model_id: str, request: Request) -> Any:
 
 
 def add_ready_route(app: FastAPI, why_not_ready: Callable[[], str]) -> None:
-    """`why_not_ready`: empty while new requests are accepted."""
+    """Adds `/ready`. `why_not_ready`: returns an empty text while new requests are accepted."""
 
     async def ready() -> Response:
         if why := why_not_ready():

@@ -29,8 +29,8 @@ from controller.api.settings.key_file import key_id, parse_line
 
 
 class RefusedError(Exception):
-    """The request is answered with this status and message. `retry_after_s`: after 429 and 503,
-    when the client may try again."""
+    """The request is answered with this status and message. `retry_after_s`: when the client may
+    try again, for 429 and 503."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ def check_headers(headers: Headers) -> None:
 
 def check_host(headers: Headers, own: Collection[str]) -> None:
     """Protects an endpoint without API keys from pages in a browser on this machine. A request
-    without a Host comes from no browser. Raises RefusedError (403)."""
+    without a Host does not come from a browser. Raises RefusedError (403)."""
     host = next((value.decode("latin-1") for name, value in headers if name == b"host"), None)
     if host is not None and not is_own_host(host, own):
         raise RefusedError(
@@ -92,16 +92,17 @@ def check_host(headers: Headers, own: Collection[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Who asks. `key_id`: of the API key; empty if the endpoint has no keys. `levels`: names of the
-    levels that the key may ask for; empty: all."""
+    """The caller, as known by its key. `key_id`: the id of the API key; empty if the endpoint has
+    no keys. `levels`: the names of the levels that the key may ask for; empty if it may ask for
+    all."""
 
     key_id: str = ""
     levels: tuple[str, ...] = ()
 
 
 class ApiKeys:
-    """Holds digests of the keys only; the time of a comparison tells nothing about them. `lines`
-    are those of the key file."""
+    """Finds keys by their digests; only the digests are stored. The time that a comparison takes
+    reveals nothing about the keys. `lines`: the lines of the key file."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         parsed = [parse_line(line) for line in lines]
@@ -109,11 +110,11 @@ class ApiKeys:
         self._holders = [KeyHolder(key_id(each.key), each.levels) for each in parsed]
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder | None:
-        """None if the headers' key is unknown."""
+        """The holder of the key in the headers; None if the key is unknown."""
         if not self._digests:
             return KeyHolder()
         named = dict(headers)
-        # Anthropic's clients give their key in a header of its own.
+        # Anthropic's clients send their key in another header.
         bearer = named.get(b"authorization", b"Bearer " + named.get(b"x-api-key", b""))
         scheme, _, key = bearer.partition(b" ")
         given = _digest(key.strip())
@@ -125,7 +126,8 @@ class ApiKeys:
 
 
 ASKED_KEY: ContextVar[str] = ContextVar("asked_key", default="")
-"""`key_id` of the HTTP request that this task, or the task that started it, answers."""
+"""The `key_id` of the HTTP request that this task answers, or that the task answers which started
+it."""
 
 
 def _digest(key: bytes) -> bytes:
@@ -144,14 +146,15 @@ class AskedPriority:
     """The priority that one HTTP request asks for, and the priorities that it may have."""
 
     levels: Mapping[str, int]
-    """Rank by name."""
+    """The rank of each level."""
     by_header: str | None = None
     may: Sequence[str] = ()
-    """Levels that the request's key may ask for, in the order of its list; empty: all."""
+    """The levels that the request's key may ask for, in the order of its list; empty if it may ask
+    for all."""
 
     def rank(self, priority: int | None) -> int:
-        """`priority`: the body's field; None if there is no such field. Raises RefusedError (400,
-        403)."""
+        """The rank that the request gets. `priority`: the field of the body; None if there is no
+        such field. Raises RefusedError (400, 403)."""
         rank = self._asked_rank(priority)
         if rank is None:
             return 0 if self._allows(0) else self.levels[self.may[0]]
@@ -165,7 +168,8 @@ class AskedPriority:
         return rank
 
     def rank_of_sequence(self, priority: int) -> int:
-        """`rank` for a request as vLLM passes it on, where 0 also stands for an absent field."""
+        """The same as `rank`, for the priority that vLLM passes on, where 0 also stands for an
+        absent field."""
         return self.rank(priority or None)
 
     def _asked_rank(self, priority: int | None) -> int | None:
@@ -195,7 +199,7 @@ class AskedPriority:
 def read_asked_priority(
     headers: Iterable[tuple[bytes, bytes]], levels: Mapping[str, int], may: Sequence[str]
 ) -> AskedPriority:
-    """Raises RefusedError (400) for an unknown level, or for two levels."""
+    """Raises RefusedError (400) if the headers name an unknown level, or two levels."""
     named = {value.strip().decode("latin-1") for name, value in headers if name == _PRIORITY_HEADER}
     if len(named) > 1:
         raise RefusedError(
@@ -213,7 +217,8 @@ def read_asked_priority(
 
 
 ASKED_PRIORITY: ContextVar[AskedPriority | None] = ContextVar("asked_priority", default=None)
-"""Priority of the HTTP request that this task, or the task that started it, answers."""
+"""The priority of the HTTP request that this task answers, or that the task answers which started
+it."""
 
 
 # -- sessions --------------------------------------------------------------------------------------
@@ -223,10 +228,12 @@ _HASH_BYTES = 8
 
 
 def read_session(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The same hash at every frontend; empty if the header is missing or empty."""
+    """The hash of the session, which is the same at every frontend; empty if the header is missing
+    or empty."""
     given = next((value.strip() for name, value in headers if name == _SESSION_HEADER), b"")
     return blake2b(given, digest_size=_HASH_BYTES).hexdigest() if given else ""
 
 
 ASKED_SESSION: ContextVar[str] = ContextVar("asked_session", default="")
-"""Session of the HTTP request that this task, or the task that started it, answers."""
+"""The session of the HTTP request that this task answers, or that the task answers which started
+it."""

@@ -61,11 +61,11 @@ from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.process_setup import typed_arguments
 from controller.runtime.messages.members import EngineInfo
 
-# Routes of vLLM's own process management, for which llumctl has `llumctl scale`.
+# Routes for the management of vLLM's own processes. llumctl has `llumctl scale` in their place.
 UNSERVED_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
 # A server that stops waits this long for clients that read slowly.
 LAST_BYTES_S = 3
-# This route takes JSON, but declares no model of it.
+# This route takes JSON, but does not declare a model for it.
 UNDECLARED_JSON_PATHS = frozenset({"/invocations"})
 
 
@@ -76,8 +76,8 @@ def parse_args(
     host: str,
     port: int,
 ) -> Namespace:
-    """vLLM's server arguments: its defaults, overridden by the cluster's engine arguments and the
-    endpoint's options. Imports the parsers' plugins."""
+    """vLLM's server arguments: vLLM's defaults, replaced by the cluster's engine arguments and the
+    endpoint's options where these are set. Imports the plugins with parsers."""
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     for key, value in (typed_arguments(engine_args) | dict(options)).items():
         setattr(args, key, value)
@@ -113,7 +113,7 @@ def build_config(args: Namespace) -> VllmConfig:
 
 
 def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) -> None:
-    """Sets the values that only a started engine knows (compare
+    """Sets values in vLLM's configuration that are only known from a started engine (compare
     `MPClient._apply_ready_response`)."""
     config.model_config.max_model_len = min(config.model_config.max_model_len, info.max_model_len)
     config.cache_config.num_gpu_blocks = info.num_gpu_blocks * num_instances
@@ -128,7 +128,7 @@ async def build_server(
     tasks: tuple[str, ...],
     why_not_ready: Callable[[], str],
 ) -> NoSignalServer:
-    """`why_not_ready`: empty while new requests are accepted."""
+    """`why_not_ready`: returns an empty text while new requests are accepted."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
@@ -164,7 +164,7 @@ def routed(
     model_config: ModelConfig | None,
     why_not_ready: Callable[[], str],
 ) -> FastAPI:
-    """vLLM's app with the routes that the endpoint has."""
+    """vLLM's app with exactly the routes that the endpoint has."""
     app: FastAPI = build_app(without_outermost(args), tasks, model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
@@ -191,9 +191,10 @@ def json_paths(app: FastAPI) -> frozenset[str]:
 # -- models that stop at the first bad item --------------------------------------------------------
 # Makes vLLM's request models stop at the first bad item of a list or an object.
 #
-# By default they describe, for each item, every type that it does not have: 512 empty items of a
-# Responses `input` made 119,000 errors, which took 1.6 s of the event loop and 200 MB; 100,000
-# numbers as parts of one message's content took 86 s on a busy machine, and 1.3 GB.
+# By default, pydantic checks every item, and reports one error for each allowed type that the item
+# does not match. A Responses `input` of 512 empty items gave 119,000 errors, which took 1.6 s of
+# the event loop and 200 MB. A message whose content had 100,000 numbers as parts took 86 s on a
+# busy machine, and 1.3 GB.
 
 MODELS: tuple[type[BaseModel], ...] = (
     AnthropicCountTokensRequest,
@@ -227,19 +228,20 @@ def _set_fail_fast(schema: Any) -> None:
 
 
 # -- a refused request is one line in the log ------------------------------------------------------
-# Makes a refused request one line in a frontend's log, not a traceback.
+# Logs a refused request as one line in a frontend's log, not as a traceback.
 #
-# When vLLM finds a request wrong only after it has begun to serve it, it logs the exception as its
-# own failure: 2.9 MB in 40 minutes of `make fuzz`, in which a real defect would have gone unseen.
-# The client gets its 400 either way. An error that may be a defect of the server keeps its
-# traceback.
+# When vLLM has begun to serve a request and only then finds that it is wrong, vLLM logs the
+# exception as its own failure: 2.9 MB in 40 minutes of `make fuzz`, in which a real defect would
+# not have been noticed. The client gets its 400 either way. An error that may be a defect of the
+# server keeps its traceback.
 
-# vLLM answers these with 400 too, but no check raises them on purpose.
+# vLLM answers these errors with 400 too, but no check raises them on purpose.
 _DEFECTS = (TypeError, OverflowError)
 
 
 def shorten_refusals() -> None:
-    """In the log of every imported module of vLLM's endpoint: several of them catch and log."""
+    """Applies to the loggers of all imported modules of vLLM's endpoint, because several of them
+    log such errors."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("vllm.entrypoints.") and isinstance(logger, logging.Logger):
             logger.addFilter(_shorten)
@@ -255,7 +257,8 @@ def _shorten(record: logging.LogRecord) -> bool:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Also True for our own answers that another process caused, such as an instance's death."""
+    """Whether the error refuses a request. Also True for errors of ours that another process
+    caused, such as the death of an instance."""
     if isinstance(error, GracefulHTTPError):
         return True
     status = create_error_response(error).error.code

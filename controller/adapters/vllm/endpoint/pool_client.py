@@ -1,10 +1,10 @@
-"""vLLM's AsyncLLM without an engine of its own, and its engine client over a pool of instances.
+"""vLLM's AsyncLLM without an engine of its own, and its engine client, which uses a pool of
+instances.
 
 Touch points of vLLM: v1/engine/core_client.py `EngineCoreClient`; v1/metrics/stats.py
 `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`; v1/engine/async_llm.py
 `AsyncLLM`, `_run_output_handler`; v1/engine/output_processor.py `OutputProcessor`;
-v1/engine/input_processor.py `assign_request_id`.
-"""
+v1/engine/input_processor.py `assign_request_id`."""
 
 import asyncio
 import itertools
@@ -60,7 +60,8 @@ REFUSALS = {
         "rate limit: this API key has used the tokens that it may use in a minute",
     ),
 }
-# The engine has only this reason for its own errors; vLLM would answer 500.
+# If an engine ends a request with an error, this is the reason, as engines have no other one. vLLM
+# would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
 NOT_COMPILED_YET = (
     "the instance was too busy to compile the structured output that was asked for; send it again"
@@ -69,20 +70,21 @@ NOT_COMPILED_YET = (
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """vLLM's stat loggers exist for indices up to `max_engine_index`: an output with a higher index
-    would end the app (KeyError)."""
+    """vLLM's stat loggers exist for engine indices up to `max_engine_index`. An output with a
+    higher index would end the app by a KeyError."""
 
     supported_tasks: tuple[str, ...]
     levels: Mapping[str, int]
-    """Rank by name."""
+    """The rank of each level."""
     max_engine_index: int
     prefix_caching: bool
-    """Whether the engines cache prefixes. Without that, prompts with the same beginning share
+    """Whether the engines cache prefixes. If they do not, prompts with the same beginning share
     nothing."""
 
 
 class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
-    """Does not call `super().__init__`, which would start an engine process."""
+    """An AsyncLLM that uses a PoolClient. It does not call `super().__init__`, which would start an
+    engine process."""
 
     def __init__(
         self,
@@ -126,10 +128,10 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         self._run_output_handler()
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
-        """Takes turns with other requests: making a request of a rendered prompt takes up to 0.5 ms
-        of the event loop, and vLLM makes the requests of all prompts of an HTTP request at once, so
-        1,000 prompts kept the loop busy for 0.5 s. Returns when all choices have an instance, or
-        one failed."""
+        """Lets requests take turns. Making a request of a rendered prompt takes up to 0.5 ms of the
+        event loop, and vLLM makes the requests of all prompts of an HTTP request at once, so 1,000
+        prompts kept the loop busy for 0.5 s. Returns when all choices have an instance, or when one
+        has failed."""
         placing = PLACING.get()
         if placing is not None:
             placing.began()
@@ -145,8 +147,8 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         error: GracefulHTTPError,
         outcome: RequestState = RequestState.FAILED,
     ) -> None:
-        """Ends this request, and its siblings of `n > 1`, with this error; `outcome` goes into
-        their records."""
+        """Ends this request and its siblings of `n > 1` with this error. `outcome` goes into their
+        records."""
         state = self.output_processor.request_states.get(request_id)
         if state is None:
             return
@@ -157,13 +159,14 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         self.engine_core.abort(ended, outcome, str(error))
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """The client left. Differs from vLLM's own method in that the reason is kept."""
+        """Aborts requests because the client left. In contrast to vLLM's own method, the reason is
+        kept."""
         request_ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
         ended = self.output_processor.abort_requests(request_ids, internal)
         self.engine_core.abort(ended, RequestState.ABORTED, "the client left")
 
     def parent_of(self, request_id: str) -> str | None:
-        """The request of which this one is a choice, if `n` > 1."""
+        """The request of which this one is a choice; None without `n` > 1."""
         state = self.output_processor.request_states.get(request_id)
         return state.parent_req.request_id if state and state.parent_req else None
 
@@ -204,8 +207,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         self._outputs.put_nowait(body)
 
     def instances_are(self, incarnations: Mapping[str, int]) -> None:
-        """Tells which incarnations serve, by instance: vLLM's metrics show the load of no
-        others."""
+        """Passes on which incarnation of each instance serves. vLLM's metrics show the load of
+        these only."""
         for index, stats in self._loads.listed(incarnations):
             self._outputs.put_nowait(EngineCoreOutputs(index, scheduler_stats=stats))
 
@@ -233,7 +236,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 step_s = await self._grammars.check(grammar)
                 if placing := PLACING.get():
                     placing.follows_grammar(step_s, MAX_STEP_S)
-            if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
+            if self._app.has_failed(request.request_id):  # together with a sibling, meanwhile
                 return
             token_ids = request.prompt_token_ids or ()
             asked = DispatchRequested(
@@ -273,7 +276,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             raise
 
     def _refuse(self, request_id: str, refused: RefusedError) -> None:
-        """Refuses the request before it is sent to any instance, in the task of its HTTP
+        """Refuses the request before it is sent to any instance. Called in the task of its HTTP
         request."""
         error = GracefulHTTPError(refused.message, refused.status)
         if placing := PLACING.get():
@@ -288,7 +291,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         return self._router.prompt_prefixes.of(token_ids, request.cache_salt, adapter)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """vLLM calls this when a stop string has ended a request, which counts as finished."""
+        """Called by vLLM when a stop string has ended a request. The request counts as finished."""
         self.abort(request_ids, RequestState.FINISHED, "stop")
 
     def abort(self, request_ids: list[str], outcome: RequestState, reason: str) -> None:
@@ -305,11 +308,11 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
 
 
 class InstanceLoads:
-    """What the scheduler of each instance last reported, for vLLM's metrics. Those have one series
-    for each engine from 0 to `max_index`. Instances with higher numbers, which were added later,
-    share the last series.
+    """The last figures from the scheduler of each instance, for vLLM's metrics. These metrics have
+    one series for each engine from 0 to `max_index`. Instances with higher numbers, which were
+    added later, share the last series.
 
-    The series of an instance that is gone stays and shows zeros: vLLM makes all series at its
+    The series of an instance that is gone stays and shows zeros. vLLM makes all series at its
     start, so their number is fixed, and prometheus_client cannot remove series that several
     processes share (`remove` of its multiprocess mode warns and leaves what other processes have
     written)."""
@@ -317,16 +320,17 @@ class InstanceLoads:
     def __init__(self, max_index: int) -> None:
         self._max_index = max_index
         self._loads: dict[str, tuple[int, SchedulerStats]] = {}
-        """By instance: the incarnation, and its gauges. Idle instances are not listed."""
+        """For each instance, its incarnation and its gauges. Idle instances are not included."""
         self._incarnations: Mapping[str, int] | None = None
 
     def index_of(self, instance_id: str) -> int:
-        """The engine by which vLLM's metrics know the instance."""
+        """The engine number that the instance has in vLLM's metrics."""
         return min(int(instance_id.rpartition("-")[2]), self._max_index)
 
     def reported(self, instance_id: str, incarnation: int, stats: SchedulerStats) -> None:
-        """Turns the statistics into those of all instances that share the series. A report of an
-        incarnation that serves no more still counts what was done, and shows no load."""
+        """Turns the statistics of one instance into the sums over all instances that share its
+        series. If the incarnation does not serve any more, its counters still count, but its load
+        is 0."""
         own, serves = _gauges(stats), self._incarnations
         if serves is not None and serves.get(instance_id) != incarnation:
             own = SchedulerStats()
@@ -336,7 +340,8 @@ class InstanceLoads:
             self._loads[instance_id] = incarnation, own
 
     def listed(self, incarnations: Mapping[str, int]) -> list[tuple[int, SchedulerStats]]:
-        """The series of the instances that serve no more, and what these series show now."""
+        """Drops the instances that do not serve any more. Returns each of their series, with the
+        figures that it shows from now on."""
         self._incarnations = incarnations
         gone = [i for i, (n, _) in self._loads.items() if incarnations.get(i) != n]
         for instance_id in gone:
@@ -347,8 +352,8 @@ class InstanceLoads:
         return list(found.items())
 
     def _add_up(self, index: int, own: SchedulerStats, stats: SchedulerStats) -> None:
-        """Sets the gauges of `stats` to the sums, and the use of the KV cache to the highest
-        value."""
+        """Sets the gauges in `stats` to the sums over the instances of the series. The use of the
+        KV cache is set to the highest value."""
         alike = [each for i, (_, each) in self._loads.items() if self.index_of(i) == index]
         alike.append(own)
         for name in _COUNTS:
@@ -365,8 +370,8 @@ def _gauges(stats: SchedulerStats) -> SchedulerStats:
 
 
 def _not_replayable(request: EngineCoreRequest) -> ReplayRefusal | None:
-    """Why no engine can continue the request from its outputs; compare `cannot_move` in moves.py. A
-    pooling request has no outputs, and begins anew."""
+    """Why no engine can continue the request from its outputs; None if an engine can. Compare
+    `cannot_move` in moves.py. A pooling request has no outputs, and begins anew."""
     if request.mm_features:
         return ReplayRefusal.MULTIMODAL
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
@@ -380,15 +385,15 @@ def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
 
 
 def _error_of(output: EngineCoreOutput) -> GracefulHTTPError:
-    """The error of a request that an engine ended. The request's grammar has passed a trial, so it
-    is not the request's fault if the engine had no time to compile the grammar."""
+    """The error for a request that an engine ended. The request's grammar has passed a trial, so if
+    the engine had no time to compile the grammar, this is not the request's fault."""
     if output.stop_reason == NOT_COMPILED:
         return GracefulHTTPError(NOT_COMPILED_YET, HTTPStatus.SERVICE_UNAVAILABLE)
     return GracefulHTTPError(UNFOLLOWABLE, HTTPStatus.BAD_REQUEST)
 
 
 def _skip(delivery: tuple[EngineCoreOutput, int]) -> EngineCoreOutput:
-    """Drops the leading tokens that were delivered before, with their logprobs."""
+    """Removes the first tokens, which were delivered before, and their logprobs."""
     output, num_skip = delivery
     if num_skip:
         output.new_token_ids = output.new_token_ids[num_skip:]
@@ -399,8 +404,9 @@ def _skip(delivery: tuple[EngineCoreOutput, int]) -> EngineCoreOutput:
 
 
 def _unique_ids() -> Callable[[EngineCoreRequest], None]:
-    """Replaces `InputProcessor.assign_request_id`, which appends 32 random bits: two live requests
-    with the same id would end one another. Ids made here are unique whatever ids clients choose."""
+    """Makes a function that replaces `InputProcessor.assign_request_id`. vLLM's own function
+    appends 32 random bits, and two live requests with the same id would end one another. The ids
+    made here are unique, whatever ids clients choose."""
     frontend, number = secrets.token_hex(4), itertools.count()
 
     def assign(request: EngineCoreRequest) -> None:
